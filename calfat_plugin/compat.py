@@ -1,0 +1,57 @@
+"""Make ``import torchvision`` work where torch is a CPU build and torchvision a CUDA build.
+
+PyPI offers torchvision only as a CUDA build for Linux. Beside a CPU-only torch its compiled operators cannot load, yet
+its Python side registers fake kernels for two of them (``nms`` and ``qnms``) and fails because nobody defined their
+schemas. Defining those schemas is enough for data sets, transforms and models, which is all that we and the host use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+from pathlib import Path
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_library: object | None = None  # torch drops the schemas when the library object is collected
+
+
+def make_torchvision_importable() -> bool:
+    """Define torchvision's missing operator schemas if, and only if, its compiled operators cannot load.
+
+    Call it before the first import of torchvision or fedml. Matching builds are left alone.
+
+    Returns:
+        True when the schemas had to be defined (by this call or an earlier one).
+    """
+    global _library
+    if _library is not None:
+        return True
+    if "torchvision" in sys.modules or _compiled_operators_load():
+        return False
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _library = library
+    return True
+
+
+def _compiled_operators_load() -> bool:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return True  # nothing to mend: the import itself will say that torchvision is missing
+    extension = next(Path(spec.origin).parent.glob("_C*.so"), None)
+    if extension is None:
+        return True  # a platform without the extension, where torchvision copes by itself
+    import torch  # noqa: F401  (its shared libraries must be loaded before the extension)
+
+    try:
+        ctypes.CDLL(str(extension))
+    except OSError:
+        return False
+    return True

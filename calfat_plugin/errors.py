@@ -1,0 +1,65 @@
+"""Every error a user can meet, and the helper that words the nearest right spelling.
+
+All of them derive from :class:`CalfatError`; the doors print their text without a traceback and exit
+with status 2. Anything else that escapes is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CalfatError(Exception):
+    """Base of all errors that the user can mend. The text says what was found, where, and what to do."""
+
+
+class OptionError(CalfatError):
+    """A value of a recipe or an option is unknown, of the wrong type, out of range or in the wrong unit."""
+
+
+class RecipeError(CalfatError):
+    """A recipe cannot be read or does not make sense; the text begins with file, line and key path."""
+
+
+class PluginError(CalfatError):
+    """Plugins clash, break the contract, or do not offer what a recipe names."""
+
+
+class DataError(CalfatError):
+    """A data set is missing, corrupt, or too small for what was asked of it."""
+
+
+class BudgetError(CalfatError):
+    """Adversarial examples left the eps ball or the pixel range."""
+
+
+class ModelError(CalfatError):
+    """A model cannot be used as asked: training mode, wrong shape, non-finite weights."""
+
+
+class UpdateError(CalfatError):
+    """A client's update is non-finite or does not fit the global model."""
+
+
+class RunError(CalfatError):
+    """A run directory cannot be created, found, read or resumed."""
+
+
+class HostError(CalfatError):
+    """The host (FedML) is missing, of an untested version, or cannot do what a recipe asks."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text.
+
+    Case is ignored, so ``FedAvg`` finds ``fedavg``.
+    """
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean '{by_lower[near[0]]}'?" if near else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names for a message: sorted, comma-separated; ``none`` when empty."""
+    return ", ".join(sorted(names)) or "none"
