@@ -1,0 +1,242 @@
+"""Who holds which training examples: labels + number of clients + seed -> one index array a client.
+
+Pure functions over numpy's legacy generator, whose streams are frozen across numpy versions: a
+seed means the same partition for ever. All of them hand out every index exactly once unless they
+say otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from calfat_plugin.errors import DataError, OptionError
+
+IndexArray = npt.NDArray[np.int64]
+"""Positions in the training set, shape (num_examples of one client,)."""
+
+
+def dirichlet(
+    labels: npt.ArrayLike,
+    num_clients: int,
+    *,
+    alpha: float,
+    seed: int,
+    min_size: int = 10,
+    max_tries: int = 1000,
+) -> list[IndexArray]:
+    """Label skew by Dirichlet draws, balanced: the procedure behind the published CalFAT numbers.
+
+    Class by class the examples are dealt out in proportions drawn from Dir(alpha), but a client
+    that already holds its even share of all examples gets none of the next class; the whole deal
+    is repeated until every client holds ``min_size`` examples. This is the "noniid-labeldir" of
+    NIID-Bench (Li et al. 2022, arXiv 2102.02079), with its random stream consumed in exactly the
+    same order, so that seed 2021 gives the partition of the CalFAT release.
+
+    Args:
+        labels: (N,) class ids 0..C-1 in data set order.
+        num_clients: how many clients share the data, >= 1.
+        alpha: concentration > 0; the paper's beta. Small means few classes a client.
+        seed: 0 .. 2**32 - 1.
+        min_size: fewest examples a client may hold, >= 0.
+        max_tries: deals before giving up, >= 1.
+
+    Raises:
+        OptionError: an argument is out of range.
+        DataError: the labels are unusable, or no deal within ``max_tries`` gave every client
+            ``min_size`` examples.
+    """
+    return _dirichlet(labels, num_clients, alpha, seed, min_size, max_tries, balanced=True)
+
+
+def dirichlet_plain(
+    labels: npt.ArrayLike,
+    num_clients: int,
+    *,
+    alpha: float,
+    seed: int,
+    min_size: int = 1,
+    max_tries: int = 1000,
+) -> list[IndexArray]:
+    """Label skew by Dirichlet draws as the CalFAT paper words it, without balancing.
+
+    Client i gets the drawn share p_i of every class, so clients differ much more in size than with
+    :func:`dirichlet`. Same arguments, errors and use of the random stream as there.
+    """
+    return _dirichlet(labels, num_clients, alpha, seed, min_size, max_tries, balanced=False)
+
+
+def iid(labels: npt.ArrayLike, num_clients: int, *, seed: int) -> list[IndexArray]:
+    """Deal all examples out at random; sizes differ by at most one.
+
+    Args:
+        labels: (N,) class ids; only their number matters.
+        num_clients: 1 .. N.
+        seed: 0 .. 2**32 - 1.
+
+    Raises:
+        OptionError: an argument is out of range.
+        DataError: the labels are unusable, or there are more clients than examples.
+    """
+    checked = _checked_labels(labels)
+    _check_clients(len(checked), num_clients, min_size=1)
+    order = _random_state(seed).permutation(len(checked)).astype(np.int64)
+    return [part.copy() for part in np.array_split(order, num_clients)]
+
+
+def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) -> list[IndexArray]:
+    """``label<k>``: sort by label, cut into equal shards, deal k random ones to each client.
+
+    A client therefore sees about k classes (McMahan et al. 2017, section 3, used k = 2). There are
+    num_clients * k shards; the remainder of the division, less than one example a shard, is left
+    out.
+
+    Args:
+        labels: (N,) class ids.
+        num_clients: >= 1.
+        k: shards a client, >= 1.
+        seed: 0 .. 2**32 - 1.
+
+    Raises:
+        OptionError: an argument is out of range.
+        DataError: the labels are unusable, or there are fewer examples than shards.
+    """
+    checked = _checked_labels(labels)
+    if k < 1:
+        raise OptionError(
+            f"label<k> partition: k is {k}; expected the shards a client gets, 1 or more."
+        )
+    _check_clients(len(checked), num_clients, min_size=k)
+    shard_count = num_clients * k
+    shard_size = len(checked) // shard_count
+    by_label = np.argsort(checked, kind="stable").astype(np.int64)
+    shards = by_label[: shard_count * shard_size].reshape(shard_count, shard_size)
+    dealt = _random_state(seed).permutation(shard_count).reshape(num_clients, k)
+    return [shards[mine].reshape(-1) for mine in dealt]
+
+
+def class_counts(
+    labels: npt.ArrayLike, indices: npt.ArrayLike, num_classes: int
+) -> npt.NDArray[np.int64]:
+    """Count the classes among ``labels[indices]``.
+
+    Args:
+        labels: (N,) class ids of the whole training set.
+        indices: (n,) positions of one client's examples; may be empty.
+        num_classes: C.
+
+    Returns:
+        (C,) counts; zero for a class that the client lacks.
+
+    Raises:
+        DataError: a label is negative or not below ``num_classes``.
+    """
+    held = np.asarray(labels)[np.asarray(indices, dtype=np.int64)]
+    if held.size and not 0 <= held.min() <= held.max() < num_classes:
+        raise DataError(
+            f"labels run from {held.min()} to {held.max()}, but the data set has {num_classes} "
+            f"classes, 0 to {num_classes - 1}."
+        )
+    return np.bincount(held.astype(np.int64), minlength=num_classes).astype(np.int64)
+
+
+def _dirichlet(
+    labels: npt.ArrayLike,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+    min_size: int,
+    max_tries: int,
+    *,
+    balanced: bool,
+) -> list[IndexArray]:
+    checked = _checked_labels(labels)
+    if not 0 < alpha < np.inf:
+        raise OptionError(
+            f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1."
+        )
+    if min_size < 0 or max_tries < 1:
+        raise OptionError(
+            f"dirichlet partition: min_size is {min_size} and max_tries {max_tries}; "
+            "expected min_size 0 or more and max_tries 1 or more."
+        )
+    _check_clients(len(checked), num_clients, min_size)
+    rng = _random_state(seed)
+    by_class = [np.flatnonzero(checked == label) for label in range(int(checked.max()) + 1)]
+    share = len(checked) / num_clients if balanced else None
+    best = 0
+    for _ in range(max_tries):  # on purpose without reseeding: each try goes on in the same stream
+        parts = _deal(by_class, num_clients, alpha, rng, share=share)
+        smallest = min((len(part) for part in parts), default=0)
+        if parts and smallest >= min_size:
+            for part in parts:
+                rng.shuffle(part)
+            return parts
+        best = max(best, smallest)
+    raise DataError(
+        f"dirichlet partition: in {max_tries} tries never did all {num_clients} clients get "
+        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; the best try left "
+        f"a client with {best}). Raise alpha or max_tries, or lower min_size or the number of "
+        "clients."
+    )
+
+
+def _deal(
+    by_class: list[IndexArray],
+    num_clients: int,
+    alpha: float,
+    rng: np.random.RandomState,
+    *,
+    share: float | None,
+) -> list[IndexArray]:
+    """Deal once. Clients holding ``share`` examples are passed over; empty when nobody is open."""
+    hands: list[list[IndexArray]] = [[] for _ in range(num_clients)]
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    for members in by_class:
+        order = members.copy()
+        rng.shuffle(order)
+        proportions = rng.dirichlet(np.repeat(alpha, num_clients))
+        if share is not None:
+            proportions = proportions * (sizes < share)
+            # Only here: a plain draw sums to 1 but for rounding, and dividing would move cut points.
+            proportions = proportions / (proportions.sum() or 1.0)
+        if len(order) == 0:
+            continue
+        if not proportions.any() or not np.isfinite(proportions).all():
+            return []  # every open client drew 0, or a tiny alpha underflowed to 0/0
+        cuts = (np.cumsum(proportions) * len(order)).astype(np.int64)[:-1]
+        for client, piece in enumerate(np.split(order, cuts)):
+            hands[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(hand) for hand in hands]
+
+
+def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
+    array = np.asarray(labels)
+    if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
+        raise DataError(
+            f"cannot partition labels of shape {array.shape} and type {array.dtype}: "
+            "expected one integer class id an example."
+        )
+    if array.min() < 0:
+        raise DataError(
+            f"cannot partition labels with the negative class id {array.min()}: "
+            "class ids start at 0."
+        )
+    return array.astype(np.int64)
+
+
+def _check_clients(num_examples: int, num_clients: int, min_size: int) -> None:
+    if num_clients < 1:
+        raise OptionError(f"cannot partition among {num_clients} clients: expected 1 or more.")
+    if num_clients * min_size > num_examples:
+        raise DataError(
+            f"cannot give {num_clients} clients at least {min_size} each of {num_examples} training "
+            "examples. Lower the number of clients or take a larger data set."
+        )
+
+
+def _random_state(seed: int) -> np.random.RandomState:
+    if not 0 <= seed < 2**32:
+        raise OptionError(f"partition seed is {seed}; expected 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed)
