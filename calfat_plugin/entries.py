@@ -1,0 +1,174 @@
+"""Entries: the small typed objects with which a plugin says "I offer this name of this kind".
+
+An entry holds data only (name, options, citation) and a way to build the thing. Importing the module that makes
+entries must stay cheap: where the implementation imports torch, give ``build`` as ``"package.module:Name"``; it is
+imported when a run needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from calfat_plugin.errors import PluginError
+from calfat_plugin.options import NoOptions, describe_options
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A paper that a run owes a citation: short text for tables, BibTeX for the reference list."""
+
+    text: str
+    bibtex: str = ""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of defaults.
+
+    Attributes:
+        help: one line for the user.
+        options: values for the options of the entry itself.
+        recipe: data set name to defaults for the rest of the recipe, as dotted key to value, such as
+            ``{"train_args.weight_decay": 2e-3}``. They fill keys that the recipe leaves out.
+    """
+
+    help: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Callable[[str], Mapping[str, Any]] = lambda dataset: {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What every kind of entry has.
+
+    Attributes:
+        name: lower-case name used in recipes. A recipe may append a number where ``number_option`` says which option
+            it sets: ``pgd20`` is ``pgd`` with ``steps: 20``.
+        build: the class or factory, or ``"package.module:Name"`` to import it on use.
+        config: frozen dataclass of the options.
+        summary: one line: what it is.
+        formula: the defining formula in plain text, where there is one.
+        citation: where it comes from.
+        presets: named defaults.
+        number_option: the option that a number at the end of the name sets.
+
+    Raises:
+        PluginError: for a name that recipes could not write, or options that recipes could not express.
+    """
+
+    kind: ClassVar[str] = "entry"
+
+    name: str
+    build: str | Callable[..., Any]
+    config: type = NoOptions
+    summary: str = ""
+    formula: str = ""
+    citation: Citation | None = None
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    number_option: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise PluginError(
+                f"{self.kind} name {self.name!r} must be lower-case letters, digits, '-' and '_', beginning with a letter."
+            )
+        try:
+            known = {info.name for info in describe_options(self.config)}
+        except TypeError as error:
+            raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
+        named = {name for preset in self.presets.values() for name in preset.options}
+        if self.number_option is not None:
+            named.add(self.number_option)
+        if named - known:
+            raise PluginError(
+                f"{self.kind} '{self.name}' refers to the option '{min(named - known)}', which it does not have."
+            )
+
+    def load(self) -> Callable[..., Any]:
+        """Return the class or factory, importing it where ``build`` is a text.
+
+        Raises:
+            PluginError: when the text does not name something that can be imported.
+        """
+        if callable(self.build):
+            return self.build
+        module_name, _, attribute = self.build.partition(":")
+        try:
+            target: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(
+                f"{self.kind} '{self.name}' cannot be built: {self.build!r} does not import ({error})."
+            ) from error
+        return target
+
+
+@dataclass(frozen=True)
+class TrainerEntry(Entry):
+    """A local trainer. ``build(options, modifier)`` returns an ``interfaces.LocalTrainer``.
+
+    Attributes:
+        modifiers: names of the loss modifiers that this method composes with; empty when it brings its own loss.
+    """
+
+    kind: ClassVar[str] = "local trainer"
+    modifiers: tuple[str, ...] = ("plain",)
+
+
+@dataclass(frozen=True)
+class ModifierEntry(Entry):
+    """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``."""
+
+    kind: ClassVar[str] = "loss modifier"
+
+
+@dataclass(frozen=True)
+class AggregatorEntry(Entry):
+    """An aggregator. ``build(options)`` returns an ``interfaces.Aggregator``."""
+
+    kind: ClassVar[str] = "aggregator"
+
+
+@dataclass(frozen=True)
+class EvaluatorEntry(Entry):
+    """An evaluator. ``build(options)`` returns an ``interfaces.Evaluator``."""
+
+    kind: ClassVar[str] = "evaluator"
+
+
+@dataclass(frozen=True)
+class DatasetEntry(Entry):
+    """A data set. ``build(root, **options)`` returns a ``datasets.Dataset``.
+
+    Attributes:
+        num_classes: known before anything is read, or None when the files decide.
+        image_shape: (channels, height, width), or None when the files decide.
+    """
+
+    kind: ClassVar[str] = "data set"
+    num_classes: int | None = None
+    image_shape: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry(Entry):
+    """A model. ``build(in_channels=, image_size=, num_classes=, **options)`` returns a ``torch.nn.Module``."""
+
+    kind: ClassVar[str] = "model"
+
+
+@dataclass(frozen=True)
+class PartitionEntry(Entry):
+    """A partition. ``build(labels, num_clients, *, seed, **options)`` returns one index array a client.
+
+    Attributes:
+        uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
+    """
+
+    kind: ClassVar[str] = "partition"
+    uses_alpha: bool = False

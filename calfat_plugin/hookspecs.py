@@ -1,0 +1,139 @@
+"""The hooks: everything a third party can add to ``calfat_plugin``.
+
+Register a module or class that implements some of them under the entry-point group ``calfat_plugin``::
+
+    [options.entry_points]
+    calfat_plugin =
+        my-fat = my_fat.hooks
+
+Hooks that offer something are called once, while the registry is built. Hooks of a run's life are called in the
+process that holds the global model, in the order ``run_started``, ``round_finished`` (once a round), ``run_finished``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from calfat_plugin.entries import (
+        AggregatorEntry,
+        DatasetEntry,
+        EvaluatorEntry,
+        ModelEntry,
+        ModifierEntry,
+        PartitionEntry,
+        TrainerEntry,
+    )
+    from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+
+PROJECT = "calfat_plugin"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# --- what can be offered ----------------------------------------------------------------------------------------------
+
+
+@hookspec
+def calfat_local_trainers() -> Iterable[TrainerEntry]:
+    """Offer local trainers: yield one ``TrainerEntry`` per method.
+
+    Example::
+
+        @hookimpl
+        def calfat_local_trainers():
+            yield TrainerEntry("my-fat", build=MyFAT, config=MyFATOptions, citation=Citation("arXiv:2601.00001"))
+    """
+
+
+@hookspec
+def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
+    """Offer loss modifiers: yield one ``ModifierEntry`` per way to change the losses of other methods.
+
+    Example::
+
+        @hookimpl
+        def calfat_loss_modifiers():
+            yield ModifierEntry("focal", build=Focal, config=FocalOptions)
+    """
+
+
+@hookspec
+def calfat_aggregators() -> Iterable[AggregatorEntry]:
+    """Offer aggregators: yield one ``AggregatorEntry`` per way to combine client updates.
+
+    Example::
+
+        @hookimpl
+        def calfat_aggregators():
+            yield AggregatorEntry("median", build=CoordinateMedian)
+    """
+
+
+@hookspec
+def calfat_evaluators() -> Iterable[EvaluatorEntry]:
+    """Offer evaluators: yield one ``EvaluatorEntry`` per attack or measurement of the global model.
+
+    Example::
+
+        @hookimpl
+        def calfat_evaluators():
+            yield EvaluatorEntry("mim", build=MomentumAttack, config=MomentumOptions, number_option="steps")
+    """
+
+
+@hookspec
+def calfat_datasets() -> Iterable[DatasetEntry]:
+    """Offer data sets: yield one ``DatasetEntry`` per name that ``data_args.dataset`` may take.
+
+    Example::
+
+        @hookimpl
+        def calfat_datasets():
+            yield DatasetEntry("chest-xray", build="my_fat.data:load_chest_xray", num_classes=14)
+    """
+
+
+@hookspec
+def calfat_models() -> Iterable[ModelEntry]:
+    """Offer models: yield one ``ModelEntry`` per name that ``model_args.model`` may take.
+
+    Example::
+
+        @hookimpl
+        def calfat_models():
+            yield ModelEntry("wrn-34-10", build="my_fat.models:WideResNet")
+    """
+
+
+@hookspec
+def calfat_partitions() -> Iterable[PartitionEntry]:
+    """Offer partitions: yield one ``PartitionEntry`` per name that ``data_args.partition_method`` may take.
+
+    Example::
+
+        @hookimpl
+        def calfat_partitions():
+            yield PartitionEntry("by-hospital", build=split_by_hospital)
+    """
+
+
+# --- a run's life -----------------------------------------------------------------------------------------------------
+
+
+@hookspec
+def calfat_run_started(run: RunInfo) -> None:
+    """Called once before the first round (and once more when a run is resumed)."""
+
+
+@hookspec
+def calfat_round_finished(run: RunInfo, record: RoundRecord) -> None:
+    """Called after each round, when its row and checkpoint are on disk."""
+
+
+@hookspec
+def calfat_run_finished(run: RunInfo, result: RunResult) -> None:
+    """Called once, after the final evaluation was written."""

@@ -1,0 +1,252 @@
+"""Options: plain frozen dataclasses whose fields carry their own documentation, and the parser for them.
+
+A plugin describes what can be set as a frozen dataclass; :func:`option` adds help, unit and range to a field. The
+recipe parser, ``calfat check``, ``calfat plugins NAME`` and the reference docs all read this one description.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeVar
+
+from calfat_plugin.errors import OptionError, did_you_mean, listed
+from calfat_plugin.threat import exact_text, parse_number
+
+T = TypeVar("T")
+
+_TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    Fraction: "a number or a fraction such as 8/255",
+    bool: "true or false",
+    str: "a text",
+}
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What is known about one option: the single source of checks, help texts and reference docs."""
+
+    name: str
+    type: type
+    optional: bool
+    default: Any
+    required: bool
+    help: str
+    unit: str
+    low: float | None
+    high: float | None
+    open_low: bool
+    choices: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """The valid values in words: ``a number, 0 <= value <= 1``."""
+        if self.choices:
+            words = "one of " + ", ".join(self.choices)
+        else:
+            words = _TYPE_WORDS[self.type]
+        bounds = self._bounds()
+        if bounds:
+            words += f", {bounds}"
+        return words + (", or null" if self.optional else "")
+
+    def _bounds(self) -> str:
+        relation = ">" if self.open_low else ">="
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} {'<' if self.open_low else '<='} value <= {self.high:g}"
+        if self.low is not None:
+            return f"{relation} {self.low:g}"
+        return f"<= {self.high:g}" if self.high is not None else ""
+
+    def parse(self, value: Any) -> Any:
+        """Turn a raw YAML value into the option's type.
+
+        Raises:
+            OptionError: with what was found and what was wanted, but not where; the caller knows the place.
+        """
+        if value is None and self.optional:
+            return None
+        parsed = _convert(value, self.type)
+        if parsed is _NOT_CONVERTIBLE or (self.choices and parsed not in self.choices):
+            raise OptionError(self._complaint(value))
+        if isinstance(parsed, (int, float, Fraction)) and not isinstance(parsed, bool):
+            too_low = self.low is not None and (
+                parsed < self.low or (self.open_low and parsed == self.low)
+            )
+            if too_low or (self.high is not None and parsed > self.high):
+                raise OptionError(self._complaint(value))
+        return parsed
+
+    def _complaint(self, value: Any) -> str:
+        hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
+        return f"got {describe(value)}, expected {self.expected}.{hint}"
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a field of an options dataclass.
+
+    Args:
+        default: the default; leave it out to make the option required.
+        help: one line for the user.
+        unit: unit in words, such as ``fraction of the pixel range``.
+        low: smallest allowed value (excluded when ``open_low``).
+        high: largest allowed value.
+        open_low: whether ``low`` itself is forbidden.
+        choices: the allowed texts.
+    """
+    metadata = {
+        "help": help,
+        "unit": unit,
+        "low": low,
+        "high": high,
+        "open_low": open_low,
+        "choices": choices,
+    }
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata, kw_only=True)
+    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a plugin that has none."""
+
+
+def describe_options(config: type) -> tuple[OptionInfo, ...]:
+    """Read the options of a dataclass, in the order they were declared.
+
+    Raises:
+        TypeError: when ``config`` is no dataclass or a field has a type that recipes cannot express (an author's bug).
+    """
+    if not dataclasses.is_dataclass(config):
+        raise TypeError(f"options must be a dataclass, not {config!r}")
+    hints = typing.get_type_hints(config)
+    return tuple(_describe(field, hints[field.name]) for field in dataclasses.fields(config))
+
+
+def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        optional = len(members) < len(typing.get_args(hint))
+        hint = members[0] if len(members) == 1 else hint
+    choices: tuple[str, ...] = field.metadata.get("choices", ())
+    if typing.get_origin(hint) is typing.Literal:
+        choices, hint = tuple(typing.get_args(hint)), str
+    if hint not in _TYPE_WORDS:
+        raise TypeError(f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}")
+    required = field.default is dataclasses.MISSING
+    return OptionInfo(
+        name=field.name,
+        type=hint,
+        optional=optional,
+        default=None if required else field.default,
+        required=required,
+        help=field.metadata.get("help", ""),
+        unit=field.metadata.get("unit", ""),
+        low=field.metadata.get("low"),
+        high=field.metadata.get("high"),
+        open_low=field.metadata.get("open_low", False),
+        choices=choices,
+    )
+
+
+def parse_options(
+    config: type[T],
+    raw: Mapping[str, Any],
+    *,
+    owner: str,
+    fail: Callable[[str | None, str], Exception],
+    also: tuple[str, ...] = (),
+) -> T:
+    """Build ``config`` from raw recipe values.
+
+    Args:
+        config: a frozen options dataclass.
+        raw: option name to raw YAML value.
+        owner: who has these options, for the message: ``'calfat'`` or ``section 'monitor'``.
+        fail: makes the exception to raise from (option name or None, complaint); it knows file and line.
+        also: further keys that are legal beside the options, offered by did-you-mean (they are not in ``raw``).
+
+    Returns:
+        An instance of ``config``, defaults filled in.
+    """
+    known = {info.name: info for info in describe_options(config)}
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in known:
+            names = (*also, *known)
+            hint = did_you_mean(str(name), names) or f" Known: {listed(names)}."
+            raise fail(str(name), f"{owner} has no option '{name}'.{hint}")
+        try:
+            values[name] = known[name].parse(value)
+        except OptionError as error:
+            raise fail(name, str(error)) from None
+    missing = [name for name, info in known.items() if info.required and name not in values]
+    if missing:
+        raise fail(None, f"{owner} needs the option '{missing[0]}': {known[missing[0]].expected}.")
+    try:
+        return config(**values)
+    except OptionError as error:  # a check across options, made by the dataclass itself
+        raise fail(None, str(error)) from None
+
+
+def options_to_plain(options: Any) -> dict[str, Any]:
+    """Write an options instance as YAML-ready values, fractions as exact text."""
+    return {
+        field.name: to_plain(getattr(options, field.name)) for field in dataclasses.fields(options)
+    }
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a parsed value into what YAML and JSON can hold, losing nothing: fractions become exact text."""
+    return exact_text(value) if isinstance(value, Fraction) else value
+
+
+def describe(value: Any) -> str:
+    """A value as a message shows it: ``8 (int)``, ``'abc' (text)``, ``nothing``."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, str):
+        return f"'{value}' (text)"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true/false)"
+    words = {int: "int", float: "float", list: "list", dict: "mapping"}
+    text = str(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({words.get(type(value), type(value).__name__)})"
+
+
+_NOT_CONVERTIBLE = object()
+
+
+def _convert(value: Any, wanted: type) -> Any:
+    if wanted is bool:
+        return value if isinstance(value, bool) else _NOT_CONVERTIBLE
+    if wanted is str:
+        return value if isinstance(value, str) else _NOT_CONVERTIBLE
+    try:
+        number = parse_number(value)
+    except ValueError:
+        return _NOT_CONVERTIBLE
+    if wanted is int:
+        return int(number) if number.denominator == 1 else _NOT_CONVERTIBLE
+    if wanted is float:
+        as_float = float(number)
+        return as_float if math.isfinite(as_float) else _NOT_CONVERTIBLE
+    return number

@@ -1,0 +1,212 @@
+"""The typed recipe. Field help here is the reference documentation of the recipe format.
+
+The host's sections keep the host's names and meaning; only the keys that we read are typed, the others are passed
+through to the host as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from calfat_plugin.options import option
+from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class CommonArgs:
+    """``common_args``: what kind of run this is."""
+
+    training_type: str = option(
+        "simulation", choices=("simulation", "cross_silo"), help="runtime of the host"
+    )
+    random_seed: int = option(
+        0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
+    )
+
+
+@dataclass(frozen=True)
+class DataArgs:
+    """``data_args``: the data set and how it is split over clients."""
+
+    dataset: str = option("digits", help="name of a data set")
+    data_cache_dir: str = option("~/data", help="folder in which data sets are found or downloaded to")
+    partition_method: str = option("dirichlet", help="name of a partition")
+    partition_alpha: float = option(
+        0.1, low=0, open_low=True, help="Dirichlet concentration beta of the label skew; smaller is more skewed"
+    )
+
+
+@dataclass(frozen=True)
+class ModelArgs:
+    """``model_args``: the model."""
+
+    model: str = option("cnn", help="name of a model")
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """``train_args``: clients, rounds and the local optimiser (SGD)."""
+
+    federated_optimizer: str = option(
+        "FedAvg", help="the host's own key; calfat.aggregator decides what it means here"
+    )
+    client_num_in_total: int = option(5, low=1, help="number of clients")
+    client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
+    comm_round: int = option(150, low=1, help="rounds")
+    epochs: int = option(1, low=1, help="local epochs a round")
+    batch_size: int = option(128, low=1, help="examples a mini-batch")
+    client_optimizer: str = option("sgd", choices=("sgd",), help="local optimiser")
+    learning_rate: float = option(0.01, low=0, open_low=True, help="constant learning rate")
+    momentum: float = option(0.9, low=0, high=0.9999, help="SGD momentum, zeroed every round")
+    weight_decay: float = option(2e-4, low=0, help="L2 coefficient")
+
+
+@dataclass(frozen=True)
+class DeviceArgs:
+    """``device_args``: where to compute."""
+
+    using_gpu: bool = option(False, help="train on the GPU when there is one, else on the CPU with a warning")
+    gpu_id: int = option(0, low=0, help="which GPU")
+
+
+@dataclass(frozen=True)
+class CommArgs:
+    """``comm_args``: how parties talk."""
+
+    backend: str = option(
+        "sp", choices=("sp", "MPI", "GRPC", "MQTT_S3"), help="sp: one process; the others: one process a party"
+    )
+
+
+@dataclass(frozen=True)
+class TrackingArgs:
+    """``tracking_args``: the host's own tracking, off unless asked for."""
+
+    enable_tracking: bool = option(False, help="let the host talk to its MLOps platform")
+    enable_wandb: bool = option(False, help="let the host log to Weights & Biases")
+
+
+HOST_SECTIONS: Mapping[str, type] = {
+    "common_args": CommonArgs,
+    "data_args": DataArgs,
+    "model_args": ModelArgs,
+    "train_args": TrainArgs,
+    "device_args": DeviceArgs,
+    "comm_args": CommArgs,
+    "tracking_args": TrackingArgs,
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plugin picked by name, with its raw options; ``registry`` and ``experiment`` give them meaning.
+
+    Attributes:
+        name: as the recipe spells it (``pgd20``).
+        options: option name to raw value.
+        path: where it stands in the recipe.
+        preset: name of a preset of the entry, or None.
+        label: the name of its results, for evaluators; defaults to ``name``.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    path: KeyPath
+    preset: str | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class TrainerChoice(Choice):
+    """A local trainer with the loss modifier it composes with (None: the method's own default)."""
+
+    loss: Choice | None = None
+
+
+@dataclass(frozen=True)
+class ThreatOptions:
+    """``calfat.threat``: the budget of training and of evaluation."""
+
+    norm: str = option("linf", choices=("linf", "l2"), help="norm of the ball")
+    eps: Fraction = option(
+        Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range"
+    )
+    step_size: Fraction = option(
+        Fraction(2, 255), low=0, open_low=True, help="training step", unit="fraction of the pixel range"
+    )
+    steps: int = option(10, low=1, help="training steps K")
+
+
+@dataclass(frozen=True)
+class MonitorOptions:
+    """``calfat.monitor``: evaluation of the global model during the run, on the test split."""
+
+    every: int = option(1, low=1, help="evaluate every so many rounds; the last round always")
+    max_examples: int | None = option(
+        None, low=1, help="evaluate on a fixed random subset of this many test examples; null: all"
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """``calfat.evaluation``: how evaluators run."""
+
+    batch_size: int = option(500, low=1, help="test examples a batch; changes speed and random starts, not definitions")
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """``calfat.runtime``: how this machine is used."""
+
+    threads: int | None = option(None, low=1, help="CPU threads of torch; null: torch's own choice")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
+
+    Attributes:
+        name: the file's stem.
+        document: raw values with their places, for later errors.
+        common, data, model, train, device, comm, tracking: the host's sections.
+        host_extra: section to the keys that we only pass on to the host.
+        trainer, aggregator: the plugins picked.
+        partition, dataset, model_options: raw options for the names picked in the host's sections.
+        threat: the budget.
+        evaluators: at the end of the run.
+        monitor, monitor_evaluators: during the run.
+        evaluation, runtime: how to compute.
+        warnings: findings that do not stop a run, each with its place.
+    """
+
+    name: str
+    document: Document
+    common: CommonArgs
+    data: DataArgs
+    model: ModelArgs
+    train: TrainArgs
+    device: DeviceArgs
+    comm: CommArgs
+    tracking: TrackingArgs
+    host_extra: Mapping[str, Mapping[str, Any]]
+    trainer: TrainerChoice
+    aggregator: Choice
+    partition: Choice
+    dataset: Choice
+    model_choice: Choice
+    threat: ThreatModel
+    evaluators: tuple[Choice, ...]
+    monitor: MonitorOptions
+    monitor_evaluators: tuple[Choice, ...]
+    evaluation: EvaluationOptions
+    runtime: RuntimeOptions
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def clients_per_round(self) -> int:
+        """Clients that train in a round."""
+        return self.train.client_num_per_round or self.train.client_num_in_total

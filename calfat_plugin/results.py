@@ -1,0 +1,124 @@
+"""What flows between the parts of a run: updates, records, results. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """What one client hands over after its local training.
+
+    Attributes:
+        state: the trained model's tensors, named as in its ``state_dict``.
+        num_examples: training examples on this client, >= 1.
+        extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/delta/conv.weight``).
+        metrics: numbers for the record, such as ``loss`` (mean training loss of the last local epoch).
+        client_state: what this client keeps for its next round. It never leaves the client.
+    """
+
+    state: Mapping[str, Tensor]
+    num_examples: int
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    client_state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One evaluator's verdict on one model. Accuracies are fractions in [0, 1].
+
+    Attributes:
+        label: the evaluator's name in this run (``pgd20``).
+        num_examples: how many test examples were evaluated.
+        accuracy: share of examples whose final (adversarial) point is classified correctly: the convention of the
+            CalFAT release, used in the paper's tables.
+        accuracy_strict: share classified correctly both clean and under attack: never above the natural accuracy.
+        per_class: ``accuracy`` per class; None where the class has no test example.
+        per_class_strict: likewise for ``accuracy_strict``.
+        settings: how the number was made (eps, steps, start, seed ...), ready for JSON.
+        implementation: package and version that made the adversarial examples.
+        seconds: wall-clock time.
+        details: further findings of this evaluator, ready for JSON.
+    """
+
+    label: str
+    num_examples: int
+    accuracy: float
+    accuracy_strict: float
+    per_class: tuple[float | None, ...]
+    per_class_strict: tuple[float | None, ...]
+    settings: Mapping[str, Any]
+    implementation: str
+    seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One finished round: a row of ``rounds.csv``.
+
+    Attributes:
+        round: 1-based number of the round.
+        clients: ids of the clients whose updates were used, ascending.
+        refused: client id to reason, for updates that were not used.
+        losses: client id to mean training loss.
+        update_norms: client id to the L2 norm of (local - global) over trainable parameters.
+        heterogeneity: s^2 of the CalFAT paper, section 3.2, over trainable parameters before aggregation.
+        evaluations: label to result; empty in rounds that are not monitored.
+        seconds: wall-clock time of the round, evaluation included.
+        bytes_down: payload sent to all clients, in bytes.
+        bytes_up: payload received from all clients, in bytes.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    refused: Mapping[int, str]
+    losses: Mapping[int, float]
+    update_norms: Mapping[int, float]
+    heterogeneity: float
+    evaluations: Mapping[str, EvaluationResult]
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+
+    def accuracy(self, label: str) -> float | None:
+        """The monitored accuracy of one evaluator in this round, or None."""
+        result = self.evaluations.get(label)
+        return None if result is None else result.accuracy
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a logger may want to know about a run.
+
+    Attributes:
+        name: the recipe's name.
+        directory: the run directory.
+        recipe: the recipe as run, ready for YAML.
+        num_rounds: rounds of the whole run.
+        start_round: first round to do (> 1 when the run is resumed), 1-based.
+        class_counts: (client -> counts per class) of the training data, for simulations where one process sees them.
+    """
+
+    name: str
+    directory: Path
+    recipe: Mapping[str, Any]
+    num_rounds: int
+    start_round: int
+    class_counts: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The end of a run: the final evaluation of the last global model."""
+
+    evaluations: tuple[EvaluationResult, ...]
+    num_rounds: int
+    seconds: float
