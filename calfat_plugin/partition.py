@@ -198,7 +198,7 @@ def _deal(
         proportions = rng.dirichlet(np.repeat(alpha, num_clients))
         if share is not None:
             proportions = proportions * (sizes < share)
-            # Only here: a plain draw sums to 1 but for rounding, and dividing would move cut points.
+            # Only here: a plain draw sums to 1 but for rounding, which dividing would shift.
             proportions = proportions / (proportions.sum() or 1.0)
         if len(order) == 0:
             continue
@@ -231,8 +231,8 @@ def _check_clients(num_examples: int, num_clients: int, min_size: int) -> None:
         raise OptionError(f"cannot partition among {num_clients} clients: expected 1 or more.")
     if num_clients * min_size > num_examples:
         raise DataError(
-            f"cannot give {num_clients} clients at least {min_size} each of {num_examples} training "
-            "examples. Lower the number of clients or take a larger data set."
+            f"cannot give {num_clients} clients at least {min_size} each of {num_examples} "
+            "training examples. Lower the number of clients or take a larger data set."
         )
 
 

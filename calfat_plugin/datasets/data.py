@@ -1,0 +1,146 @@
+"""What a data set is: images and labels whole in memory, and the augmentation of its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy.typing as npt
+
+from calfat_plugin.errors import DataError
+
+if TYPE_CHECKING:  # naming the types is all that is needed here: tensors bring their own methods
+    import torch
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes to training images.
+
+    Attributes:
+        crop_padding: black pixels added to each side before cropping back at a random place; 0
+            means no crop.
+        flip: mirror left-right with probability 1/2.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0:
+            raise DataError(
+                f"augmentation: crop_padding is {self.crop_padding}; expected 0 or more."
+            )
+
+    def __bool__(self) -> bool:
+        """Whether it changes anything."""
+        return self.crop_padding > 0 or self.flip
+
+
+NO_AUGMENTATION = Augmentation()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """Images and their labels, resident on one device.
+
+    Attributes:
+        x: (N, C, H, W), uint8 in 0..255, or float32 in [0, 1].
+        y: (N,) int64 class ids.
+
+    Raises:
+        DataError: shapes or types are other than these.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        kinds = (str(self.x.dtype), str(self.y.dtype))
+        if (
+            self.x.ndim != 4
+            or self.y.shape != self.x.shape[:1]
+            or kinds[0] not in ("torch.uint8", "torch.float32")
+            or kinds[1] != "torch.int64"
+        ):
+            raise DataError(
+                f"images are {tuple(self.x.shape)} {kinds[0]} and labels {tuple(self.y.shape)} "
+                f"{kinds[1]}; expected (N, C, H, W) uint8 or float32, and (N,) int64."
+            )
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def subset(self, indices: npt.ArrayLike) -> ImageData:
+        """Return a copy of the examples at ``indices``, (n,) integers, in that order."""
+        where = self.y.new_tensor(indices)
+        return ImageData(self.x[where], self.y[where])
+
+    def to(self, device: torch.device | str) -> ImageData:
+        """Return the same data on ``device`` (itself, where it is there already)."""
+        return ImageData(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set with its standard split, whole.
+
+    Attributes:
+        name: as recipes spell it.
+        train: training images.
+        test: the full test split.
+        num_classes: C; labels are 0..C-1.
+        class_names: C names, in the order of the labels.
+        augment: what training images go through.
+
+    Raises:
+        DataError: splits differ in shape, or a label is not below ``num_classes``.
+    """
+
+    name: str
+    train: ImageData
+    test: ImageData
+    num_classes: int
+    class_names: tuple[str, ...]
+    augment: Augmentation = NO_AUGMENTATION
+
+    def __post_init__(self) -> None:
+        shapes = tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:])
+        if shapes[0] != shapes[1]:
+            raise DataError(
+                f"data set {self.name}: training images are {shapes[0]}, test images {shapes[1]}; "
+                "expected one shape (C, H, W)."
+            )
+        if len(self.class_names) != self.num_classes:
+            raise DataError(
+                f"data set {self.name}: {len(self.class_names)} class names for "
+                f"{self.num_classes} classes."
+            )
+        for split, data in (("training", self.train), ("test", self.test)):
+            if len(data) == 0:
+                raise DataError(f"data set {self.name}: no {split} images.")
+            low, high = int(data.y.min()), int(data.y.max())
+            if low < 0 or high >= self.num_classes:
+                raise DataError(
+                    f"data set {self.name}: {split} labels run from {low} to {high}; "
+                    f"expected 0 to {self.num_classes - 1}."
+                )
+
+    @property
+    def in_channels(self) -> int:
+        """Colour channels C of an image."""
+        return self.train.x.shape[1]
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of an image in pixels."""
+        return self.train.x.shape[2], self.train.x.shape[3]
+
+
+def pixels(x_batch: Tensor) -> Tensor:
+    """Turn stored images into what models and attacks see: float32 in [0, 1], on the same device.
+
+    uint8 is divided by 255; floating point is passed on as it is.
+    """
+    return x_batch if x_batch.is_floating_point() else x_batch.float().div_(255)

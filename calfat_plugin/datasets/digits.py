@@ -1,0 +1,50 @@
+"""The embedded default: scikit-learn's bundled handwritten digits, real data, no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from calfat_plugin.datasets.data import Dataset, ImageData
+
+_SPLIT_SEED = 1797  # fixed, whatever the seed of a run: the test set must not depend on it
+_TEST_FRACTION = 0.2
+
+
+def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
+    """Load the optical digits of Alpaydin and Kaynak (1998) that scikit-learn ships.
+
+    1,797 images of 1x8x8, grey levels 0..16 divided by 16, float32. scikit-learn knows no split, so
+    a fixed fifth of every class is the test set: 1,438 to train, 359 to test. Not augmented.
+
+    Args:
+        root: not needed, the data is in the package; taken so that all loaders are called alike.
+        download: likewise.
+    """
+    import torch
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    x = torch.from_numpy(bunch.images.astype(np.float32) / 16).unsqueeze(1)  # (1797, 1, 8, 8)
+    y = torch.from_numpy(bunch.target.astype(np.int64))
+    everything = ImageData(x, y)
+    test = _stratified(bunch.target)
+    return Dataset(
+        name="digits",
+        train=everything.subset(np.flatnonzero(~test)),
+        test=everything.subset(np.flatnonzero(test)),
+        num_classes=10,
+        class_names=tuple(str(digit) for digit in range(10)),
+    )
+
+
+def _stratified(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Mark the test examples, (N,) bool: the same fraction of every class."""
+    rng = np.random.RandomState(_SPLIT_SEED)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in range(int(labels.max()) + 1):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        is_test[members[: round(len(members) * _TEST_FRACTION)]] = True
+    return is_test

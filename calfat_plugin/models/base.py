@@ -1,0 +1,116 @@
+"""What all classifiers share: pixels in, one flat feature vector, one last linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.errors import ModelError
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel, as a layer, so that attacks keep working on pixels in [0, 1].
+
+    Mean and std are constants of the recipe, not state: they are in no state dict and are never
+    averaged.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """mean, std: one value a channel, in units of the pixel range; std > 0."""
+        super().__init__()
+        if len(mean) != len(std) or not all(s > 0 for s in std):
+            raise ModelError(
+                f"normalisation by mean {tuple(mean)} and std {tuple(std)}: "
+                "expected one mean and one std above 0 for each channel."
+            )
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape."""
+        return (x - self.mean) / self.std
+
+
+class ImageClassifier(nn.Module):
+    """Abstract base: a subclass builds ``body`` and ``classifier`` and hands them to ``__init__``.
+
+    A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
+    is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
+    """
+
+    def __init__(
+        self, body: nn.Module, classifier: nn.Linear, normalize: Normalize | None = None
+    ) -> None:
+        super().__init__()
+        self.normalize: nn.Module = nn.Identity() if normalize is None else normalize
+        self.body = body
+        self.classifier: nn.Module = classifier
+
+    def features(self, x: Tensor) -> Tensor:
+        """x: (N, C, H, W) float in [0, 1]. Returns the penultimate features, (N, F)."""
+        out: Tensor = self.body(self.normalize(x))
+        return out.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (N, C, H, W) float in [0, 1]. Returns logits, (N, num_classes)."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Module]:
+    """``layers``, then pooling, then ReLU.
+
+    Max-pooling and ReLU commute exactly, values and gradients alike; pooling first leaves ReLU a
+    quarter of the work.
+    """
+    return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
+
+
+def flat_size(
+    layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str
+) -> int:
+    """Length of the flattened output of convolutions and poolings on an image of ``image_size``.
+
+    Args:
+        layers: in order; other modules than convolutions and max-poolings keep the map's size.
+        channels: of the last map.
+        image_size: (H, W) in pixels.
+        model: name for the error's text.
+
+    Raises:
+        ModelError: the image shrinks to nothing on the way; names the smallest size that does not.
+    """
+    height, width = (_map_size(side, layers) for side in image_size)
+    if height < 1 or width < 1:
+        smallest = next(side for side in count(1) if _map_size(side, layers) >= 1)
+        raise ModelError(
+            f"model {model}: images of {image_size[0]}x{image_size[1]} are too small; "
+            f"the smallest that it can take is {smallest}x{smallest}."
+        )
+    return channels * height * width
+
+
+def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
+    """Side of the last map for an image of ``side`` pixels; 0 or less where a layer has no room."""
+    for layer in layers:
+        if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
+            kernel, stride, padding = (
+                _side(value) for value in (layer.kernel_size, layer.stride, layer.padding)
+            )
+            if side + 2 * padding < kernel:
+                return 0
+            side = (side + 2 * padding - kernel) // stride + 1
+    return side
+
+
+def _side(value: int | tuple[int, ...] | str) -> int:
+    """The one number of a square kernel, stride or padding."""
+    if isinstance(value, str):
+        raise TypeError(f"padding {value!r} is not a number of pixels")
+    return value if isinstance(value, int) else value[0]

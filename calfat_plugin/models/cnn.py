@@ -1,0 +1,78 @@
+"""The plain convolutional networks, none of them with dropout or batch normalisation."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from calfat_plugin.models.base import ImageClassifier, Normalize, conv_block, flat_size
+
+
+class CNN(ImageClassifier):
+    """The network of the CalFAT release: three 3x3 convolutions of 128 channels, unpadded.
+
+    319,242 parameters for 3x32x32 and 10 classes. Smallest image: 18x18.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (32, 32),
+        num_classes: int = 10,
+        *,
+        normalize: Normalize | None = None,
+    ) -> None:
+        layers = [
+            *conv_block(nn.Conv2d(in_channels, 128, 3), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(128, 128, 3), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(128, 128, 3)),
+        ]
+        size = flat_size(layers, 128, image_size, "cnn")
+        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes), normalize)
+
+
+class CNNMcMahan(ImageClassifier):
+    """Two 5x5 convolutions and a hidden layer of 512, after McMahan et al. 2017, section 3.
+
+    Their MNIST network pads by 2 (1,663,370 parameters for 1x28x28); for 3x32x32 without padding
+    there are 878,538. Smallest image without padding: 16x16.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (32, 32),
+        num_classes: int = 10,
+        *,
+        padding: int = 0,
+        normalize: Normalize | None = None,
+    ) -> None:
+        convs = [
+            *conv_block(nn.Conv2d(in_channels, 32, 5, padding=padding), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(32, 64, 5, padding=padding), pool=nn.MaxPool2d(2)),
+        ]
+        size = flat_size(convs, 64, image_size, "cnn_mcmahan")
+        body = nn.Sequential(*convs, nn.Flatten(), nn.Linear(size, 512), nn.ReLU(inplace=True))
+        super().__init__(body, nn.Linear(512, num_classes), normalize)
+
+
+class CNNSmall(ImageClassifier):
+    """Three padded 3x3 convolutions (32, 64, 64) for small images such as the 8x8 digits.
+
+    58,314 parameters for 1x8x8 and 10 classes. Smallest image: 4x4.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: tuple[int, int] = (8, 8),
+        num_classes: int = 10,
+        *,
+        normalize: Normalize | None = None,
+    ) -> None:
+        layers = [
+            *conv_block(nn.Conv2d(in_channels, 32, 3, padding=1)),
+            *conv_block(nn.Conv2d(32, 64, 3, padding=1), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(64, 64, 3, padding=1), pool=nn.MaxPool2d(2)),
+        ]
+        size = flat_size(layers, 64, image_size, "cnn_small")
+        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes), normalize)
