@@ -1,0 +1,118 @@
+"""The one gradient-ascent loop: every PGD-like attack, in training and in evaluation, is a setting
+of it.
+
+FGSM is ``steps=1, step_size=eps, start=x``; BIM starts at x; PGD at
+:meth:`ThreatModel.random_start`; CW climbs :func:`losses.cw_margin`; TRADES and CalFAT climb a
+divergence from logits computed before the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from calfat_plugin.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from calfat_plugin.threat import ThreatModel
+
+
+def gradient_ascent(
+    model: Callable[[Tensor], Tensor],
+    x: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    threat: ThreatModel,
+    steps: int,
+    step_size: float,
+    start: Tensor,
+    observe: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
+    """Climb ``loss`` inside the budget by projected steps.
+
+    Only x_adv gets a gradient: no parameter's ``.grad`` is touched. Put the model under
+    :func:`attack_mode` around the call, so that batch statistics stay put and no gradients of
+    parameters are prepared.
+
+    Args:
+        model: (N, ...) to logits (N, C), differentiable.
+        x: (N, ...) float inside ``threat.bounds``; never changed.
+        loss: logits of the running x_adv to the scalar to climb, summed over the batch (a mean only
+            risks underflow).
+        threat: norm, eps and pixel range.
+        steps: gradient steps; 0 returns the projected start.
+        step_size: length of a step in ``threat.norm``, a fraction of the pixel range.
+        start: (N, ...), first iterate; need not lie in the budget, the first projection sees to it.
+        observe: called with (step, detached logits) for every iterate that a gradient is taken at,
+            so for iterates 0 .. steps-1: the start is seen, the returned point is not.
+
+    Returns:
+        x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or
+            start.
+
+    Raises:
+        ModelError: the loss does not depend on x_adv.
+    """
+    import torch  # here, not above: recipes are checked without torch
+
+    if steps == 0:
+        return threat.project(start.detach(), x)
+    x_adv = start.detach()
+    for step in range(steps):
+        x_adv.requires_grad_()
+        with torch.enable_grad():
+            logits = model(x_adv)
+            objective = loss(logits)
+        if not objective.requires_grad:
+            raise ModelError(
+                "the attack's loss does not depend on x_adv: the model detaches its input or "
+                "computes without gradients. Gradient attacks need a differentiable model."
+            )
+        (grad,) = torch.autograd.grad(objective, x_adv)
+        if observe is not None:
+            observe(step, logits.detach())
+        x_adv = threat.project(threat.ascend(x_adv.detach(), grad, step_size), x)
+    return x_adv
+
+
+@contextmanager
+def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
+    """Evaluation mode for every submodule and no parameter gradients, both restored exactly on
+    leaving.
+
+    Restored per module and per parameter, also after an exception: a model whose normalisation
+    layers the user froze comes back with those frozen and the rest in training.
+    """
+    training = [(module, module.training) for module in model.modules()]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        model.eval()
+        for parameter in trainable:
+            parameter.requires_grad_(False)
+        yield model
+    finally:
+        for module, flag in training:
+            module.training = flag
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+
+
+class CorrectIterates:
+    """Observer for :func:`gradient_ascent`: counts, per example, the iterates that are classified
+    correctly.
+
+    This is GAIRAT's kappa (methods.md 5.6): all correct iterates, not only those before the first
+    error, the start included and the final point excluded. It stays on the device; nothing is
+    synchronised in the loop.
+    """
+
+    def __init__(self, y: Tensor) -> None:
+        """y: (N,) labels."""
+        self.y = y
+        self.kappa = y.new_zeros(y.shape)  #: (N,) int64, in 0 .. steps
+
+    def __call__(self, step: int, logits: Tensor) -> None:
+        self.kappa += logits.argmax(dim=1) == self.y

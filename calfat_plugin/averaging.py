@@ -1,0 +1,191 @@
+"""Server arithmetic on state dicts: weighted means, checks of what arrives, drift figures, SFAT's
+weights.
+
+Mappings from name to tensor in, new mappings out: inputs are never written to and results share no
+storage with them. Sums run in float64 and in the order given, so a result depends on no library's
+choice of order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from calfat_plugin.errors import UpdateError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State = Mapping[str, "Tensor"]
+
+
+def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:
+    """sum_i w_i state_i / sum_i w_i, tensor by tensor (FedAvg, methods.md 7.1).
+
+    Weights are the clients' numbers of examples (preset ``paper``) or all equal (``release``).
+    Integer and boolean buffers, such as batch counters, are averaged as numbers, rounded and cast
+    back.
+
+    Args:
+        states: at least one; all with the same names and shapes.
+        weights: one per state, finite, none negative, not all zero. A state of weight 0 counts for
+            nothing.
+
+    Returns:
+        A fresh state in the names' order and the dtypes of the first state.
+
+    Raises:
+        UpdateError: no states, bad weights, or states that do not fit each other.
+    """
+    shares = _shares(states, weights)
+    first = states[0]
+    for index, state in enumerate(states[1:], start=1):
+        _check_same_names(state, first, f"state {index}")
+        for name, tensor in state.items():
+            if tensor.shape != first[name].shape:
+                found, wanted = tuple(tensor.shape), tuple(first[name].shape)
+                raise UpdateError(
+                    f"state {index}: tensor '{name}' has shape {found} where state 0 has {wanted}"
+                )
+    return {name: _average([state[name] for state in states], shares) for name in first}
+
+
+def _average(tensors: list[Tensor], shares: list[float]) -> Tensor:
+    first = tensors[0]
+    total = first.double().mul(shares[0])
+    for tensor, share in zip(tensors[1:], shares[1:], strict=True):
+        total.add_(tensor.double(), alpha=share)
+    return (total if first.is_floating_point() else total.round()).to(first.dtype)
+
+
+def _shares(states: Sequence[State], weights: Sequence[float]) -> list[float]:
+    if not states:
+        raise UpdateError("no updates to average")
+    if len(states) != len(weights):
+        raise UpdateError(f"{len(states)} updates but {len(weights)} weights")
+    for index, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UpdateError(
+                f"weight {index} is {weight}; weights must be finite and not negative"
+            )
+    total = math.fsum(weights)
+    if total == 0:
+        raise UpdateError("all weights are zero: no update holds any examples")
+    return [weight / total for weight in weights]
+
+
+def check_update(update: Mapping[str, object], reference: State, *, who: str) -> None:
+    """Refuse an update that does not fit the global model, before it can spoil an average.
+
+    Args:
+        update: what a client sent.
+        reference: the state it should look like: same names, shapes and dtypes.
+        who: the sender as the user knows it, such as ``client 3``.
+
+    Raises:
+        UpdateError: names ``who``, the tensor, and what was found: a missing or unknown name,
+            something that is no tensor, another shape or dtype, nan or inf.
+    """
+    from torch import Tensor
+
+    _check_same_names(update, reference, who)
+    for name, wanted in reference.items():
+        found = update[name]
+        if not isinstance(found, Tensor):
+            raise UpdateError(f"{who}: '{name}' is a {type(found).__name__}, not a tensor")
+        if found.shape != wanted.shape:
+            shapes = f"{tuple(found.shape)}, expected {tuple(wanted.shape)}"
+            raise UpdateError(f"{who}: tensor '{name}' has shape {shapes}")
+        if found.dtype != wanted.dtype:
+            raise UpdateError(
+                f"{who}: tensor '{name}' has dtype {found.dtype}, expected {wanted.dtype}"
+            )
+        finite = found.isfinite()
+        if not finite.all():
+            count = int(finite.logical_not().sum())
+            raise UpdateError(
+                f"{who}: tensor '{name}' holds {count} nan or inf among {found.numel()} values"
+            )
+
+
+def _check_same_names(state: Mapping[str, object], reference: State, who: str) -> None:
+    if state.keys() == reference.keys():
+        return
+    missing = [name for name in reference if name not in state]
+    if missing:
+        raise UpdateError(f"{who}: tensor '{missing[0]}' is missing{_and_more(missing)}")
+    unknown = [name for name in state if name not in reference]
+    hint = did_you_mean(unknown[0], reference)
+    raise UpdateError(
+        f"{who}: tensor '{unknown[0]}' is unknown to the global model{_and_more(unknown)}.{hint}"
+    )
+
+
+def _and_more(names: list[str]) -> str:
+    return f", and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def displacement(end: State, start: State, names: Iterable[str]) -> dict[str, Tensor]:
+    """end - start for the named tensors: what a client's training did (SCAFFOLD's dy, server
+    optimisers' -gradient).
+    """
+    return {name: end[name] - start[name] for name in names}
+
+
+def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
+    """Euclidean length of ``state - reference`` over the named tensors taken as one vector."""
+    return math.sqrt(
+        math.fsum(_square(state[name].double() - reference[name].double()) for name in names)
+    )
+
+
+def heterogeneity(states: Sequence[State], names: Iterable[str]) -> float:
+    """s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 over the named tensors (CalFAT section
+    3.2).
+
+    The mean is uniform and taken before aggregation. Name the trainable parameters only: statistics
+    of normalisation layers do not belong in it. 0.0 for a single client, where nothing can differ.
+    """
+    if len(states) < 2:
+        return 0.0
+    total = 0.0
+    for name in names:
+        tensors = [state[name].double() for state in states]
+        mean = sum(tensors[1:], start=tensors[0]) / len(tensors)
+        total += math.fsum(_square(tensor - mean) for tensor in tensors)
+    return total / (len(states) - 1)
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.square().sum())
+
+
+def slack_weights(
+    weights: Sequence[float], losses: Sequence[float], *, ratio: float = 1.4, top: int = 1
+) -> list[float]:
+    """SFAT's alpha-slack: favour the clients with the smallest adversarial loss (Zhu et al., ICLR
+    2023).
+
+    The ``top`` clients get their weight times ``ratio`` = (1 + alpha) / (1 - alpha), then all are
+    normalised. The official release divides by a wrong sum where client 0 is not on top; this is
+    the normalised form.
+
+    Args:
+        weights: base weights, equal or numbers of examples.
+        losses: adversarial training loss of each client, last local epoch, batch mean. Ties go to
+            the first client; a nan counts as the largest loss.
+        ratio: >= 1; 1 leaves the weights as they are. 1.4 means alpha = 1/6.
+        top: how many clients are favoured.
+
+    Returns:
+        Weights that sum to 1.
+    """
+
+    def rank(index: int) -> float:
+        return math.inf if math.isnan(losses[index]) else losses[index]
+
+    favoured: Collection[int] = sorted(range(len(losses)), key=rank)[:top]
+    slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]
+    total = math.fsum(slack)
+    return [w / total for w in slack]

@@ -1,0 +1,291 @@
+"""The threat model: what an adversary may do to an image, in exact units.
+
+One object carries norm, eps, step size, number of steps and pixel range, and owns every operation
+that depends on
+them: starts, steps, projection, the final check. Training and evaluation use the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from calfat_plugin.errors import BudgetError, OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Norm = Literal["linf", "l2"]
+
+_DECIMAL = r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
+_NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
+_SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up to this denominator
+
+
+def parse_number(value: object) -> Fraction:
+    """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
+
+    YAML 1.1 hands over the first two as text; this is the one place that turns them into numbers. A
+    float becomes the simplest fraction that is the same float, so ``8 / 255`` computed in Python is
+    8/255 again.
+
+    Raises:
+        ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type).
+    """
+    if isinstance(value, str):
+        return _parse_text(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
+        raise ValueError(f"{value!r} is not a number; write 8/255, 0.1 or 1e-3")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value!r} is not a finite number")
+        simple = Fraction(value).limit_denominator(_SIMPLE_DENOMINATOR)
+        return simple if float(simple) == value else Fraction(repr(float(value)))
+    return Fraction(value)
+
+
+def _parse_text(text: str) -> Fraction:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number; write 8/255, 0.1 or 1e-3")
+    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
+    if denominator == 0:
+        raise ValueError(f"{text!r} divides by zero")
+    return numerator / denominator
+
+
+def exact_text(value: Fraction | float) -> str:
+    """Write a number without loss and as people write it: ``8/255``, ``0.1``, ``0.002``, ``1``.
+
+    ``parse_number(exact_text(v)) == parse_number(v)`` for every finite number.
+    """
+    exact = parse_number(value)
+    if exact.denominator == 1:
+        return str(exact.numerator)
+    decimal = repr(float(exact))
+    return decimal if Fraction(decimal) == exact else f"{exact.numerator}/{exact.denominator}"
+
+
+class Bounds(NamedTuple):
+    """The pixel range, both ends allowed."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+
+UNIT_RANGE = Bounds()
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """Norm, budget and schedule of an attack.
+
+    ``eps`` and ``step_size`` may be given as int, float, text or Fraction; they are kept as exact
+    fractions, so that a result file says 8/255 and not 0.03137254901960784. Both are fractions of
+    the pixel range, never 8.
+
+    Attributes:
+        norm: ``linf`` (largest change of a pixel value) or ``l2`` (Euclidean length of the change
+            of an image).
+        eps: radius of the ball, >= 0. For ``linf`` at most the width of ``bounds``.
+        step_size: length of one ascent step in ``norm``, > 0, same unit.
+        steps: ascent steps, >= 1.
+        bounds: pixel range. Clean images must lie inside it.
+
+    Raises:
+        OptionError: a value is of the wrong type, out of range or in the wrong unit.
+    """
+
+    norm: Norm = "linf"
+    eps: Fraction = Fraction(8, 255)
+    step_size: Fraction = Fraction(2, 255)
+    steps: int = 10
+    bounds: Bounds = UNIT_RANGE
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(Norm):
+            hint = did_you_mean(str(self.norm), get_args(Norm))
+            raise OptionError(f"norm must be 'linf' or 'l2'; got {self.norm!r}.{hint}")
+        object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
+        object.__setattr__(self, "eps", self._exact("eps", self.eps, "8/255"))
+        object.__setattr__(self, "step_size", self._exact("step_size", self.step_size, "2/255"))
+        if self.step_size == 0:
+            raise OptionError("step_size must be above 0; got 0")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise OptionError(f"steps must be a whole number of at least 1; got {self.steps!r}")
+
+    def _exact(self, name: str, value: object, example: str) -> Fraction:
+        try:
+            number = parse_number(value)
+        except ValueError as error:
+            raise OptionError(f"{name} must be a number such as {example}: {error}") from error
+        if number < 0:
+            raise OptionError(f"{name} must not be negative; got {exact_text(number)}")
+        width = self.bounds.high - self.bounds.low
+        if self.norm == "linf" and number > width:
+            got = exact_text(number)
+            raise OptionError(
+                f"{name} is a fraction of the pixel range, such as {example}; got {got}"
+            )
+        return number
+
+    # Starts. Noise is drawn on the generator's device and in row-major order, so that a CPU
+    # generator gives the same start on every device and for every memory layout of x.
+
+    def random_start(self, x: Tensor, generator: Generator) -> Tensor:
+        """Start uniformly inside the ball, then clip to the pixel range.
+
+        ``linf``: every value moves by U(-eps, eps). ``l2``: a uniform direction times a radius that
+        makes the point uniform in the ball's volume.
+
+        Args:
+            x: (N, ...) float, inside ``bounds``.
+            generator: source of the noise.
+
+        Returns:
+            Same shape and dtype as x, inside the budget.
+        """
+        eps = float(self.eps)
+        if self.norm == "linf":
+            noise = _empty_on(x, generator).uniform_(-eps, eps, generator=generator)
+            return self.project(x + noise.to(x.device), x)
+        direction = _empty_on(x, generator).normal_(generator=generator)
+        radius = direction.new_empty(len(x)).uniform_(generator=generator)
+        radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
+        noise = _unit(direction) * _per_example(radius, x)
+        return self.project(x + noise.to(x.device), x)
+
+    def gaussian_start(self, x: Tensor, generator: Generator, std: float) -> Tensor:
+        """Start at x plus ``std`` times a standard normal, **not** projected (methods.md 2: TRADES,
+        MART, CalFAT).
+
+        The first gradient is taken at this point; the projection after the first step brings it
+        into the budget.
+        """
+        noise = _empty_on(x, generator).normal_(generator=generator).mul_(std)
+        return x + noise.to(x.device)
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Nearest point of the ball around x, then of the pixel range. (N, ...) in, a new (N, ...)
+        out.
+
+        Clipping to the range cannot leave the ball again, because x itself lies inside the range.
+        """
+        eps = float(self.eps)
+        if self.norm == "linf":
+            inside = x_adv.clamp(x - eps, x + eps)
+        else:
+            change = x_adv - x
+            length = _length(change.flatten(1))
+            # Inside the ball the factor is exactly 1 and x_adv comes back as it was, not as x +
+            # (x_adv - x).
+            shrink = (eps / length.clamp_min(_TINY)).clamp(max=1.0)
+            inside = x_adv.where(
+                _per_example(length <= eps, x), x + change * _per_example(shrink, x)
+            )
+        return inside.clamp(*self.bounds)
+
+    def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
+        """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made
+        unit length.
+
+        A zero gradient moves nothing (sign(0) = 0).
+        """
+        direction = grad.sign() if self.norm == "linf" else _unit(grad)
+        return x_adv.add(direction, alpha=step_size)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """Distance of every example from its clean image in ``norm``: (N, ...) in, (N,) out, at
+        least float32.
+        """
+        change = (x_adv - x).flatten(1)
+        if change.element_size() < 4:
+            change = change.float()
+        if self.norm == "l2":
+            return _length(change)
+        return change.abs().amax(dim=1) if change.shape[1] else change.new_zeros(len(change))
+
+    def check(self, x_adv: Tensor, x: Tensor, *, who: str, tol: float = 1e-6) -> None:
+        """Refuse adversarial examples that left the budget; a cheating attack is caught by name.
+
+        Args:
+            x_adv: (N, ...), what the attack returned.
+            x: (N, ...), the clean images.
+            who: the attack, as the user knows it.
+            tol: allowed excess for rounding, in units of the pixel range (for eps above 1: of eps).
+
+        Raises:
+            BudgetError: another shape, a non-finite value, beyond eps, or outside the pixel range.
+                The text names ``who``, the worst example, and by how much.
+        """
+        if x_adv.shape != x.shape:
+            shapes = f"{tuple(x_adv.shape)} for images of shape {tuple(x.shape)}"
+            raise BudgetError(f"{who}: returned adversarial examples of shape {shapes}")
+        if x.numel() == 0:
+            return
+        broken = x_adv.isfinite().logical_not().flatten(1).any(dim=1)
+        if broken.any():
+            raise BudgetError(
+                f"{who}: {int(broken.sum())} of {len(x)} adversarial examples hold nan or inf; "
+                f"the first is example {int(broken.int().argmax())}"
+            )
+        distance, eps = self.distance(x_adv, x), float(self.eps)
+        ball = f"{self.norm} ball of eps {exact_text(self.eps)}"
+        _refuse_excess(distance - eps, tol * max(1.0, eps), who, ball)
+        low, high = self.bounds
+        flat = x_adv.flatten(1)
+        outside = (low - flat).maximum(flat - high).amax(dim=1)
+        _refuse_excess(outside, tol, who, f"pixel range [{low:g}, {high:g}]")
+
+
+def _refuse_excess(excess: Tensor, tol: float, who: str, limit: str) -> None:
+    worst = int(excess.argmax())
+    if float(excess[worst]) > tol:
+        raise BudgetError(
+            f"{who}: {int((excess > tol).sum())} of {len(excess)} adversarial examples left the "
+            f"{limit}; the worst is example {worst}, {float(excess[worst]):.3g} outside. "
+            "An attack must end with threat.project(x_adv, x)."
+        )
+
+
+_TINY = 1e-30  # keeps 0/0 out of a norm's reciprocal; far below any length that matters
+
+
+def _checked_bounds(value: object) -> Bounds:
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        try:
+            bounds = Bounds(*(float(parse_number(end)) for end in value))
+        except ValueError as error:
+            raise OptionError(f"bounds must be two numbers such as [0, 1]: {error}") from error
+        if bounds.low < bounds.high:
+            return bounds
+    raise OptionError(
+        f"bounds must be two numbers, the lower one first, such as [0, 1]; got {value!r}"
+    )
+
+
+def _empty_on(x: Tensor, generator: Generator) -> Tensor:
+    return x.new_empty(x.shape, device=generator.device)
+
+
+def _per_example(values: Tensor, like: Tensor) -> Tensor:
+    """(N,) to (N, 1, ..., 1), so that it multiplies a batch."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _unit(direction: Tensor) -> Tensor:
+    """Make every example of (N, ...) unit length; zero stays zero."""
+    flat = direction.flatten(1)
+    # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the
+    # example.
+    flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
+    return (flat / _length(flat)[:, None].clamp_min(_TINY)).view_as(direction)
+
+
+def _length(flat: Tensor) -> Tensor:
+    """Euclidean length of every row, (N, D) to (N,)."""
+    length: Tensor = flat.norm(dim=1)
+    return length
