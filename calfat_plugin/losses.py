@@ -27,7 +27,7 @@ def cross_entropy(logits: Tensor, y: Tensor, reduction: Reduction = "mean") -> T
     """CE = -log softmax(logits)[y]."""
     import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-    return F.cross_entropy(_wide(logits), y, reduction=reduction)
+    return F.cross_entropy(wide(logits), y, reduction=reduction)
 
 
 def soft_cross_entropy(
@@ -38,8 +38,8 @@ def soft_cross_entropy(
     p = softmax(target_logits), q = softmax(input_logits). Differs from the divergence by the
     entropy of p, so its gradient with respect to the input logits is the same.
     """
-    p, log_q = _wide(target_logits).softmax(dim=1), _wide(input_logits).log_softmax(dim=1)
-    return _reduced(-(p * log_q).sum(dim=1), reduction)
+    p, log_q = wide(target_logits).softmax(dim=1), wide(input_logits).log_softmax(dim=1)
+    return reduced(-(p * log_q).sum(dim=1), reduction)
 
 
 def kl_divergence(
@@ -56,12 +56,12 @@ def kl_divergence(
     """
     import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-    target, log_q = _wide(target_logits), _wide(input_logits).log_softmax(dim=1)
+    target, log_q = wide(target_logits), wide(input_logits).log_softmax(dim=1)
     if target.requires_grad:
         # The plain form's gradient through the target is 0 * inf = nan once a probability
         # underflows to 0.
         per_class = F.kl_div(log_q, target.log_softmax(dim=1), reduction="none", log_target=True)
-        return _reduced(per_class.sum(dim=1), reduction)
+        return reduced(per_class.sum(dim=1), reduction)
     p = target.softmax(dim=1)
     if reduction == "none":
         return F.kl_div(log_q, p, reduction="none").sum(dim=1)
@@ -77,9 +77,9 @@ def cw_margin(
     kappa only controls how far an example that is already misclassified keeps moving: at 0 it stops
     at the boundary, at 50 it never saturates for usual logits.
     """
-    logits = _wide(logits)
-    margin = _true(logits, y) - _without(logits, y).amax(dim=1)
-    return _reduced(-(margin + kappa).clamp_min(0.0), reduction)
+    logits = wide(logits)
+    margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+    return reduced(-(margin + kappa).clamp_min(0.0), reduction)
 
 
 def dlr(logits: Tensor, y: Tensor, reduction: Reduction = "sum") -> Tensor:
@@ -89,26 +89,32 @@ def dlr(logits: Tensor, y: Tensor, reduction: Reduction = "sum") -> Tensor:
     z_(1) >= z_(2) >= z_(3) are the sorted logits; scale- and shift-invariant (Croce and Hein 2020,
     eq. 6). C >= 3.
     """
-    logits = _wide(logits)
+    logits = wide(logits)
     top = logits.topk(3, dim=1).values
-    margin = _true(logits, y) - _without(logits, y).amax(dim=1)
-    return _reduced(-margin / (top[:, 0] - top[:, 2] + 1e-12), reduction)
+    margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+    return reduced(-margin / (top[:, 0] - top[:, 2] + 1e-12), reduction)
 
 
-def _wide(logits: Tensor) -> Tensor:
+# --- pieces that other loss modules share ---
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Half precision to float32, anything else as it is."""
     return logits.float() if logits.element_size() < 4 else logits
 
 
-def _true(scores: Tensor, y: Tensor) -> Tensor:
+def true_class(scores: Tensor, y: Tensor) -> Tensor:
+    """Score of each example's class: (N, C) and (N,) to (N,)."""
     return scores.gather(1, y[:, None]).squeeze(1)
 
 
-def _without(scores: Tensor, y: Tensor) -> Tensor:
+def without_true_class(scores: Tensor, y: Tensor) -> Tensor:
     """(N, C) with the true class at -inf, so that max and argmax speak of the other classes."""
     return scores.scatter(1, y[:, None], float("-inf"))
 
 
-def _reduced(per_example: Tensor, reduction: Reduction) -> Tensor:
+def reduced(per_example: Tensor, reduction: Reduction) -> Tensor:
+    """Apply ``reduction`` to (N,)."""
     if reduction == "none":
         return per_example
     return per_example.mean() if reduction == "mean" else per_example.sum()
