@@ -1,0 +1,1 @@
+"""Built-in aggregators: thin classes over ``averaging``."""

@@ -1,0 +1,1 @@
+"""Built-in evaluators. ``measure`` runs any set of evaluators on a model with one shared clean pass."""

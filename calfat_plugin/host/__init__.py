@@ -1,0 +1,1 @@
+"""FedML as the runtime. Nothing outside this package imports fedml."""

@@ -1,0 +1,76 @@
+"""The host's defects that reach our users, and what we put in their place while a run lasts.
+
+Each patch is named after its defect, says why it is there, and applies only to the host versions it was tested with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from calfat_plugin.errors import HostError
+
+TESTED_VERSIONS = ("0.9.6",)
+
+
+def check_version(version: str) -> None:
+    """Refuse a host that the patches were not tested with.
+
+    Raises:
+        HostError: with the versions that work.
+    """
+    if version not in TESTED_VERSIONS:
+        raise HostError(
+            f"fedml {version} is installed; calfat_plugin is tested with {', '.join(TESTED_VERSIONS)}. "
+            f"Install it with: pip install fedml=={TESTED_VERSIONS[-1]}"
+        )
+
+
+@contextmanager
+def calls_home() -> Iterator[None]:
+    """Keep ``fedml.init`` off the network and out of the home directory.
+
+    Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out), creates
+    ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name is kept
+    in ``~/.fedml`` too; here it lives in this process's environment only.
+    """
+    import fedml
+
+    def set_in_process(key: str, value: str) -> None:
+        os.environ[key] = value
+
+    def no_fetch(args: Any, version: str = "release") -> None:
+        args.version = args.config_version = version
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ))
+        stack.enter_context(mock.patch.object(fedml, "set_env_kv", set_in_process))
+        stack.enter_context(mock.patch.object(fedml, "load_env", lambda: None))
+        stack.enter_context(mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch))
+        yield
+
+
+@contextmanager
+def reseeds_the_world() -> Iterator[None]:
+    """Give the caller's global random generators back as they were.
+
+    ``fedml.init`` seeds Python's, numpy's and torch's global generators with the run's seed. Our streams are derived
+    and need none of it; a notebook that runs a recipe should not find its own randomness reset.
+    """
+    import random
+
+    import numpy as np
+    import torch
+
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    deterministic = torch.backends.cudnn.deterministic
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+            torch.backends.cudnn.deterministic = deterministic

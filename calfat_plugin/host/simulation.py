@@ -1,0 +1,159 @@
+"""The host's single-process simulator with our parties inside.
+
+The round loop is FedML's own ``FedAvgAPI.train``. Its simulator ignores custom trainers and aggregators, so we derive
+from the API, hand in our own trainer, and override the three steps that are ours: sampling, aggregation, evaluation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.parties import Server, Snapshot, Worker
+from calfat_plugin.results import EvaluationResult
+
+make_torchvision_importable()  # before fedml, which imports torchvision
+
+import fedml  # noqa: E402
+from fedml.core.alg_frame.client_trainer import ClientTrainer  # noqa: E402
+from fedml.simulation.sp.fedavg.client import Client  # noqa: E402
+from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI  # noqa: E402
+
+from calfat_plugin.host import patches  # noqa: E402
+from calfat_plugin.host.arguments import host_arguments  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+
+class WorkerTrainer(ClientTrainer):  # type: ignore[misc]
+    """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
+
+    def __init__(self, worker: Worker, args: Any) -> None:
+        super().__init__(None, args)
+        self.worker = worker
+        self.round = 0
+        self._message: Mapping[str, Tensor] = {}
+
+    def get_model_params(self) -> Mapping[str, Tensor]:
+        """The message last received or, after training, the one to send."""
+        return self._message
+
+    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
+        self._message = model_parameters
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Train client ``self.id``, which the host sets before each call."""
+        self._message = self.worker.fit(self.id, self.round, self._message)
+
+
+class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
+    """FedML's FedAvg simulation, driving a server and a worker of ours.
+
+    Args:
+        args: the host's arguments; ``comm_round`` counts the rounds still to do.
+        device: where to train.
+        server, worker: the parties.
+        on_round: called with each record and a snapshot to save, before observers hear of the round.
+    """
+
+    def __init__(
+        self, args: Any, device: torch.device, server: Server, worker: Worker, on_round: Any, dataset: Dataset
+    ) -> None:
+        self.server, self.worker, self.on_round = server, worker, on_round
+        self.trainer = WorkerTrainer(worker, args)
+        self.first_round = server.round + 1
+        self.clients: tuple[int, ...] = ()
+        counts = {client: worker.num_examples(client) for client in worker.shards}
+        nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
+        super().__init__(
+            args,
+            device,
+            [sum(counts.values()), len(dataset.test), None, None, counts, nothing, nothing, dataset.num_classes],
+            torch.nn.Identity(),  # the host builds a trainer of its own around it, which is then replaced
+        )
+        self.model_trainer = self.trainer
+        self.trainer.set_model_params(server.downlink())
+
+    def _setup_clients(self, num_dict: Any, train_dict: Any, test_dict: Any, model_trainer: Any) -> None:
+        for slot in range(self.args.client_num_per_round):
+            self.client_list.append(
+                Client(slot, train_dict[slot], test_dict[slot], num_dict[slot], self.args, self.device, self.trainer)
+            )
+
+    def _client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
+        self.trainer.round = self.first_round + round_idx
+        self.clients = self.server.start_round(self.trainer.round)
+        return list(self.clients)
+
+    def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> OrderedDict[str, Tensor]:
+        uploads = dict(zip(self.clients, w_locals, strict=True))
+        record = self.server.finish_round(self.trainer.round, uploads)
+        self.on_round(record, self._snapshot())
+        return self.server.downlink()
+
+    def _local_test_on_all_clients(self, round_idx: int) -> None:
+        """Nothing: evaluation is part of the round, on the global model and once, not once a client."""
+
+    def _snapshot(self) -> Snapshot:
+        server = self.server
+        return Snapshot(
+            server.round, server.state, server.server_state, server.broadcast, dict(self.worker.client_states)
+        )
+
+    def run(self) -> None:
+        """What ``FedMLRunner`` calls."""
+        self.train()
+
+
+def simulate(
+    experiment: Experiment,
+    dataset: Dataset,
+    shards: Mapping[int, ImageData],
+    device: torch.device,
+    *,
+    observer: RunObserver,
+    on_round: Any,
+    resume_from: Snapshot | None = None,
+) -> tuple[EvaluationResult, ...]:
+    """Run all remaining rounds through FedML's simulator, then the final evaluation.
+
+    Raises:
+        HostError: the installed host is of an untested version.
+        UpdateError: a round without a single usable update.
+    """
+    patches.check_version(fedml.__version__)
+    server = Server(experiment, dataset, device, observer)
+    worker = Worker(experiment, dataset, shards, device, observer)
+    if resume_from is not None:
+        server.restore(resume_from)
+        worker.client_states.update(resume_from.client_states)
+    remaining = experiment.num_rounds - server.round
+    if remaining > 0:
+        args = host_arguments(experiment, run_id="0")
+        args.comm_round = remaining
+        _run_host(args, device, server, worker, on_round, dataset)
+    return server.final_evaluation()
+
+
+def _run_host(
+    args: SimpleNamespace, device: torch.device, server: Server, worker: Worker, on_round: Any, dataset: Dataset
+) -> None:
+    tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
+    with ExitStack() as stack:
+        stack.enter_context(patches.reseeds_the_world())
+        if not tracked:
+            stack.enter_context(patches.calls_home())
+        args = fedml.init(args, check_env=False, should_init_logs=False)
+        api = SimulationAPI(args, device, server, worker, on_round, dataset)
+        fedml.FedMLRunner(args, device, None, None, algorithm_flow=api).run()

@@ -1,0 +1,1 @@
+"""Built-in loss modifiers: changes to a method's losses that compose with many methods."""

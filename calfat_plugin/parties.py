@@ -1,0 +1,282 @@
+"""The two parties of a federation, without a runtime: the host's adapters only carry messages between them.
+
+A :class:`Server` holds the global model, aggregates and evaluates; a :class:`Worker` trains clients. In a simulation
+one worker serves every client; across silos each party has one. Everything here is a function of the experiment, the
+round and the messages, so every runtime gives the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calfat_plugin.averaging import check_update, heterogeneity, update_norm
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.interfaces import AggregationTask, LocalTask, RunObserver, State
+from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.seeds import derive_seed, generator
+from calfat_plugin.wire import (
+    Wire,
+    num_bytes,
+    pack_downlink,
+    pack_refusal,
+    pack_update,
+    unpack_downlink,
+    unpack_update,
+)
+
+log = logging.getLogger(__name__)
+
+_MONITOR_SUBSET_SEED = 0  # one subset for every seed of a study, so that curves compare
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that must survive a crash to go on as if nothing had happened. Random streams are derived, so none is kept.
+
+    Attributes:
+        round: the last finished round, 1-based.
+        global_state: the global model after it.
+        server_state: the aggregator's memory.
+        broadcast: extras that go out with the next model.
+        client_states: client id to what that client keeps.
+    """
+
+    round: int
+    global_state: State
+    server_state: State = field(default_factory=dict)
+    broadcast: State = field(default_factory=dict)
+    client_states: Mapping[int, State] = field(default_factory=dict)
+
+
+def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> tuple[int, ...]:
+    """Ids of the clients that train in a round, ascending: all of them, or a uniform draw without replacement."""
+    if per_round >= num_clients:
+        return tuple(range(num_clients))
+    stream = np.random.default_rng(derive_seed(seed, "sample clients", round=round))
+    return tuple(sorted(int(client) for client in stream.choice(num_clients, per_round, replace=False)))
+
+
+class Worker:
+    """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
+
+    Args:
+        experiment: what to run.
+        dataset: for shapes and augmentation; only ``shards`` are trained on.
+        shards: client id to its training examples.
+        device: where to train.
+        observer: hears of progress.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        shards: Mapping[int, ImageData],
+        device: torch.device,
+        observer: RunObserver,
+    ) -> None:
+        self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
+        self.client_states: dict[int, State] = {}
+        self._dataset = dataset
+        self._trainer = experiment.build_trainer()
+        self._correction = experiment.build_aggregator().correction()
+        self._model = experiment.build_model(dataset, self._trainer).to(device)
+
+    def num_examples(self, client: int) -> int:
+        """Training examples of a client."""
+        return len(self.shards[client])
+
+    def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
+        """Train one client from the global model and return its message.
+
+        A client whose training leaves the finite numbers answers with a refusal instead of an update; the round goes
+        on without it, and its kept state stays as it was.
+        """
+        received = unpack_downlink(downlink)
+        self._model.load_state_dict(dict(received.state))
+        data = self.shards[client]
+        counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
+        task = LocalTask(
+            model=self._model,
+            data=data,
+            class_counts=counts,
+            threat=self.experiment.recipe.threat,
+            settings=self.experiment.train_settings,
+            augment=self._dataset.augment,
+            device=self.device,
+            seed=self.experiment.seed,
+            round=round,
+            client=client,
+            client_state=self.client_states.get(client, {}),
+            broadcast=received.extras,
+            correction=self._correction,
+            on_batch=self.observer.client_progress,
+        )
+        try:
+            update = self._trainer.fit(task)
+        except UpdateError as error:
+            log.warning("client %d has no update in round %d: %s", client, round, error)
+            return pack_refusal(str(error))
+        self.client_states[client] = update.client_state
+        return pack_update(update)
+
+
+class Server:
+    """Holds the global model.
+
+    Args:
+        experiment: what to run.
+        dataset: the test split is evaluated on; the training split only tells shapes.
+        device: where to evaluate; the global model itself stays on the CPU.
+        observer: hears of progress.
+    """
+
+    def __init__(
+        self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver
+    ) -> None:
+        self.experiment, self.device, self.observer = experiment, device, observer
+        self._trainer = experiment.build_trainer()
+        self._aggregator = experiment.build_aggregator()
+        self._model = experiment.build_model(dataset, self._trainer)
+        self._num_classes = dataset.num_classes
+        self._test = dataset.test.to(device)
+        self._monitored = _subset(self._test, experiment.recipe.monitor.max_examples)
+        self._parameter_names = [name for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+        self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        self.server_state: State = {}
+        self.broadcast: State = {}
+        self.round = 0
+        self._model.to(device).eval()
+        self._started = time.perf_counter()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on after ``snapshot.round``.
+
+        Raises:
+            UpdateError: when the snapshot does not fit this experiment's model.
+        """
+        check_update(snapshot.global_state, self.state, who="checkpoint")
+        self.state, self.server_state = snapshot.global_state, snapshot.server_state
+        self.broadcast, self.round = snapshot.broadcast, snapshot.round
+
+    def start_round(self, round: int) -> tuple[int, ...]:
+        """Begin a round; returns the ids of its clients, ascending."""
+        self._started = time.perf_counter()
+        clients = sample_clients(
+            self.experiment.seed, round, self.experiment.num_clients, self.experiment.recipe.clients_per_round
+        )
+        self.observer.round_started(round, clients)
+        return clients
+
+    def downlink(self) -> Wire:
+        """The message to every client of the next round."""
+        return pack_downlink(self.state, self.broadcast)
+
+    def finish_round(self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]) -> RoundRecord:
+        """Aggregate a round's messages, evaluate where the recipe says so, and return the record.
+
+        Args:
+            round: 1-based.
+            uploads: client id to (number of examples, message).
+
+        Raises:
+            UpdateError: when not one update can be used; the global model is then as before the round.
+        """
+        bytes_down = len(uploads) * num_bytes(self.downlink())
+        usable, refused = self._usable(round, dict(sorted(uploads.items())))
+        previous, names = self.state, self._parameter_names
+        aggregate = self._aggregator.combine(
+            AggregationTask(
+                global_state=previous,
+                updates=usable,
+                server_state=self.server_state,
+                parameter_names=names,
+                num_clients=self.experiment.num_clients,
+                round=round,
+            )
+        )
+        check_update(aggregate.state, previous, who=f"aggregator '{self.experiment.aggregator.name}'")
+        self.state, self.server_state, self.round = aggregate.state, aggregate.server_state, round
+        self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
+        return RoundRecord(
+            round=round,
+            clients=tuple(usable),
+            refused=refused,
+            losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
+            update_norms={client: update_norm(update.state, previous, names) for client, update in usable.items()},
+            heterogeneity=heterogeneity([update.state for update in usable.values()], names),
+            evaluations=self._monitor(round),
+            seconds=time.perf_counter() - self._started,
+            bytes_down=bytes_down,
+            bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
+        )
+
+    def final_evaluation(self) -> tuple[EvaluationResult, ...]:
+        """Evaluate the global model with the recipe's evaluators on the full test split."""
+        return tuple(self._measure(self._test, final=True).values())
+
+    def _usable(
+        self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]
+    ) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
+        usable: dict[int, LocalUpdate] = {}
+        refused: dict[int, str] = {}
+        for client, (num_examples, wire) in uploads.items():
+            try:
+                update = unpack_update(wire, num_examples)
+                check_update(update.state, self.state, who=f"client {client}")
+                usable[client] = update
+            except UpdateError as error:
+                log.warning("round %d: update of client %d refused: %s", round, client, error)
+                refused[client] = str(error)
+        if not usable:
+            reasons = "\n".join(f"  {reason}" for reason in refused.values())
+            raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}")
+        return usable, refused
+
+    def _monitor(self, round: int) -> dict[str, EvaluationResult]:
+        due = round % self.experiment.recipe.monitor.every == 0 or round == self.experiment.num_rounds
+        return self._measure(self._monitored, final=False) if due else {}
+
+    def _measure(self, data: ImageData, *, final: bool) -> dict[str, EvaluationResult]:
+        experiment = self.experiment
+        picks = experiment.evaluators if final else experiment.monitor_evaluators
+        self._model.load_state_dict(dict(self.state))
+        return measure(
+            self._model,
+            data,
+            experiment.build_evaluators(picks),
+            num_classes=self._num_classes,
+            threat=experiment.recipe.threat,
+            batch_size=experiment.recipe.evaluation.batch_size,
+            device=self.device,
+            seed=experiment.seed,
+            round=0 if final else self.round,
+            on_progress=self.observer.evaluation_progress,
+        )
+
+
+def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
+    """Split the training set as the recipe says; the shards live on ``device``.
+
+    Raises:
+        DataError: the labels cannot be split as asked.
+    """
+    indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
+    return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}
+
+
+def _subset(data: ImageData, max_examples: int | None) -> ImageData:
+    if max_examples is None or max_examples >= len(data):
+        return data
+    order = torch.randperm(len(data), generator=generator(_MONITOR_SUBSET_SEED, "monitor subset"))
+    return data.subset(order[:max_examples].sort().values)

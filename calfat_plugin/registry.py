@@ -1,0 +1,244 @@
+"""The registry: which plugins exist, who offers them, and what failed to load.
+
+Built-ins come through the same hooks as anyone's. Third parties are found through the entry-point group
+``calfat_plugin``; a plugin that cannot be imported, breaks the contract or misspells a hook is reported and left out,
+and a name offered twice is an error that names both distributions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, distributions
+from typing import Any, TypeVar
+
+import pluggy
+
+from calfat_plugin import __version__, entries, hookspecs
+from calfat_plugin.errors import PluginError, did_you_mean, listed
+
+GROUP = hookspecs.PROJECT
+BLOCK_VARIABLE = "CALFAT_BLOCK_PLUGINS"
+
+KINDS: Mapping[type[entries.Entry], str] = {
+    entries.TrainerEntry: "calfat_local_trainers",
+    entries.ModifierEntry: "calfat_loss_modifiers",
+    entries.AggregatorEntry: "calfat_aggregators",
+    entries.EvaluatorEntry: "calfat_evaluators",
+    entries.DatasetEntry: "calfat_datasets",
+    entries.ModelEntry: "calfat_models",
+    entries.PartitionEntry: "calfat_partitions",
+}
+
+E = TypeVar("E", bound=entries.Entry)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who offers a plugin: distribution, version and entry-point name."""
+
+    distribution: str
+    version: str
+    plugin: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A plugin that was found and not loaded."""
+
+    plugin: str
+    provider: Provider
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.plugin} ({self.provider}): {self.reason}"
+
+
+BUILT_IN = Provider("calfat-plugin", __version__, "built-in")
+
+
+class Registry:
+    """Plugins by kind and name. Build one with :meth:`load`; pass it on; there is no global one."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._providers: dict[str, Provider] = {}
+        self._entries: dict[type[entries.Entry], dict[str, tuple[entries.Entry, Provider]]] = {}
+        self.failures: list[Failure] = []
+
+    @classmethod
+    def load(
+        cls, *, entry_points: bool = True, plugins: Iterable[Any] = (), block: Iterable[str] | None = None
+    ) -> Registry:
+        """Collect the built-ins, and installed plugins unless told not to.
+
+        Args:
+            entry_points: whether to discover installed distributions (tests say no).
+            plugins: further modules or objects with hooks.
+            block: distributions or entry-point names to leave out; default: the comma-separated environment variable
+                ``CALFAT_BLOCK_PLUGINS``.
+
+        Raises:
+            PluginError: when two plugins offer one name of one kind.
+        """
+        from calfat_plugin import builtin
+
+        registry = cls()
+        registry._register(builtin, BUILT_IN)
+        for plugin in plugins:
+            name = getattr(plugin, "__name__", type(plugin).__name__)
+            registry._register(plugin, Provider("passed in", name, name))
+        if entry_points:
+            blocked = os.environ.get(BLOCK_VARIABLE, "").split(",") if block is None else block
+            registry._discover({_normal(name) for name in blocked if name.strip()})
+        registry._collect()
+        return registry
+
+    # --- lookups ------------------------------------------------------------------------------------------------------
+
+    def names(self, kind: type[E]) -> tuple[str, ...]:
+        """All names of a kind, sorted."""
+        return tuple(sorted(self._entries[kind]))
+
+    def entries(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
+        """All entries of a kind with their providers, sorted by name."""
+        for name in self.names(kind):
+            yield self._entries[kind][name]  # type: ignore[misc]
+
+    def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
+        """Look a name up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``.
+
+        Returns:
+            (entry, options that the name sets).
+
+        Raises:
+            PluginError: unknown name; the text says what is known, what is near and what failed to load.
+        """
+        table = self._entries[kind]
+        if name in table:
+            return table[name][0], {}  # type: ignore[return-value]
+        match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,6})", name)
+        if match and match[1] in table:
+            entry = table[match[1]][0]
+            if entry.number_option is not None:
+                return entry, {entry.number_option: int(match[2])}  # type: ignore[return-value]
+        raise PluginError(self._unknown(kind, name))
+
+    def provider(self, kind: type[E], name: str) -> Provider:
+        """Who offers the entry called ``name``."""
+        return self._entries[kind][name][1]
+
+    @property
+    def hook(self) -> Any:
+        """pluggy's caller for the hooks of a run's life."""
+        return self._manager.hook
+
+    def plugins(self) -> tuple[Provider, ...]:
+        """Everything that was loaded, built-ins first."""
+        return tuple(self._providers.values())
+
+    # --- building -----------------------------------------------------------------------------------------------------
+
+    def _register(self, plugin: Any, provider: Provider) -> None:
+        key = f"{provider.distribution}:{provider.plugin}"
+        self._manager.register(plugin, name=key)
+        self._providers[key] = provider
+
+    def _discover(self, blocked: set[str]) -> None:
+        for point, provider in sorted(_entry_points(), key=lambda found: (str(found[1]), found[0].name)):
+            if _normal(provider.distribution) in blocked or _normal(point.name) in blocked:
+                continue
+            try:
+                plugin = point.load()
+                self._register(plugin, provider)
+                self._check_hooks(plugin, provider)
+            except Exception as error:  # a third party's import may raise anything
+                self._fail(point.name, provider, f"{type(error).__name__}: {error}")
+
+    def _check_hooks(self, plugin: Any, provider: Provider) -> None:
+        """Refuse a hook that no specification knows: pluggy alone would never call it."""
+        if isinstance(plugin, type):
+            raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
+        known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
+        for caller in self._manager.get_hookcallers(plugin) or ():
+            if caller.name not in known:
+                raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
+
+    def _fail(self, name: str, provider: Provider, reason: str) -> None:
+        self.failures.append(Failure(name, provider, reason.rstrip()))
+        key = f"{provider.distribution}:{provider.plugin}"
+        if self._providers.pop(key, None) is not None:
+            self._manager.unregister(name=key)
+
+    def _collect(self) -> None:
+        offered = {kind: self._offers(kind, hook) for kind, hook in KINDS.items()}
+        for kind, offers in offered.items():
+            table: dict[str, tuple[entries.Entry, Provider]] = {}
+            for entry, key in offers:
+                if key not in self._providers:
+                    continue  # a later hook of the same plugin failed
+                provider = self._providers[key]
+                if entry.name in table:
+                    raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
+                table[entry.name] = (entry, provider)
+            self._entries[kind] = table
+
+    def _offers(self, kind: type[entries.Entry], hook: str) -> list[tuple[entries.Entry, str]]:
+        """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""
+        offers = []
+        for implementation in list(getattr(self._manager.hook, hook).get_hookimpls()):
+            key = implementation.plugin_name
+            try:
+                for entry in implementation.function():
+                    if not isinstance(entry, kind):
+                        found = f"the class {entry.__name__}" if isinstance(entry, type) else repr(entry)
+                        raise PluginError(f"{hook} must yield {kind.__name__} objects, got {found}.")
+                    offers.append((entry, key))
+            except Exception as error:
+                provider = self._providers[key]
+                if provider is BUILT_IN:
+                    raise
+                self._fail(provider.plugin, provider, f"{type(error).__name__}: {error}")
+        return offers
+
+    def _unknown(self, kind: type[entries.Entry], name: str) -> str:
+        table = self._entries[kind]
+        offered: dict[str, list[str]] = {}
+        for known, (entry, provider) in table.items():
+            shown = known if entry.number_option is None else f"{known}<{entry.number_option}>"
+            offered.setdefault(str(provider), []).append(shown)
+        who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
+        text = f"no {kind.kind} called '{name}'.{did_you_mean(name, table)} Known: {who}."
+        if self.failures:
+            text += f" Not loaded: {'; '.join(map(str, self.failures))}"
+        return text
+
+
+def _entry_points() -> Iterator[tuple[EntryPoint, Provider]]:
+    seen: set[str] = set()
+    for distribution in distributions():
+        name = distribution.metadata["Name"] or "unknown"
+        if _normal(name) in seen:
+            continue  # the same distribution twice on the path: the first one wins, as for imports
+        seen.add(_normal(name))
+        for point in distribution.entry_points:
+            if point.group == GROUP:
+                yield point, Provider(name, distribution.version, point.name)
+
+
+def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:
+    loser = second if second.distribution != BUILT_IN.distribution else first
+    return (
+        f"two distributions offer a {kind.kind} called '{name}': {first} and {second}. "
+        f"Uninstall one of them, or start with {BLOCK_VARIABLE}={loser.distribution}."
+    )
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()

@@ -1,0 +1,39 @@
+"""FedPGD: adversarial training by PGD on every client (Madry et al. 2018 within FedAvg)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MADRY = Citation(
+    "Madry et al., Towards Deep Learning Models Resistant to Adversarial Attacks, ICLR 2018",
+    """@inproceedings{madry2018towards,
+  title     = {Towards Deep Learning Models Resistant to Adversarial Attacks},
+  author    = {Madry, Aleksander and Makelov, Aleksandar and Schmidt, Ludwig and Tsipras, Dimitris and
+               Vladu, Adrian},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2018}
+}""",
+)
+
+
+class FedPGD(AdversarialTrainer):
+    """CE(f(x~), y) on adversarial examples that climb the same loss from a uniform start."""
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+
+
+ENTRY = TrainerEntry(
+    "fedpgd",
+    build=FedPGD,
+    summary="PGD adversarial training on every client",
+    formula="min CE(f(x~), y), x~ = argmax CE(f(x'), y)",
+    modifiers=("plain", "calibrated"),
+    citation=MADRY,
+)

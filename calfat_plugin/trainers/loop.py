@@ -1,0 +1,169 @@
+"""The only local training loop: epochs, batches, attack, optimiser, and the check that numbers stay finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.attacks import CorrectIterates, attack_mode, gradient_ascent
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.interfaces import BatchProgress, ClientLoss, LocalTask
+from calfat_plugin.loaders import batches, num_batches
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.seeds import generator
+from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REPORT_EVERY = 10  # batches between looks at the loss: each look makes a GPU wait
+
+
+def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
+    """Train ``task.model`` for one round with ``method``'s losses.
+
+    One SGD optimiser a round, so its momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
+    training mode.
+
+    Returns:
+        The update; ``metrics["loss"]`` is the mean training loss per example of the last epoch.
+
+    Raises:
+        UpdateError: when the loss left the finite numbers.
+    """
+    model, settings = task.model, task.settings
+    loss = method.bind_loss(task.class_counts.to(task.device))
+    correction = task.correction.begin(task)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+    mean_loss = float("nan")
+    model.train()
+    for epoch in range(settings.epochs):
+        meter = _LossMeter(task, epoch)
+        noise = generator(
+            task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device
+        )
+        for x_nat, y in _epoch_batches(task, epoch):
+            batch = _attacked(method, task, loss, x_nat, y, noise)
+            objective = method.train_loss(batch)
+            optimizer.zero_grad(set_to_none=True)
+            objective.backward()
+            correction.after_backward(model)
+            optimizer.step()
+            correction.after_step(model, settings.learning_rate)
+            meter.add(objective.detach(), len(y))
+        mean_loss = meter.mean()
+    extras, client_state = correction.finish(model)
+    return LocalUpdate(
+        state={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
+        num_examples=len(task.data),
+        extras=extras,
+        metrics={"loss": mean_loss},
+        client_state=client_state,
+    )
+
+
+def _epoch_batches(task: LocalTask, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return batches(
+        task.data,
+        batch_size=task.settings.batch_size,
+        generator=generator(task.seed, "batches", round=task.round, client=task.client, extra=epoch),
+        augment=task.augment,
+        device=task.device,
+        merge_single=_has_batch_norm(task.model),
+    )
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    """Whether training on a batch of one example would fail or be meaningless."""
+    return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
+
+
+def _attacked(
+    method: AdversarialTrainer,
+    task: LocalTask,
+    loss: ClientLoss,
+    x_nat: Tensor,
+    y: Tensor,
+    noise: torch.Generator,
+) -> TrainBatch:
+    """The batch with its adversarial examples."""
+    model = task.model
+    if not method.attacks:
+        return TrainBatch(model, x_nat, x_nat, y, loss, task)
+    rows = method.attacked_rows(y, task, noise)
+    if rows is None:
+        x_adv, kappa = _craft(method, task, AttackBatch(model, x_nat, y, loss), noise)
+        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa)
+    mixed = x_nat.clone()
+    if bool(rows.any()):
+        mixed[rows], _ = _craft(method, task, AttackBatch(model, x_nat[rows], y[rows], loss), noise)
+    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=rows)
+
+
+def _craft(
+    method: AdversarialTrainer, task: LocalTask, batch: AttackBatch, noise: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) by the method's inner maximisation."""
+
+    def climb(logits: Tensor) -> Tensor:
+        batch.logits_adv = logits
+        return method.attack_loss(batch)
+
+    observer = CorrectIterates(batch.y) if method.counts_iterates else None
+    threat = task.threat
+    with attack_mode(task.model):
+        x_adv = gradient_ascent(
+            task.model,
+            batch.x_nat,
+            climb,
+            threat=threat,
+            steps=threat.steps,
+            step_size=float(threat.step_size),
+            start=method.start(batch.x_nat, task, noise),
+            observe=observer,
+        )
+    return x_adv, None if observer is None else observer.kappa
+
+
+class _LossMeter:
+    """Running mean loss of one epoch; keeps the sum on the device and looks at it now and then."""
+
+    def __init__(self, task: LocalTask, epoch: int) -> None:
+        self.task, self.epoch = task, epoch
+        self.in_epoch = num_batches(
+            len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model)
+        )
+        self.total = torch.zeros((), dtype=torch.float64, device=task.device)
+        self.examples = 0
+        self.batches = 0
+
+    def add(self, loss: Tensor, count: int) -> None:
+        self.total += loss.double() * count
+        self.examples += count
+        self.batches += 1
+        if self.batches % _REPORT_EVERY == 0 or self.batches == self.in_epoch:
+            done = self.epoch * self.in_epoch + self.batches
+            whole = self.task.settings.epochs * self.in_epoch
+            self.task.on_batch(BatchProgress(self.task.client, done, whole, self.mean()))
+
+    def mean(self) -> float:
+        """Mean loss per example so far.
+
+        Raises:
+            UpdateError: when it is not finite.
+        """
+        mean = float(self.total) / max(1, self.examples)
+        if mean != mean or abs(mean) == float("inf"):
+            raise UpdateError(
+                f"client {self.task.client}, round {self.task.round}, epoch {self.epoch + 1}: the training loss is "
+                f"{mean} within the first {self.batches} batches. Lower train_args.learning_rate "
+                f"(now {self.task.settings.learning_rate:g}) or the scale of the loss."
+            )
+        return mean

@@ -1,0 +1,95 @@
+"""What travels between parties: one flat mapping from name to tensor, readable without pickle.
+
+Model tensors keep their ``state_dict`` names, which never contain a slash. Everything else stands under a namespaced
+name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, and whatever aggregator
+or method adds (``scaffold/c/conv.weight``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.results import LocalUpdate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Wire = OrderedDict[str, "Tensor"]  # an OrderedDict, because the host takes a plain dict for a map per client
+
+_METRIC = "metric/"
+_REFUSED = "refused/reason"
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """What a client receives: the global model and the extras of aggregator and method."""
+
+    state: Mapping[str, Tensor]
+    extras: Mapping[str, Tensor]
+
+
+def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> Wire:
+    """One mapping for the host to send. Tensors are not copied."""
+    _check_namespaces(state, extras)
+    return OrderedDict({**state, **extras})
+
+
+def unpack_downlink(wire: Mapping[str, Tensor]) -> Downlink:
+    """The inverse of :func:`pack_downlink`."""
+    return Downlink(
+        state={name: tensor for name, tensor in wire.items() if "/" not in name},
+        extras={name: tensor for name, tensor in wire.items() if "/" in name},
+    )
+
+
+def pack_update(update: LocalUpdate) -> Wire:
+    """One mapping for the host to send. ``client_state`` stays behind: it never leaves the client."""
+    import torch
+
+    _check_namespaces(update.state, update.extras)
+    metrics = {
+        _METRIC + name: torch.tensor(value, dtype=torch.float64) for name, value in update.metrics.items()
+    }
+    return OrderedDict({**update.state, **update.extras, **metrics})
+
+
+def pack_refusal(reason: str) -> Wire:
+    """What a client sends that has no update to give."""
+    import torch
+
+    return OrderedDict({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
+
+
+def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
+    """The inverse of :func:`pack_update`.
+
+    Raises:
+        UpdateError: with the client's own reason, when it sent a refusal.
+    """
+    if _REFUSED in wire:
+        raise UpdateError(bytes(wire[_REFUSED].tolist()).decode(errors="replace"))
+    state, extras, metrics = {}, {}, {}
+    for name, tensor in wire.items():
+        if name.startswith(_METRIC):
+            metrics[name.removeprefix(_METRIC)] = float(tensor)
+        else:
+            (extras if "/" in name else state)[name] = tensor
+    return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
+
+
+def num_bytes(wire: Mapping[str, Tensor]) -> int:
+    """Payload of a message in bytes, framing not counted."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in wire.values())
+
+
+def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:
+    wrong = [name for name in state if "/" in name] + [name for name in extras if "/" not in name]
+    if wrong:
+        raise UpdateError(
+            f"the tensor '{wrong[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
+            "namespace such as 'scaffold/'."
+        )
