@@ -1,0 +1,197 @@
+"""Data sets from class folders: one folder a class, one image file an example."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files as package_files
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
+from calfat_plugin.datasets.files import naming_file
+from calfat_plugin.errors import DataError, OptionError
+
+IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
+
+
+def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) -> Dataset:
+    """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
+
+    Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or
+    ``root/imagenet_subset``; other classes may lie beside them. Which twelve: the manifest
+    ``imagenet_subset.json`` beside this module, for the paper does not list its own. Images are
+    resized and cropped as :func:`load_image_folder` does. Augmented by a crop with padding 8 and a
+    flip.
+
+    Args:
+        root: data root.
+        download: not possible, ImageNet wants an account; the error says where.
+        size: height and width in pixels.
+
+    Raises:
+        DataError: a class folder is missing or empty, or an image is unreadable.
+        OptionError: ``size`` is out of range.
+    """
+    root = root.expanduser()
+    classes = imagenet_subset_classes()
+    places = [root, root / "imagenet_subset"]
+    base = max(places, key=lambda place: (place / "train" / next(iter(classes))).is_dir())
+    for split in ("train", "val"):
+        for wnid in classes:
+            if not (base / split / wnid).is_dir():
+                offer = "It cannot be downloaded without an account. " if download else ""
+                raise DataError(
+                    f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
+                    f"in {places[0]} and {places[1]}). {offer}Get ImageNet (ILSVRC 2012) from "
+                    "https://image-net.org and put the class folders "
+                    f"{', '.join(classes)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
+                )
+    return _load(
+        "imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION
+    )
+
+
+def imagenet_subset_classes() -> dict[str, str]:
+    """Return the manifest: WordNet id to name, in the order of the labels."""
+    manifest = package_files("calfat_plugin.datasets").joinpath("imagenet_subset.json")
+    classes: dict[str, str] = json.loads(manifest.read_text("utf-8"))["classes"]
+    return classes
+
+
+def load_image_folder(
+    root: Path,
+    *,
+    download: bool = False,
+    size: int = 64,
+    channels: int = 3,
+    crop_padding: int = 0,
+    flip: bool = False,
+) -> Dataset:
+    """Load your own images from ``root/train/<class>`` and ``root/test/<class>``.
+
+    The classes are the folders below ``train``, sorted by name. Each image is resized so that its
+    shorter side is ``size``, smoothing while it shrinks, and cropped to the centre square.
+
+    Args:
+        root: folder that holds ``train`` and ``test``.
+        download: not possible; put the images there yourself.
+        size: height and width in pixels, >= 1.
+        channels: 3 for colour, 1 for grey.
+        crop_padding: training augmentation, see :class:`Augmentation`.
+        flip: likewise.
+
+    Raises:
+        DataError: folders are missing, a class has no training images, ``test`` has a class that
+            ``train`` lacks, or an image is unreadable or has 16 bits a channel.
+        OptionError: an option is out of range.
+    """
+    root = root.expanduser()
+    if download:
+        raise DataError(
+            f"data set image_folder: nothing can be downloaded; put your images into "
+            f"{root / 'train'}/<class> and {root / 'test'}/<class>."
+        )
+    if channels not in (1, 3):
+        raise OptionError(f"data set image_folder: channels is {channels}; expected 1 or 3.")
+    train, test = root / "train", root / "test"
+    found = {split: _folder_names(split) for split in (train, test)}
+    unknown = sorted(set(found[test]) - set(found[train]))
+    if unknown:
+        raise DataError(
+            f"data set image_folder: {test / unknown[0]} is a class without training images; "
+            f"classes are the folders below {train}: {', '.join(found[train])}."
+        )
+    classes = {name: name for name in found[train]}
+    augment = Augmentation(crop_padding=crop_padding, flip=flip)
+    return _load("image_folder", train, test, classes, size, channels, augment)
+
+
+def _folder_names(parent: Path) -> list[str]:
+    here = parent.is_dir()
+    names = (
+        sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] != ".") if here else []
+    )
+    if not names:
+        raise DataError(
+            f"data set image_folder: {parent} {'holds no folders' if here else 'is missing'}. "
+            f"Expected one folder of images for each class, {parent}/<class>."
+        )
+    return names
+
+
+def _load(
+    name: str,
+    train: Path,
+    test: Path,
+    classes: Mapping[str, str],
+    size: int,
+    channels: int,
+    augment: Augmentation,
+) -> Dataset:
+    """Read both splits; ``classes``: folder name to class name, in the order of the labels."""
+    if size < 1:
+        raise OptionError(f"data set {name}: size is {size}; expected 1 pixel or more.")
+    for folder in classes:
+        if not _images(train / folder):
+            raise DataError(
+                f"data set {name}: {train / folder} holds no images "
+                f"(files ending in {', '.join(IMAGE_SUFFIXES)})."
+            )
+    return Dataset(
+        name=name,
+        train=_read_split(name, train, list(classes), size, channels),
+        test=_read_split(name, test, list(classes), size, channels),
+        num_classes=len(classes),
+        class_names=tuple(classes.values()),
+        augment=augment,
+    )
+
+
+def _images(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []  # a class without test images
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def _read_split(
+    name: str, parent: Path, folders: Sequence[str], size: int, channels: int
+) -> ImageData:
+    import torch
+
+    listed = [(path, y) for y, folder in enumerate(folders) for path in _images(parent / folder)]
+    x = np.empty((len(listed), channels, size, size), dtype=np.uint8)
+
+    def read(position: int) -> None:
+        path = listed[position][0]
+        with naming_file(name, path):
+            x[position] = _read_image(path, size, channels)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # decoding releases the GIL
+        for _ in pool.map(read, range(len(listed))):
+            pass
+    y = np.array([y for _, y in listed], dtype=np.int64)
+    return ImageData(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _read_image(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:
+    """Read one image as (channels, size, size)."""
+    from PIL import Image
+
+    with Image.open(path) as file:
+        if file.mode[0] in "IF":  # Pillow would cut 16 bits off at 255 without a word
+            raise DataError(
+                f"{path} has more than 8 bits a channel (mode {file.mode}). Convert it to 8 bits "
+                "first: how to scale its values is your decision."
+            )
+        image = file.convert("RGB" if channels == 3 else "L")
+    width, height = (max(size, round(side * size / min(image.size))) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    square = np.asarray(image.crop((left, top, left + size, top + size)))
+    return square.reshape(size, size, channels).transpose(2, 0, 1)

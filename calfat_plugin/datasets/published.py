@@ -1,0 +1,224 @@
+"""CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, read by torchvision and kept as uint8.
+
+All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``. They keep
+the standard split whole. ``download=True`` lets torchvision fetch what is missing.
+
+``verify=False`` reads any files in the same format, such as the small ones that tests write. The
+CIFAR files are pickles, which can run code when read: without the checksum, read only your own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
+from calfat_plugin.datasets.files import PublishedFiles, naming_file
+
+CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
+_DIGIT_NAMES = tuple(str(digit) for digit in range(10))
+
+# torchvision knows the checksums of the compressed files only, and does not look at the others.
+_IDX_MD5 = {
+    "mnist": {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    "fmnist": {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+}
+
+
+def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
+    """Load CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes.
+
+    Augmented by a crop with padding 4 and a flip.
+
+    Raises:
+        DataError: files are missing, corrupt or unreadable, or the download failed.
+    """
+    make_torchvision_importable()
+    from torchvision.datasets import CIFAR10
+
+    return _load_cifar("cifar10", CIFAR10, 10, 170, root, download, verify)
+
+
+def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
+    """Load CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 100 fine classes.
+
+    Augmented like CIFAR-10. Raises like :func:`load_cifar10`.
+    """
+    make_torchvision_importable()
+    from torchvision.datasets import CIFAR100
+
+    return _load_cifar("cifar100", CIFAR100, 100, 169, root, download, verify)
+
+
+def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
+    """Load SVHN, cropped (Netzer et al. 2011): 73,257 + 26,032 images of 3x32x32, 10 digits.
+
+    The "extra" split is not used. Not augmented. Raises like :func:`load_cifar10`.
+    """
+    make_torchvision_importable()
+    from torchvision.datasets import SVHN
+
+    splits = {split: SVHN.split_list[split] for split in ("train", "test")}
+    files = PublishedFiles(
+        name="svhn",
+        source=splits["train"][0].removesuffix(splits["train"][1]),
+        downloads=tuple(file for _, file, _ in splits.values()),
+        megabytes=246,
+        unpack_in="",
+        folders=("", "svhn"),
+        md5={file: md5 for _, file, md5 in splits.values()},
+    )
+
+    def fetch(into: Path) -> None:
+        for split in splits:
+            SVHN(into, split=split, download=True)
+
+    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+    # torchvision would compute the checksums again, and without the file's name
+    unchecked = {split: [url, file, None] for split, (url, file, _) in splits.items()}
+    reader = type("SVHN", (SVHN,), {"split_list": unchecked})
+
+    def read(split: str) -> ImageData:
+        with naming_file("svhn", folder / splits[split][1]):
+            part = reader(folder, split=split)
+            return _image_data(part.data, part.labels)
+
+    return Dataset("svhn", read("train"), read("test"), 10, _DIGIT_NAMES)
+
+
+def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
+    """Load MNIST (LeCun et al. 1998): 60,000 + 10,000 images of 1x28x28, 10 digits.
+
+    Not augmented. Raises like :func:`load_cifar10`.
+    """
+    make_torchvision_importable()
+    from torchvision.datasets import MNIST
+
+    return _load_idx("mnist", MNIST, 12, _DIGIT_NAMES, root, download, verify)
+
+
+def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
+    """Load Fashion-MNIST (Xiao et al. 2017): 60,000 + 10,000 images of 1x28x28, 10 classes.
+
+    Not augmented. Raises like :func:`load_cifar10`.
+    """
+    make_torchvision_importable()
+    from torchvision.datasets import FashionMNIST
+
+    return _load_idx(
+        "fmnist", FashionMNIST, 31, tuple(FashionMNIST.classes), root, download, verify
+    )
+
+
+def _load_cifar(
+    name: str,
+    cifar: Any,
+    num_classes: int,
+    megabytes: int,
+    root: Path,
+    download: bool,
+    verify: bool,
+) -> Dataset:
+    """Load one of torchvision's two CIFAR classes, ``cifar``."""
+    base, meta = cifar.base_folder, cifar.meta
+    listed = [*cifar.train_list, *cifar.test_list, (meta["filename"], meta["md5"])]
+    files = PublishedFiles(
+        name=name,
+        source=cifar.url.removesuffix(cifar.filename),
+        downloads=(cifar.filename,),
+        megabytes=megabytes,
+        unpack_in="",
+        folders=(base, f"{name}/{base}"),
+        md5=dict(listed),
+    )
+
+    def fetch(into: Path) -> None:
+        cifar(into, download=True)
+
+    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+
+    def read(file: str) -> Any:
+        """Let torchvision read one file at a time, for then an error can name it."""
+        unchecked = {"train_list": [[file, None]], "test_list": [], "meta": {**meta, "md5": None}}
+        with naming_file(name, folder / file):
+            return type(cifar.__name__, (cifar,), unchecked)(folder.parent)
+
+    def split(listed: list[list[str]]) -> ImageData:
+        parts = [read(file) for file, _ in listed]
+        x = np.concatenate([part.data for part in parts])  # (N, H, W, C)
+        y = np.concatenate([part.targets for part in parts])
+        return _image_data(x.transpose(0, 3, 1, 2), y)
+
+    return Dataset(
+        name=name,
+        train=split(cifar.train_list),
+        test=split(cifar.test_list),
+        num_classes=num_classes,
+        class_names=tuple(read(cifar.test_list[0][0]).classes),
+        augment=CIFAR_AUGMENTATION,
+    )
+
+
+def _load_idx(
+    name: str,
+    mnist: Any,
+    megabytes: int,
+    class_names: tuple[str, ...],
+    root: Path,
+    download: bool,
+    verify: bool,
+) -> Dataset:
+    """Load one of torchvision's MNIST-like classes, ``mnist``."""
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+
+    raw = f"{mnist.__name__}/raw"
+    files = PublishedFiles(
+        name=name,
+        source=mnist.mirrors[0],
+        downloads=tuple(file for file, _ in mnist.resources),
+        megabytes=megabytes,
+        unpack_in=raw,
+        folders=(raw, f"{name}/{raw}", name),
+        md5=_IDX_MD5[name],
+    )
+
+    def fetch(into: Path) -> None:
+        mnist(into, download=True)
+
+    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+
+    def read(split: str) -> ImageData:
+        images, labels = (
+            folder / f"{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")
+        )
+        with naming_file(name, images):
+            x = read_image_file(str(images))  # (N, H, W) uint8
+        with naming_file(name, labels):
+            y = read_label_file(str(labels))
+        return ImageData(x.unsqueeze(1), y)
+
+    return Dataset(name, read("train"), read("t10k"), 10, class_names)
+
+
+def _image_data(x: npt.NDArray[np.uint8], y: npt.ArrayLike) -> ImageData:
+    """x: (N, C, H, W) in any memory layout."""
+    import torch
+
+    return ImageData(
+        torch.from_numpy(np.ascontiguousarray(x)),
+        torch.from_numpy(np.asarray(y, dtype=np.int64)),
+    )
