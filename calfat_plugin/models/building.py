@@ -1,0 +1,96 @@
+"""Build a model from a seed, and from a user's own ``module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from calfat_plugin.errors import ModelError, did_you_mean
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def seeded(build: Callable[[], M], seed: int) -> M:
+    """Call ``build`` with torch's CPU generator at ``seed``, and put the generator back after.
+
+    PyTorch's layers draw their initial weights from that generator and take no other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def model_from_factory(
+    path: str, in_channels: int, image_size: tuple[int, int], num_classes: int, **options: Any
+) -> nn.Module:
+    """Build a user's own model.
+
+    Args:
+        path: ``package.module:factory``. The factory is called with keywords in_channels,
+            image_size (H, W), num_classes and the options, and returns a module that maps
+            (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read
+            features or replace the last layer need an :class:`ImageClassifier`.
+        in_channels: colour channels of the data set.
+        image_size: height and width in pixels.
+        num_classes: of the data set.
+        options: passed on.
+
+    Raises:
+        ModelError: the factory cannot be found or called, or what it builds gives other shapes.
+    """
+    factory = _factory(path)
+    try:
+        model = factory(
+            in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options
+        )
+    except TypeError as error:
+        raise ModelError(
+            f"model {path}: calling it with in_channels, image_size, num_classes"
+            f"{''.join(f', {name}' for name in options)} failed: {error}."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"model {path}: it returned {type(model).__name__}; expected a torch.nn.Module."
+        )
+    shape = (2, in_channels, *image_size)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(shape))
+    except Exception as error:  # somebody else's code may fail in any way
+        raise ModelError(
+            f"model {path}: a forward pass on images of shape {shape} failed "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    model.train(was_training)
+    if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
+        found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ModelError(
+            f"model {path}: images of shape {shape} gave {found}; "
+            f"expected logits of shape {(2, num_classes)}."
+        )
+    return model
+
+
+def _factory(path: str) -> Callable[..., object]:
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ModelError(f"model {path}: expected package.module:factory.")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # somebody else's module may fail to import in any way
+        raise ModelError(
+            f"model {path}: module {module_name} cannot be imported "
+            f"({type(error).__name__}: {error}). Is it installed, or on PYTHONPATH?"
+        ) from error
+    factory: Callable[..., object] | None = getattr(module, name, None)
+    if not callable(factory):
+        callables = [n for n, value in vars(module).items() if callable(value)]
+        raise ModelError(
+            f"model {path}: {module_name} has no callable '{name}'.{did_you_mean(name, callables)}"
+        )
+    return factory

@@ -1,0 +1,160 @@
+"""The deeper networks: VGG-8, ResNet-18 and two AlexNets."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from calfat_plugin.models.base import ImageClassifier, Normalize, conv_block, flat_size
+
+
+class VGG8(ImageClassifier):
+    """Five padded 3x3 convolutions (64, 128, 256, 512, 512), the first three pooled, then the mean.
+
+    CalFAT does not define its VGG-8; this is the one of the contrastive representation distillation
+    code (Tian et al. 2020). 3,918,858 parameters for 3 channels and 10 classes with batch
+    normalisation, 3,915,914 without. Smallest image: 8x8.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (32, 32),
+        num_classes: int = 10,
+        *,
+        batch_norm: bool = True,
+        normalize: Normalize | None = None,
+    ) -> None:
+        layers: list[nn.Module] = []
+        widths = (64, 128, 256, 512, 512)
+        for position, (inward, outward) in enumerate(
+            zip((in_channels, *widths), widths, strict=False)
+        ):
+            conv = nn.Conv2d(inward, outward, 3, padding=1)
+            norm = [nn.BatchNorm2d(outward)] if batch_norm else []
+            layers += conv_block(conv, *norm, pool=nn.MaxPool2d(2) if position < 3 else None)
+        flat_size(layers, widths[-1], image_size, "vgg8")  # for its error: the mean takes any size
+        body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+        super().__init__(body, nn.Linear(widths[-1], num_classes), normalize)
+
+
+class ResNet18(ImageClassifier):
+    """ResNet-18 for CIFAR: a 3x3 stem without pooling, then 2 basic blocks at 64, 128, 256, 512.
+
+    He et al. 2016 with the stem that suits 32x32. 11,173,962 parameters for 3 channels and 10
+    classes. Takes any image size.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (32, 32),
+        num_classes: int = 10,
+        *,
+        normalize: Normalize | None = None,
+    ) -> None:
+        layers: list[nn.Module] = [
+            nn.Conv2d(in_channels, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+        ]
+        channels = 64
+        for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            layers += [BasicBlock(channels, width, stride), BasicBlock(width, width, 1)]
+            channels = width
+        body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
+        super().__init__(body, nn.Linear(channels, num_classes), normalize)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where shapes differ."""
+
+    def __init__(self, inward: int, outward: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inward, outward, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outward),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outward, outward, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outward),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inward != outward:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inward, outward, 1, stride=stride, bias=False), nn.BatchNorm2d(outward)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, inward, H, W) to (N, outward, ceil(H / stride), ceil(W / stride))."""
+        out: Tensor = self.residual(x) + self.shortcut(x)
+        return out.relu_()
+
+
+class AlexNet64(ImageClassifier):
+    """torchvision's AlexNet (Krizhevsky 2014) on 64x64 images.
+
+    The last map is 1x1 there, and the pooling to 6x6 merely repeats it; kept, for the topology's
+    sake. Dropout, so attacks must run in eval mode. 57,053,004 parameters for 3 channels and 12
+    classes. Smallest image: 63x63.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (64, 64),
+        num_classes: int = 10,
+        *,
+        dropout: float = 0.5,
+        normalize: Normalize | None = None,
+    ) -> None:
+        convs = [
+            *conv_block(nn.Conv2d(in_channels, 64, 11, 4, 2), pool=nn.MaxPool2d(3, 2)),
+            *conv_block(nn.Conv2d(64, 192, 5, padding=2), pool=nn.MaxPool2d(3, 2)),
+            *conv_block(nn.Conv2d(192, 384, 3, padding=1)),
+            *conv_block(nn.Conv2d(384, 256, 3, padding=1)),
+            *conv_block(nn.Conv2d(256, 256, 3, padding=1), pool=nn.MaxPool2d(3, 2)),
+        ]
+        flat_size(convs, 256, image_size, "alexnet64")  # for its error: the pooling takes any size
+        hidden = _hidden(256 * 6 * 6, 4096, dropout)
+        body = nn.Sequential(*convs, nn.AdaptiveAvgPool2d(6), nn.Flatten(), *hidden)
+        super().__init__(body, nn.Linear(4096, num_classes), normalize)
+
+
+class AlexNet64Small(ImageClassifier):
+    """A narrow AlexNet whose last map is 2x2 on 64x64 images; far cheaper than :class:`AlexNet64`.
+
+    Convolutions 96 (11x11, stride 4), 256 (5x5), 384, 384, 256 (3x3), all padded, and two hidden
+    layers of 512. Dropout, so attacks must run in eval mode. 4,540,812 parameters for 3 channels
+    and 12 classes. Smallest image: 29x29.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        image_size: tuple[int, int] = (64, 64),
+        num_classes: int = 10,
+        *,
+        dropout: float = 0.5,
+        normalize: Normalize | None = None,
+    ) -> None:
+        convs = [
+            *conv_block(nn.Conv2d(in_channels, 96, 11, 4, 5), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(96, 256, 5, padding=2), pool=nn.MaxPool2d(2)),
+            *conv_block(nn.Conv2d(256, 384, 3, padding=1)),
+            *conv_block(nn.Conv2d(384, 384, 3, padding=1)),
+            *conv_block(nn.Conv2d(384, 256, 3, padding=1), pool=nn.MaxPool2d(2)),
+        ]
+        size = flat_size(convs, 256, image_size, "alexnet64_small")
+        body = nn.Sequential(*convs, nn.Flatten(), *_hidden(size, 512, dropout))
+        super().__init__(body, nn.Linear(512, num_classes), normalize)
+
+
+def _hidden(size: int, width: int, dropout: float) -> list[nn.Module]:
+    """AlexNet's two hidden layers, each with dropout before it."""
+    return [
+        nn.Dropout(dropout),
+        nn.Linear(size, width),
+        nn.ReLU(inplace=True),
+        nn.Dropout(dropout),
+        nn.Linear(width, width),
+        nn.ReLU(inplace=True),
+    ]
