@@ -1,0 +1,238 @@
+"""The set-up keeps its word: bounds, pins, commands, what is shipped, and what README says to type."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "calfat_plugin"
+PYTHONS = ("3.10", "3.11")
+
+# Module -> distribution, where the two names differ.
+DISTRIBUTIONS = {"PIL": "pillow", "grpc": "grpcio", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def read_setup_cfg() -> configparser.ConfigParser:
+    setup = configparser.ConfigParser(comment_prefixes=("#",), interpolation=None, delimiters=("=",))
+    setup.optionxform = str  # type: ignore[method-assign, assignment]
+    setup.read_string((ROOT / "setup.cfg").read_text())
+    return setup
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+SETUP = read_setup_cfg()
+REQUIRED = [Requirement(line) for line in lines(SETUP["options"]["install_requires"])]
+EXTRAS = {extra: [Requirement(line) for line in lines(text)] for extra, text in SETUP["options.extras_require"].items()}
+DECLARED = REQUIRED + [requirement for extra in EXTRAS.values() for requirement in extra]
+
+
+def pins(python: str) -> dict[str, str]:
+    """The version constraints.txt gives each distribution on one version of Python."""
+    found: dict[str, str] = {}
+    for line in lines((ROOT / "constraints.txt").read_text()):
+        pin = Requirement(line)
+        if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+            (specifier,) = pin.specifier
+            name = canonicalize_name(pin.name)
+            assert specifier.operator == "==", f"{line}: not an exact version"
+            assert name not in found, f"{line}: a second version for Python {python}"
+            found[name] = specifier.version
+    return found
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("requirement", DECLARED, ids=str)
+def test_constraints_meet_every_bound_of_setup_cfg(requirement: Requirement, python: str) -> None:
+    version = pins(python)[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version)
+
+
+def installed_closure() -> Iterator[str]:
+    """Every distribution that the declared ones bring in, as far as installed here."""
+    waiting = [(requirement.name, requirement.extras) for requirement in DECLARED]
+    seen = set()
+    while waiting:
+        name, extras = waiting.pop()
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # an extra, or a marker's other branch, that this environment goes without
+        yield canonicalize_name(name)
+        if canonicalize_name(name) == "torch":
+            continue  # names its CUDA libraries exactly itself
+        for needed in map(Requirement, requires):
+            key = (canonicalize_name(needed.name), frozenset(needed.extras))
+            environments = [{"extra": extra} for extra in extras or {""}]
+            if key not in seen and (needed.marker is None or any(needed.marker.evaluate(e) for e in environments)):
+                seen.add(key)
+                waiting.append((needed.name, needed.extras))
+
+
+def test_constraints_pin_everything_that_gets_installed() -> None:
+    closure = set(installed_closure())
+    assert {"fedml", "wandb", "requests"} <= closure
+    assert sorted(closure - set(pins(f"{sys.version_info.major}.{sys.version_info.minor}"))) == []
+
+
+def test_pip_and_make_accept_the_same_versions_of_python() -> None:
+    accepted = SpecifierSet(SETUP["options"]["python_requires"])
+    minors = [f"3.{minor}" for minor in range(30) if accepted.contains(f"3.{minor}.1")]
+    tried = (ROOT / "Makefile").read_text().partition("VENV ?=")[0]
+    classifiers = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
+    assert minors == list(PYTHONS)
+    assert [f"{a}.{b}" for a, b in re.findall(r"\((\d+), (\d+)\)", tried)] == minors
+    assert classifiers == minors
+
+
+@pytest.mark.parametrize("script", lines(SETUP["options.entry_points"]["console_scripts"]))
+def test_console_script_leads_to_a_function(script: str) -> None:
+    module, _, function = script.partition("=")[2].strip().partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def imported_modules(file: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.lineno, node.module
+
+
+def test_every_third_party_import_is_declared() -> None:
+    shipped = [r for extra, rs in EXTRAS.items() if extra != "dev" for r in rs] + REQUIRED
+    declared = {canonicalize_name(requirement.name) for requirement in shipped}
+    own = {*sys.stdlib_module_names, PACKAGE.name}
+    undeclared = [
+        f"{file.relative_to(ROOT)}:{line}: {module}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for line, module in imported_modules(file)
+        if (top := module.partition(".")[0]) not in own
+        and canonicalize_name(DISTRIBUTIONS.get(top, top)) not in declared
+    ]
+    assert undeclared == []
+
+
+def test_every_file_of_the_package_is_shipped() -> None:
+    """Packages are found by their __init__.py, and other files only by a pattern of package_data."""
+    patterns = SETUP["options.package_data"]["*"].replace(" ", "").split(",")
+    files = [f for f in PACKAGE.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
+    left_behind = [
+        str(file.relative_to(ROOT))
+        for file in files
+        if not (file.parent / "__init__.py").exists()
+        or not (file.suffix == ".py" or any(fnmatch(file.name, pattern) for pattern in patterns))
+    ]
+    assert PACKAGE / "py.typed" in files
+    assert left_behind == []
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return [command.partition("#")[0].strip() for block in blocks for command in block.splitlines()]
+
+
+def test_make_commands_of_the_readme_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)", readme, flags=re.MULTILINE))
+    assert {"run", "test", "lint"} <= named <= make_targets()
+
+
+def test_recipes_of_the_readme_exist() -> None:
+    named = set(re.findall(r"recipes/\w+\.yaml", (ROOT / "README.md").read_text()))
+    assert "recipes/calfat_digits.yaml" in named
+    assert sorted(path for path in named if not (ROOT / path).is_file()) == []
+
+
+def test_ci_runs_nothing_that_the_readme_does_not_say() -> None:
+    script = lines((ROOT / ".ci" / "run").read_text())
+    commands = [line for line in script if not line.startswith(("set ", "cd "))]
+    assert commands == ["make lint", "make test"]  # the tests last: pytest's closing line ends the output
+    assert set(commands) <= set(readme_commands())
+
+
+FAKE_PYTHON = """\
+#!/bin/sh
+echo "$@" >> calls.txt
+if [ "$2" = venv ]; then
+    mkdir -p "$3/bin"
+    cp "$0" "$3/bin/python"
+    cp "$0" "$3/bin/fedml"
+fi
+"""
+
+
+class Checkout:
+    """The set-up files alone, and a stand-in for Python that writes down how it is called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("Makefile", "setup.cfg", "pyproject.toml", "constraints.txt"):
+            (folder / name).write_text((ROOT / name).read_text())
+        (folder / "python").write_text(FAKE_PYTHON)
+        (folder / "python").chmod(0o755)
+
+    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--no-print-directory", "PYTHON=./python", *arguments]
+        # Without the MAKEFLAGS of the `make test` that may be running this.
+        environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
+
+    def calls(self) -> list[str]:
+        """What the stand-in was asked since the last question, pip's own switches aside."""
+        record = self.folder / "calls.txt"
+        asked = [call.replace("--disable-pip-version-check ", "") for call in lines(record.read_text())]
+        record.write_text("")
+        return asked
+
+
+RUN = "run recipes/calfat_digits.yaml"
+TEST = "-m pytest -n 2 -m not slow"
+INSTALL = "-m pip install -c constraints.txt -e ."
+
+
+def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    assert checkout.make("run").returncode == 0
+    assert checkout.calls() == ["-m venv .venv", INSTALL, RUN]
+    checkout.make("run", "ARGS=--seed 1")
+    assert checkout.calls() == [f"{RUN} --seed 1"]
+    checkout.make("test")
+    assert checkout.calls() == [f"{INSTALL}[dev]", TEST]
+    checkout.make("test")
+    checkout.make("run")
+    assert checkout.calls() == [TEST, RUN]
+    (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
+    checkout.make("run")
+    assert checkout.calls() == [INSTALL, RUN]
+
+
+def test_make_tells_who_has_no_fitting_python(tmp_path: Path) -> None:
+    ended = Checkout(tmp_path).make("PYTHON=", "run")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[0] == (
+        "No Python 3.10 or 3.11 found (fedml 0.9.6 installs on no other). "
+        "Install one, then name it: make run PYTHON=/path/to/python3.11"
+    )
+    assert not (tmp_path / ".venv").exists()
