@@ -169,5 +169,5 @@ def adversarial_mask(num_examples: int, ratio: float, generator: Generator) -> T
 
 
 def mixed_batch(x_nat: Tensor, x_adv: Tensor, adversarial: Tensor) -> Tensor:
-    """x_adv where ``adversarial`` (N,) is true, x_nat elsewhere, in the original order; (N, ...)."""
+    """x_adv where ``adversarial`` (N,) is true, else x_nat, in the original order; (N, ...)."""
     return x_adv.where(adversarial.view(-1, *[1] * (x_nat.dim() - 1)), x_nat)

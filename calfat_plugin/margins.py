@@ -51,7 +51,8 @@ def cosine_logits(features: Tensor, weight: Tensor, *, gamma: float = 1 / 32) ->
         (N, C) in (-1, 1).
     """
     directions = weight / (weight.norm(dim=1, keepdim=True) + gamma)
-    cosines: Tensor = features / features.norm(dim=1, keepdim=True).clamp_min(1e-12) @ directions.T
+    unit_features = features / features.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    cosines: Tensor = unit_features @ directions.T
     return cosines
 
 

@@ -42,8 +42,9 @@ def parse_number(value: object) -> Fraction:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
-        simple = Fraction(value).limit_denominator(_SIMPLE_DENOMINATOR)
-        return simple if float(simple) == value else Fraction(repr(float(value)))
+        decimal = Fraction(repr(float(value)))
+        simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
+        return simple if float(simple) == value else decimal
     return Fraction(value)
 
 
@@ -63,9 +64,7 @@ def exact_text(value: Fraction | float) -> str:
     ``parse_number(exact_text(v)) == parse_number(v)`` for every finite number.
     """
     exact = parse_number(value)
-    if exact.denominator == 1:
-        return str(exact.numerator)
-    decimal = repr(float(exact))
+    decimal = repr(float(exact)).removesuffix(".0")
     return decimal if Fraction(decimal) == exact else f"{exact.numerator}/{exact.denominator}"
 
 

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calfat_plugin.losses import (
+    cross_entropy,
+    cw_margin,
+    dlr,
+    kl_divergence,
+    soft_cross_entropy,
+)
+from calfat_plugin.priors import (
+    PAPER,
+    RELEASE,
+    Calibration,
+    calibrated_logits,
+    log_counts,
+    log_frequencies,
+)
+
+FEW = settings(max_examples=40, deadline=None, derandomize=True)
+F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
+F_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5]])
+COUNTS = torch.tensor([50, 30, 20, 0])
+Z = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
+Z_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
+Y = torch.tensor([0, 2])
+B = log_frequencies(COUNTS)
+
+
+def label(y: int) -> torch.Tensor:
+    return torch.tensor([y])
+
+
+def near(values, abs: float = 1e-4):
+    return pytest.approx(values, abs=abs)
+
+
+def random_logits(seed: int, rows: int = 8, classes: int = 6, size: float = 3.0) -> torch.Tensor:
+    return size * torch.randn(rows, classes, generator=torch.Generator().manual_seed(seed))
+
+
+SEEDS = st.integers(0, 10**6)
+COUNT_LISTS = st.lists(st.integers(0, 5000), min_size=6, max_size=6).filter(any)
+
+
+class TestCrossEntropy:
+    @pytest.mark.parametrize(("y", "value"), [(0, 1.495182), (1, 0.495182), (3, 3.495182)])
+    def test_vector(self, y, value):
+        assert cross_entropy(F, label(y)).item() == near(value)
+
+    def test_reductions(self):
+        assert cross_entropy(Z, Y).item() == near(1.008304)
+        assert cross_entropy(Z, Y, "none").tolist() == near([1.495182, 0.521426])
+        assert cross_entropy(Z_ADV, Y).item() == near(1.794655)
+        assert cross_entropy(Z_ADV, Y, "none").tolist() == near([2.236815, 1.352494])
+        assert cross_entropy(Z_ADV, Y, "sum").item() == near(2 * 1.794655)
+
+    def test_gradient_vector(self):
+        logits = F.clone().requires_grad_()
+        cross_entropy(logits, label(0)).backward()
+        assert logits.grad.tolist() == [near([-0.775792, 0.609460, 0.135989, 0.030343])]
+
+    def test_half_precision_is_computed_in_float32(self):
+        assert cross_entropy(F.half(), label(0)).dtype == torch.float32
+
+
+class TestCalibration:
+    @pytest.mark.parametrize(
+        ("y", "value"), [(0, 1.055560), (1, 0.566384), (2, 2.471848), (3, 16.177928)]
+    )
+    def test_paper_vector(self, y, value):
+        assert cross_entropy(PAPER.outer(F, PAPER.log_prior(COUNTS)), label(y)).item() == near(
+            value
+        )
+
+    @pytest.mark.parametrize(("y", "value"), [(0, 1.066327), (3, 6.998152)])
+    def test_larger_floor(self, y, value):
+        method = Calibration(delta=1e-2)
+        logits = method.outer(F, method.log_prior(COUNTS))
+        assert cross_entropy(logits, label(y)).item() == near(value)
+
+    @pytest.mark.parametrize(
+        ("y", "value", "abs"),
+        [(0, 9.489251, 1e-4), (1, 7.593e-5, 1e-7), (2, 15.405542, 1e-4), (3, 33.401276, 1e-4)],
+    )
+    def test_release_vector(self, y, value, abs):
+        logits = RELEASE.outer(F, RELEASE.log_prior(COUNTS))
+        assert cross_entropy(logits, label(y)).item() == near(value, abs)
+
+    def test_release_on_shrunk_logits(self):
+        logits = RELEASE.outer(F / 10, RELEASE.log_prior(COUNTS))
+        assert cross_entropy(logits, label(0)).item() == near(1.056501)
+
+    def test_batch_vector(self):
+        assert cross_entropy(PAPER.outer(Z_ADV, B), Y).item() == near(1.689054)
+
+    def test_gradient_vector(self):
+        logits = F.clone().requires_grad_()
+        cross_entropy(PAPER.outer(logits, PAPER.log_prior(COUNTS)), label(0)).backward()
+        assert logits.grad.tolist() == [near([-0.652003, 0.567574, 0.084429, 9.4e-8])]
+        assert logits.grad[0, 3].item() == pytest.approx(9.4e-8, rel=0.01)
+
+    def test_priors(self):
+        assert log_counts(COUNTS).exp().tolist() == near([50, 30, 20, 1])
+        assert log_frequencies(COUNTS).exp().tolist() == near([0.5, 0.3, 0.2, 1e-6], abs=2e-6)
+        assert log_frequencies(COUNTS)[3].item() == near(math.log(1e-6))
+
+    def test_without_a_floor_cross_entropy_is_inf_and_the_divergence_nan(self):
+        bare = log_frequencies(COUNTS, delta=0.0)
+        assert cross_entropy(calibrated_logits(F, bare), label(0)).item() == near(1.055559)
+        assert cross_entropy(calibrated_logits(F, bare), label(3)).item() == math.inf
+        assert kl_divergence(calibrated_logits(F, bare), calibrated_logits(F_ADV, bare)).isnan()
+
+    def test_changes_nothing_in_place(self):
+        logits, prior = F.clone(), B.clone()
+        for method in (PAPER, RELEASE):
+            method.outer(logits, prior).add_(1)
+            method.inner(logits, prior).add_(1)
+        assert torch.equal(logits, F)
+        assert torch.equal(prior, B)
+
+    @FEW
+    @given(SEEDS, st.integers(1, 1000), st.sampled_from([PAPER, RELEASE]))
+    def test_a_uniform_prior_is_no_calibration(self, seed, count, method):
+        z, y = random_logits(seed), torch.arange(8) % 6
+        prior = method.log_prior(torch.full((6,), count))
+        expected = cross_entropy(method.scale * z, y)
+        assert cross_entropy(method.outer(z, prior), y).item() == near(expected.item())
+
+    @FEW
+    @given(SEEDS, COUNT_LISTS, st.floats(1e-3, 1e3))
+    def test_the_priors_scale_does_not_matter(self, seed, counts, factor):
+        z, z_adv, y = random_logits(seed), random_logits(seed + 1), torch.arange(8) % 6
+        prior = log_frequencies(torch.tensor(counts))
+        scaled = prior + math.log(factor)
+        for loss, other in ((cross_entropy, y), (kl_divergence, calibrated_logits(z_adv, prior))):
+            one = loss(calibrated_logits(z, prior), other)
+            two = loss(calibrated_logits(z, scaled), other)
+            assert one.item() == pytest.approx(two.item(), rel=1e-5, abs=1e-4)
+
+    @FEW
+    @given(SEEDS, COUNT_LISTS)
+    def test_release_is_the_paper_on_ten_times_the_logits(self, seed, counts):
+        z, y = random_logits(seed, size=1.0).double(), torch.arange(8) % 6
+        kept = torch.tensor(counts).clamp_min(1)
+        release = cross_entropy(RELEASE.outer(z, RELEASE.log_prior(torch.tensor(counts))), y)
+        paper = cross_entropy(calibrated_logits(10 * z, (kept / kept.sum()).log()), y)
+        assert release.item() == near(paper.item(), abs=1e-5)
+
+    @FEW
+    @given(SEEDS, COUNT_LISTS)
+    def test_release_divergence_is_at_temperature_ten(self, seed, counts):
+        z, z_adv = random_logits(seed).double(), random_logits(seed + 1).double()
+        prior = RELEASE.log_prior(torch.tensor(counts))
+        inner = kl_divergence(RELEASE.inner(z, prior), RELEASE.inner(z_adv, prior))
+        softened = kl_divergence((10 * z + prior) / 10, (10 * z_adv + prior) / 10)
+        assert inner.item() == near(softened.item(), abs=1e-5)
+
+
+class TestDivergence:
+    def test_plain_vector(self):
+        assert kl_divergence(F, F_ADV).item() == near(0.101830)
+        assert soft_cross_entropy(F, F_ADV).item() == near(1.116233)
+
+    def test_paper_vector(self):
+        prior = PAPER.log_prior(COUNTS)
+        clean, adv = PAPER.inner(F, prior), PAPER.inner(F_ADV, prior)
+        assert soft_cross_entropy(clean, adv).item() == near(1.010616)
+        assert kl_divergence(clean, adv).item() == near(0.113122)
+
+    def test_release_vector(self):
+        prior = RELEASE.log_prior(COUNTS)
+        value = kl_divergence(RELEASE.inner(F, prior), RELEASE.inner(F_ADV, prior))
+        assert value.item() == near(0.103125)
+
+    @pytest.mark.parametrize("trained_target", [False, True])
+    def test_reductions(self, trained_target):
+        target = Z.clone().requires_grad_(trained_target)
+        each = kl_divergence(target, Z_ADV, "none")
+        assert each.tolist() == near([0.101830, 0.250858])
+        assert kl_divergence(target, Z_ADV).item() == near(each.mean().item(), abs=1e-6)
+        assert kl_divergence(target, Z_ADV, "sum").item() == near(each.sum().item(), abs=1e-6)
+
+    @FEW
+    @given(SEEDS)
+    def test_both_forms_have_one_gradient_and_differ_by_the_entropy(self, seed):
+        target = random_logits(seed)
+        one, two = (random_logits(seed + 1).requires_grad_() for _ in range(2))
+        divergence, soft = kl_divergence(target, one), soft_cross_entropy(target, two)
+        divergence.backward()
+        soft.backward()
+        p = target.softmax(1)
+        entropy = -(p * p.log()).sum(1).mean()
+        assert (soft - divergence).item() == near(entropy.item())
+        assert torch.allclose(one.grad, two.grad, atol=1e-6)
+
+    def test_gradient_is_zero_where_both_are_equal(self):
+        logits = F.clone().requires_grad_()
+        kl_divergence(F, logits, "sum").backward()
+        assert logits.grad.abs().max().item() < 1e-7
+
+    def test_gradient_flows_through_the_target(self):
+        target, adv = Z.double().requires_grad_(), Z_ADV.double().requires_grad_()
+        assert torch.autograd.gradcheck(kl_divergence, (target, adv))
+
+    def test_gradient_survives_probabilities_that_underflow(self):
+        target = torch.tensor([[0.0, -300.0]]).requires_grad_()
+        kl_divergence(target, torch.zeros(1, 2)).backward()
+        assert target.grad.isfinite().all()
+
+
+class TestMargins:
+    def test_cw_vector(self):
+        assert cw_margin(Z_ADV, Y, kappa=50, reduction="none").tolist() == near([-48.0, -49.8])
+        assert cw_margin(Z_ADV, Y).item() == near(-97.8)
+
+    def test_cw_gradient_stops_at_the_boundary_without_kappa(self):
+        wrong = torch.tensor([[0.0, 2.0]]).requires_grad_()
+        cw_margin(wrong, label(0), kappa=0.0).backward()
+        assert wrong.grad.tolist() == [[0.0, 0.0]]
+        right = torch.tensor([[2.0, 0.0]]).requires_grad_()
+        cw_margin(right, label(0), kappa=0.0).backward()
+        assert right.grad.tolist() == [[-1.0, 1.0]]
+
+    def test_dlr_vector(self):
+        assert dlr(Z_ADV, Y, "none").tolist() == near([0.8, 0.666667])
+
+    @FEW
+    @given(SEEDS, st.floats(0.1, 10), st.floats(-5, 5))
+    def test_dlr_ignores_scale_and_shift(self, seed, scale, shift):
+        z, y = random_logits(seed), torch.arange(8) % 6
+        assert torch.allclose(dlr(scale * z + shift, y, "none"), dlr(z, y, "none"), atol=1e-3)
