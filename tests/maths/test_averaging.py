@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calfat_plugin.averaging import (
+    check_update,
+    displacement,
+    heterogeneity,
+    slack_weights,
+    update_norm,
+    weighted_average,
+)
+from calfat_plugin.errors import UpdateError
+
+FEW = settings(max_examples=40, deadline=None, derandomize=True)
+STATES = [{"w": torch.tensor(values)} for values in ((1.0, 2.0), (3.0, 4.0), (5.0, 0.0))]
+SEEDS = st.integers(0, 10**6)
+
+
+def average(weights) -> list[float]:
+    return weighted_average(STATES, weights)["w"].tolist()
+
+
+def random_states(seed: int, count: int = 3):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "w": torch.randn(4, 3, generator=generator),
+            "half": torch.randn(2, generator=generator).bfloat16(),
+            "steps": torch.randint(0, 99, (), generator=generator),
+        }
+        for _ in range(count)
+    ]
+
+
+class TestWeightedAverage:
+    def test_vector(self):
+        assert average([10, 30, 60]) == pytest.approx([4.0, 1.4])
+        assert average([1, 1, 1]) == pytest.approx([3.0, 2.0])
+
+    def test_weight_zero_counts_for_nothing(self):
+        assert average([0, 2, 0]) == [3.0, 4.0]
+
+    @FEW
+    @given(SEEDS, st.floats(1e-3, 1e6))
+    def test_weights_are_normalised(self, seed, factor):
+        states, weights = random_states(seed), [1.0, 2.0, 3.5]
+        one = weighted_average(states, weights)
+        two = weighted_average(states, [factor * weight for weight in weights])
+        assert torch.allclose(one["w"], two["w"], rtol=1e-6)
+
+    @FEW
+    @given(SEEDS)
+    def test_equal_states_come_back_bit_for_bit(self, seed):
+        state = random_states(seed, 1)[0]
+        mean = weighted_average([state] * 3, [0.1, 0.7, 0.3])
+        assert all(torch.equal(mean[name], value) for name, value in state.items())
+
+    @FEW
+    @given(SEEDS)
+    def test_neither_touches_nor_shares_its_inputs(self, seed):
+        states = random_states(seed)
+        before = [{name: value.clone() for name, value in state.items()} for state in states]
+        for chosen in (states, states[:1]):
+            mean = weighted_average(chosen, [1.0] * len(chosen))
+            for value in mean.values():
+                value.fill_(77)
+        for state, copy in zip(states, before, strict=True):
+            assert all(torch.equal(state[name], copy[name]) for name in state)
+
+    def test_one_float64_state_is_copied_not_lent(self):
+        state = {"w": torch.ones(2, dtype=torch.float64)}
+        weighted_average([state], [3])["w"].fill_(9)
+        assert state["w"].tolist() == [1, 1]
+
+    def test_keeps_dtypes_and_order(self):
+        mean = weighted_average(random_states(0), [1, 1, 1])
+        assert [(name, value.dtype) for name, value in mean.items()] == [
+            ("w", torch.float32),
+            ("half", torch.bfloat16),
+            ("steps", torch.int64),
+        ]
+
+    def test_integers_are_averaged_as_numbers_and_rounded(self):
+        states = [
+            {"n": torch.tensor([10, 1]), "flag": torch.tensor(True)},
+            {"n": torch.tensor([13, 2]), "flag": torch.tensor(True)},
+            {"n": torch.tensor([14, 2]), "flag": torch.tensor(False)},
+        ]
+        mean = weighted_average(states, [1, 1, 1])  # 12.33 and 1.67; two of three
+        assert mean["n"].tolist() == [12, 2]
+        assert mean["flag"].item() is True
+
+    def test_sums_in_float64(self):
+        # In float32 each 1e-8 would vanish beside 1.
+        states = [{"w": torch.tensor([1.0])}] + [{"w": torch.tensor([1e-4])}] * 1000
+        exact = (1.0 + 1000 * float(torch.tensor(1e-4))) / 1001
+        assert weighted_average(states, [1] * 1001)["w"].item() == pytest.approx(exact, rel=1e-7)
+
+    @pytest.mark.parametrize(
+        ("states", "weights", "text"),
+        [
+            ([], [], "no updates to average"),
+            (STATES, [1, 2], "3 updates but 2 weights"),
+            (STATES, [1, -2, 1], "weight 1 is -2; weights must be finite and not negative"),
+            (STATES, [1, 1, math.nan], "weight 2 is nan; weights must be finite and not negative"),
+            (STATES, [0, 0, 0], "all weights are zero: no update holds any examples"),
+            (
+                [STATES[0], {"w": torch.zeros(3)}],
+                [1, 1],
+                "state 1: tensor 'w' has shape (3,) where state 0 has (2,)",
+            ),
+            ([STATES[0], {}], [1, 1], "state 1: tensor 'w' is missing"),
+        ],
+    )
+    def test_refuses_with_the_whole_reason(self, states, weights, text):
+        with pytest.raises(UpdateError) as caught:
+            weighted_average(states, weights)
+        assert str(caught.value) == text
+
+
+GLOBAL = {"conv.weight": torch.zeros(2, 3), "conv.bias": torch.zeros(2), "n": torch.tensor(0)}
+
+
+class TestCheckUpdate:
+    def test_accepts_what_fits(self):
+        check_update({name: value + 1 for name, value in GLOBAL.items()}, GLOBAL, who="c")
+
+    @pytest.mark.parametrize(
+        ("change", "text"),
+        [
+            (
+                {"conv.bias": torch.tensor([math.nan, 1.0])},
+                "client 3: tensor 'conv.bias' holds 1 nan or inf among 2 values",
+            ),
+            (
+                {"conv.weight": torch.full((2, 3), math.inf)},
+                "client 3: tensor 'conv.weight' holds 6 nan or inf among 6 values",
+            ),
+            (
+                {"conv.weight": torch.zeros(3, 2)},
+                "client 3: tensor 'conv.weight' has shape (3, 2), expected (2, 3)",
+            ),
+            (
+                {"conv.bias": torch.zeros(2).double()},
+                "client 3: tensor 'conv.bias' has dtype torch.float64, expected torch.float32",
+            ),
+            ({"conv.bias": [0.0, 0.0]}, "client 3: 'conv.bias' is a list, not a tensor"),
+            (
+                {"conv.bais": torch.zeros(2)},
+                "client 3: tensor 'conv.bais' is unknown to the global model. "
+                "Did you mean 'conv.bias'?",
+            ),
+            (
+                {"a": torch.zeros(1), "b": torch.zeros(1)},
+                "client 3: tensor 'a' is unknown to the global model, and 1 more.",
+            ),
+        ],
+    )
+    def test_refuses_with_the_whole_reason(self, change, text):
+        with pytest.raises(UpdateError) as caught:
+            check_update({**GLOBAL, **change}, GLOBAL, who="client 3")
+        assert str(caught.value) == text
+
+    def test_missing_tensors(self):
+        with pytest.raises(UpdateError) as caught:
+            check_update({"n": torch.tensor(0)}, GLOBAL, who="client 0")
+        assert str(caught.value) == "client 0: tensor 'conv.weight' is missing, and 1 more"
+
+
+class TestFigures:
+    def test_heterogeneity_vector(self):
+        assert heterogeneity(STATES, ["w"]) == pytest.approx(8.0)
+
+    def test_heterogeneity_sums_over_tensors_and_leaves_others_out(self):
+        states = [{**state, "v": 2 * state["w"], "bn": state["w"] * 100} for state in STATES]
+        assert heterogeneity(states, ["w", "v"]) == pytest.approx(8.0 * 5)
+
+    def test_heterogeneity_of_equal_or_single_clients_is_zero(self):
+        assert heterogeneity(STATES[:1], ["w"]) == 0.0
+        assert heterogeneity([STATES[0]] * 4, ["w"]) == 0.0
+
+    def test_update_norm(self):
+        state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
+        reference = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
+        assert update_norm(state, reference, ["a", "b"]) == pytest.approx(5.0)
+
+    def test_displacement(self):
+        moved = displacement(STATES[1], STATES[0], ["w"])
+        assert moved["w"].tolist() == [2.0, 2.0]
+
+
+class TestSlack:
+    LOSSES = (0.9, 0.5, 0.1)
+
+    def test_vector(self):
+        uniform = slack_weights([1, 1, 1], self.LOSSES, ratio=1.2)
+        assert average(uniform) == pytest.approx([3.125, 1.875])
+        by_examples = slack_weights([10, 30, 60], self.LOSSES, ratio=1.2)
+        assert average(by_examples) == pytest.approx([4.107143, 1.25])
+
+    @pytest.mark.parametrize(
+        ("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)]
+    )
+    def test_published_weights_of_five_clients(self, ratio, top, other):
+        weights = slack_weights([1] * 5, [3, 1, 2, 4, 5], ratio=ratio)
+        assert weights == pytest.approx([other, top, other, other, other], abs=1e-4)
+
+    @FEW
+    @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), SEEDS, st.integers(0, 8))
+    def test_ratio_one_is_fedavg(self, examples, seed, top):
+        losses = torch.rand(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
+        weights = slack_weights(examples, losses, ratio=1.0, top=top)
+        assert weights == pytest.approx([n / sum(examples) for n in examples])
+
+    def test_several_on_top_and_ties_go_to_the_first(self):
+        weights = slack_weights([1, 1, 1, 1], [0.5, 0.5, 0.5, 0.1], ratio=2.0, top=2)
+        assert weights == pytest.approx([2 / 6, 1 / 6, 1 / 6, 2 / 6])
+
+    def test_a_diverged_client_is_never_on_top(self):
+        weights = slack_weights([1, 1], [math.nan, 9.0], ratio=3.0)
+        assert weights == pytest.approx([0.25, 0.75])
