@@ -45,8 +45,10 @@ def batches(
         raise ValueError("augmentation needs a generator to draw from")
     n = len(data)
     bounds = _bounds(n, batch_size, drop_last=drop_last, merge_single=merge_single)
-    order = draws = None
-    if generator is not None:
+    draws = None
+    if generator is None:
+        order = torch.arange(n, device=data.x.device)
+    else:
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
         draws = _draws(n, augment, generator).to(device) if augment else None
     return _one_pass(data, bounds, order, draws, augment, device)
@@ -82,14 +84,14 @@ def _bounds(
 def _one_pass(
     data: ImageData,
     bounds: list[tuple[int, int]],
-    order: Tensor | None,
+    order: Tensor,
     draws: Tensor | None,
     augment: Augmentation,
     device: torch.device | str,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     for start, stop in bounds:
-        where = slice(start, stop) if order is None else order[start:stop]
-        x = data.x[where].to(device)
+        where = order[start:stop]
+        x = data.x[where].to(device)  # a copy, so that no caller can write into the data
         if draws is not None:
             x = _augmented(x, draws[start:stop], augment.crop_padding)
         yield pixels(x), data.y[where].to(device)

@@ -1,0 +1,117 @@
+"""ImageData, Dataset, pixels, and the embedded digits."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from calfat_plugin.datasets import Augmentation, Dataset, ImageData, load_digits, pixels
+from calfat_plugin.errors import DataError
+
+
+def image_data(n: int = 4, label: int = 0, size: int = 2) -> ImageData:
+    x = torch.arange(n * 3 * size * size, dtype=torch.uint8).reshape(n, 3, size, size)
+    return ImageData(x, torch.full((n,), label))
+
+
+def test_pixels_scales_bytes_and_passes_floats_on():
+    stored = torch.tensor([0, 51, 255], dtype=torch.uint8)
+    assert torch.equal(pixels(stored), torch.tensor([0.0, 0.2, 1.0]))
+    assert stored.tolist() == [0, 51, 255]
+    already = torch.tensor([0.25])
+    assert pixels(already) is already
+
+
+def test_every_byte_gives_the_nearest_float():
+    expected = (torch.arange(256, dtype=torch.float64) / 255).float()
+    assert torch.equal(pixels(torch.arange(256).to(torch.uint8)), expected)
+
+
+def test_a_subset_keeps_the_order_asked_for_and_copies():
+    data = ImageData(torch.rand(5, 1, 2, 2), torch.arange(5))
+    part = data.subset(np.array([3, 1]))
+    assert len(part) == 2
+    assert part.y.tolist() == [3, 1]
+    assert torch.equal(part.x, data.x[[3, 1]])
+    part.x.zero_()
+    assert data.x[3].abs().sum() > 0
+    assert len(data.subset([])) == 0
+
+
+def test_moving_to_the_same_device_copies_nothing():
+    data = image_data()
+    assert data.to("cpu").x is data.x
+
+
+DATA_ERRORS = [
+    (
+        lambda: ImageData(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64)),
+        "images are (2, 8, 8) torch.float32 and labels (2,) torch.int64; "
+        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
+    ),
+    (
+        lambda: ImageData(torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)),
+        "images are (2, 1, 8, 8) torch.float32 and labels (3,) torch.int64; "
+        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
+    ),
+    (
+        lambda: ImageData(torch.zeros(2, 1, 8, 8).double(), torch.zeros(2)),
+        "images are (2, 1, 8, 8) torch.float64 and labels (2,) torch.float32; "
+        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
+    ),
+    (
+        lambda: Dataset("d", image_data(size=2), image_data(size=3), 1, ("a",)),
+        "data set d: training images are (3, 2, 2), test images (3, 3, 3); "
+        "expected one shape (C, H, W).",
+    ),
+    (
+        lambda: Dataset("d", image_data(), image_data(), 2, ("a",)),
+        "data set d: 1 class names for 2 classes.",
+    ),
+    (
+        lambda: Dataset("d", image_data(), image_data(0), 1, ("a",)),
+        "data set d: no test images.",
+    ),
+    (
+        lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
+        "data set d: training labels run from 1 to 1; expected 0 to 0.",
+    ),
+    (
+        lambda: Augmentation(crop_padding=-1),
+        "augmentation: crop_padding is -1; expected 0 or more.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "text"), DATA_ERRORS)
+def test_wrong_data_is_refused(build, text):
+    with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
+        build()
+
+
+def test_digits_are_real_whole_and_split_by_class():
+    digits = load_digits()
+    assert (digits.name, digits.num_classes, digits.in_channels) == ("digits", 10, 1)
+    assert digits.image_size == (8, 8)
+    assert digits.class_names == tuple("0123456789")
+    assert not digits.augment
+    assert (len(digits.train), len(digits.test)) == (1438, 359)
+    x = torch.cat([digits.train.x, digits.test.x])
+    assert x.dtype == torch.float32
+    assert (x.min(), x.max()) == (0, 1)
+    assert torch.equal(x * 16, (x * 16).round())
+    assert torch.bincount(digits.train.y).tolist() == [
+        *(142, 146, 142, 146, 145),
+        *(146, 145, 143, 139, 144),
+    ]
+    assert torch.bincount(digits.test.y).tolist() == [36, 36, 35, 37, 36, 36, 36, 36, 35, 36]
+
+
+def test_the_digits_split_is_always_the_same():
+    """Every result on digits rests on these 359 images; the digest was taken when it was made."""
+    grey_levels = (load_digits().test.x * 16).to(torch.uint8).numpy().tobytes()
+    assert hashlib.sha256(grey_levels).hexdigest()[:16] == "71754d7643190cf7"

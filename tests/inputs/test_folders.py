@@ -1,0 +1,180 @@
+"""The ImageNet subset and a user's own class folders."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calfat_plugin.datasets import (
+    Augmentation,
+    imagenet_subset_classes,
+    load_image_folder,
+    load_imagenet_subset,
+)
+from calfat_plugin.errors import DataError, OptionError
+from tests.inputs import on_disk
+
+CLASSES = ["cat", "dog", "emu"]
+
+
+def test_images_of_the_size_asked_for_arrive_unchanged(tmp_path):
+    wrote = on_disk.write_class_folders(tmp_path, CLASSES, n_train=9, n_test=6)
+    data = load_image_folder(tmp_path, size=16)
+    assert data.class_names == tuple(CLASSES)
+    assert data.num_classes == 3
+    assert not data.augment
+    assert data.train.x.dtype == torch.uint8
+    assert np.array_equal(data.train.x.numpy(), wrote.x_train)
+    assert np.array_equal(data.train.y.numpy(), wrote.y_train)
+    assert np.array_equal(data.test.x.numpy(), wrote.x_test)
+    assert np.array_equal(data.test.y.numpy(), wrote.y_test)
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 20), (20, 40)])
+def test_the_shorter_side_is_resized_and_the_middle_kept(width, height, tmp_path):
+    """White in the middle of the longer side, black at both ends: only white stays."""
+    picture = np.zeros((40, 20, 3), dtype=np.uint8)
+    picture[10:30] = 255
+    if width > height:
+        picture = picture.transpose(1, 0, 2)
+    for split in ("train", "test"):
+        (tmp_path / split / "only").mkdir(parents=True)
+        Image.fromarray(picture).save(tmp_path / split / "only" / "one.png")
+    x = load_image_folder(tmp_path, size=20).train.x
+    assert x.shape == (1, 3, 20, 20)
+    assert x.min() == 255
+    assert load_image_folder(tmp_path, size=10).train.x.shape == (1, 3, 10, 10)
+
+
+def test_small_images_grow_and_grey_is_one_channel(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES, size=5)
+    data = load_image_folder(tmp_path, size=8, channels=1, crop_padding=2, flip=True)
+    assert data.train.x.shape[1:] == (1, 8, 8)
+    assert data.augment == Augmentation(crop_padding=2, flip=True)
+
+
+def test_other_files_and_hidden_folders_are_ignored(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES, n_train=6)
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    (tmp_path / "train" / ".cache").mkdir()
+    assert len(load_image_folder(tmp_path, size=16).train) == 6
+
+
+def test_a_class_without_test_images_is_allowed(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES, n_train=6, n_test=2)
+    assert not (tmp_path / "test" / "emu").exists()
+    assert load_image_folder(tmp_path, size=16).test.y.tolist() == [0, 1]
+
+
+def refused(load, text: str, kind: type[Exception] = DataError) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        load()
+
+
+def test_missing_and_empty_folders_are_named(tmp_path):
+    train = tmp_path / "train"
+    hint = f"Expected one folder of images for each class, {train}/<class>."
+    name = "data set image_folder"
+    refused(lambda: load_image_folder(tmp_path), f"{name}: {train} is missing. {hint}")
+    train.mkdir()
+    refused(lambda: load_image_folder(tmp_path), f"{name}: {train} holds no folders. {hint}")
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    (train / "fox").mkdir()
+    refused(
+        lambda: load_image_folder(tmp_path),
+        f"{name}: {train / 'fox'} holds no images "
+        "(files ending in .bmp, .jpeg, .jpg, .pgm, .png, .ppm, .tif, .tiff, .webp).",
+    )
+
+
+def test_a_test_class_that_training_lacks_is_refused(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    (tmp_path / "test" / "fox").mkdir()
+    refused(
+        lambda: load_image_folder(tmp_path),
+        f"data set image_folder: {tmp_path / 'test' / 'fox'} is a class without training images; "
+        f"classes are the folders below {tmp_path / 'train'}: cat, dog, emu.",
+    )
+
+
+def test_a_damaged_image_is_refused_by_name(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    path = tmp_path / "test" / "dog" / "00099.png"
+    path.write_bytes(b"\x89PNG\r\n but no more")
+    refused(
+        lambda: load_image_folder(tmp_path),
+        f"data set image_folder: {path} cannot be read (UnidentifiedImageError: cannot identify "
+        f"image file '{path}'). It is damaged or not in the expected format; replace it.",
+    )
+
+
+def test_a_sixteen_bit_image_is_refused_rather_than_cut_off(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    path = tmp_path / "train" / "cat" / "scan.png"
+    Image.fromarray(np.full((16, 16), 4000, dtype=np.uint16)).save(path)
+    refused(
+        lambda: load_image_folder(tmp_path),
+        f"{path} has more than 8 bits a channel (mode I;16). Convert it to 8 bits first: "
+        "how to scale its values is your decision.",
+    )
+
+
+def test_options_out_of_range_are_refused(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    name = "data set image_folder"
+    refused(
+        lambda: load_image_folder(tmp_path, channels=2),
+        f"{name}: channels is 2; expected 1 or 3.",
+        OptionError,
+    )
+    refused(
+        lambda: load_image_folder(tmp_path, size=0),
+        f"{name}: size is 0; expected 1 pixel or more.",
+        OptionError,
+    )
+    refused(
+        lambda: load_image_folder(tmp_path, download=True),
+        f"{name}: nothing can be downloaded; put your images into {tmp_path}/train/<class> "
+        f"and {tmp_path}/test/<class>.",
+    )
+
+
+def test_the_manifest_names_twelve_classes():
+    classes = imagenet_subset_classes()
+    assert len(classes) == len(set(classes.values())) == 12
+    assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in classes)
+    assert list(classes) == sorted(classes)
+
+
+@pytest.mark.parametrize("below", ["", "imagenet_subset"])
+def test_the_imagenet_subset_is_read_at_64_with_other_classes_beside(below, tmp_path):
+    on_disk.write_imagenet_subset(tmp_path / below)
+    (tmp_path / below / "train" / "n00000001").mkdir()
+    data = load_imagenet_subset(tmp_path)
+    assert data.name == "imagenet_subset"
+    assert data.train.x.shape == (24, 3, 64, 64)
+    assert data.test.y.tolist() == list(range(12))
+    assert data.class_names[:2] == ("tench", "golden retriever")
+    assert data.augment == Augmentation(crop_padding=8, flip=True)
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_missing_imagenet_says_where_to_get_it(download, tmp_path):
+    on_disk.write_imagenet_subset(tmp_path)
+    lost = tmp_path / "val" / "n03888257"
+    for path in lost.iterdir():
+        path.unlink()
+    lost.rmdir()
+    offer = "It cannot be downloaded without an account. " if download else ""
+    refused(
+        lambda: load_imagenet_subset(tmp_path, download=download),
+        f"data set imagenet_subset: there is no folder {lost} (looked in {tmp_path} and "
+        f"{tmp_path}/imagenet_subset). {offer}Get ImageNet (ILSVRC 2012) from "
+        "https://image-net.org and put the class folders n01440764, n02099601, n02102040, "
+        "n02123045, n02979186, n03000684, n03028079, n03394916, n03417042, n03425413, n03445777, "
+        f"n03888257 (some 2 GB) into {tmp_path}/train and {tmp_path}/val.",
+    )

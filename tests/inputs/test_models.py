@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import re
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from calfat_plugin.errors import ModelError
+from calfat_plugin.models import (
+    CNN,
+    VGG8,
+    AlexNet64,
+    AlexNet64Small,
+    CNNMcMahan,
+    CNNSmall,
+    Normalize,
+    ResNet18,
+    model_from_factory,
+    seeded,
+)
+from calfat_plugin.models.base import conv_block
+
+
+def parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        pytest.param(CNN, 319_242, id="cnn"),
+        pytest.param(lambda: CNN(num_classes=100), 503_652, id="cnn-100"),
+        pytest.param(CNNMcMahan, 878_538, id="cnn_mcmahan"),
+        pytest.param(lambda: CNNMcMahan(1, (28, 28), padding=2), 1_663_370, id="cnn_mcmahan-mnist"),
+        pytest.param(VGG8, 3_918_858, id="vgg8"),
+        pytest.param(lambda: VGG8(batch_norm=False), 3_915_914, id="vgg8-plain"),
+        pytest.param(ResNet18, 11_173_962, id="resnet18"),
+        pytest.param(lambda: AlexNet64(num_classes=12), 57_053_004, id="alexnet64"),
+        pytest.param(lambda: AlexNet64Small(num_classes=12), 4_540_812, id="alexnet64_small"),
+        pytest.param(CNNSmall, 30_634, id="cnn_small"),
+    ],
+)
+def test_parameter_counts(build, expected):
+    with torch.device("meta"):  # shapes only: nothing is drawn or stored
+        assert parameter_count(build()) == expected
+
+
+MODELS = [
+    pytest.param(CNN, (3, (32, 32)), 2048, id="cnn"),
+    pytest.param(CNN, (1, (28, 28)), 128 * 3 * 3, id="cnn-28"),
+    pytest.param(CNN, (3, (20, 33)), 128 * 1 * 4, id="cnn-oblong"),
+    pytest.param(CNNMcMahan, (3, (32, 32)), 512, id="cnn_mcmahan"),
+    pytest.param(VGG8, (3, (16, 20)), 512, id="vgg8"),
+    pytest.param(ResNet18, (3, (8, 12)), 512, id="resnet18"),
+    pytest.param(AlexNet64Small, (3, (64, 64)), 512, id="alexnet64_small"),
+    pytest.param(CNNSmall, (1, (8, 8)), 256, id="cnn_small"),
+    pytest.param(CNNSmall, (3, (13, 9)), 64 * 3 * 2, id="cnn_small-oblong"),
+]
+every_model = pytest.mark.parametrize(("model_class", "shape", "width"), MODELS)
+
+
+def images(channels: int, size: tuple[int, int], n: int = 3) -> torch.Tensor:
+    return torch.rand((n, channels, *size), generator=torch.Generator().manual_seed(0))
+
+
+@every_model
+def test_shapes_forward_and_backward(model_class, shape, width):
+    model = seeded(lambda: model_class(*shape, 7), 0)
+    x = images(*shape).requires_grad_()
+    features = model.features(x)
+    assert features.shape == (3, width)
+    logits = model(x)
+    assert logits.shape == (3, 7)
+    logits.logsumexp(1).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert x.grad.abs().sum() > 0
+
+
+@every_model
+def test_forward_is_the_classifier_on_the_features_and_layout_does_not_matter(
+    model_class, shape, width
+):
+    model = seeded(lambda: model_class(*shape, 7), 0).eval()
+    x = images(*shape)
+    logits = model(x)
+    assert torch.equal(model.classifier(model.features(x)), logits)
+    layout = torch.channels_last
+    nhwc = model.to(memory_format=layout)(x.to(memory_format=layout))
+    torch.testing.assert_close(nhwc, logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "last_map"), [(AlexNet64, (256, 1, 1)), (AlexNet64Small, (256, 2, 2))]
+)
+def test_the_last_maps_of_the_alexnets(model_class, last_map):
+    with torch.device("meta"):
+        model = model_class(num_classes=12).eval()
+        x = torch.empty(1, 3, 64, 64)
+        assert model.body[:13](x).shape == (1, *last_map)
+        assert model(x).shape == (1, 12)
+
+
+def test_dropout_is_off_in_eval_mode():
+    model = seeded(AlexNet64Small, 0).eval()
+    x = images(3, (64, 64))
+    assert torch.equal(model(x), model(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+
+
+def test_replacing_the_classifier_replaces_the_logits():
+    model = CNNSmall()
+    model.classifier = nn.Linear(256, 4)
+    assert model(images(1, (8, 8))).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "name", "smallest"),
+    [
+        (CNN, "cnn", 18),
+        (CNNMcMahan, "cnn_mcmahan", 16),
+        (CNNSmall, "cnn_small", 4),
+        (VGG8, "vgg8", 8),
+        (AlexNet64Small, "alexnet64_small", 29),
+        (AlexNet64, "alexnet64", 63),
+    ],
+)
+def test_too_small_an_image_is_refused_with_the_smallest_that_works(model_class, name, smallest):
+    text = (
+        f"model {name}: images of {smallest - 1}x90 are too small; "
+        f"the smallest that it can take is {smallest}x{smallest}."
+    )
+    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
+        model_class(3, (smallest - 1, 90))
+    with torch.device("meta"):
+        model = model_class(3, (smallest, smallest)).eval()
+        assert model(torch.empty(2, 3, smallest, smallest)).shape == (2, 10)
+
+
+def test_pooling_before_relu_changes_neither_values_nor_gradients():
+    x = images(2, (6, 6)).sub_(0.5)
+    x[:, :, :2, :2] = -0.25  # ties, and windows without a positive value
+    ours, usual = x.clone().requires_grad_(), x.clone().requires_grad_()
+    pooled_first = nn.Sequential(*conv_block(nn.Identity(), pool=nn.MaxPool2d(2)))(ours)
+    relu_first = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))(usual)
+    assert torch.equal(pooled_first, relu_first)
+    pooled_first.square().sum().backward()
+    relu_first.square().sum().backward()
+    assert torch.equal(ours.grad, usual.grad)
+
+
+def test_normalisation_is_the_first_layer_and_no_state():
+    mean, std = (0.5, 0.25, 0.0), (0.5, 0.25, 2.0)
+    plain = seeded(CNN, 0)
+    normalised = seeded(lambda: CNN(normalize=Normalize(mean, std)), 0)
+    assert plain.state_dict().keys() == normalised.state_dict().keys()
+    x = images(3, (32, 32))
+    by_hand = torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
+    torch.testing.assert_close(normalised(x), plain(by_hand))
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((0.5, 0.5), (1.0,))])
+def test_impossible_normalisation_is_refused(mean, std):
+    text = (
+        f"normalisation by mean {mean} and std {std}: "
+        "expected one mean and one std above 0 for each channel."
+    )
+    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
+        Normalize(mean, std)
+
+
+def test_a_seed_means_one_model_and_the_global_generator_is_put_back():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    first = seeded(CNNSmall, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(12)
+    same, other = seeded(CNNSmall, 3), seeded(CNNSmall, 4)
+    assert torch.equal(first.classifier.weight, same.classifier.weight)
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = types.ModuleType("my_models")
+
+    class Flat(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(inputs, outputs)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x.flatten(1))
+
+    def flat(in_channels, image_size, num_classes, *, extra=0):
+        return Flat(in_channels * image_size[0] * image_size[1], num_classes + extra)
+
+    def picky(in_channels, image_size, num_classes):
+        return Flat(1, num_classes)
+
+    module.flat, module.picky, module.not_a_model = flat, picky, lambda **_: 3
+    monkeypatch.setitem(sys.modules, "my_models", module)
+
+
+def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
+    model = model_from_factory("my_models:flat", 1, (4, 4), 5)
+    assert model.training
+    assert model(images(1, (4, 4))).shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "text"),
+    [
+        ("my_models", {}, "model my_models: expected package.module:factory."),
+        (
+            "no_such_module:f",
+            {},
+            "model no_such_module:f: module no_such_module cannot be imported "
+            "(ModuleNotFoundError: No module named 'no_such_module'). "
+            "Is it installed, or on PYTHONPATH?",
+        ),
+        (
+            "my_models:flatt",
+            {},
+            "model my_models:flatt: my_models has no callable 'flatt'. Did you mean 'flat'?",
+        ),
+        (
+            "my_models:picky",
+            {"depth": 3},
+            "model my_models:picky: calling it with in_channels, image_size, num_classes, depth "
+            "failed: user_module.<locals>.picky() got an unexpected keyword argument 'depth'.",
+        ),
+        (
+            "my_models:picky",
+            {},
+            "model my_models:picky: a forward pass on images of shape (2, 1, 4, 4) failed "
+            "(RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x16 and 1x5)).",
+        ),
+        (
+            "my_models:not_a_model",
+            {},
+            "model my_models:not_a_model: it returned int; expected a torch.nn.Module.",
+        ),
+        (
+            "my_models:flat",
+            {"extra": 2},
+            "model my_models:flat: images of shape (2, 1, 4, 4) gave (2, 7); "
+            "expected logits of shape (2, 5).",
+        ),
+    ],
+)
+def test_a_users_model_that_cannot_be_used_is_refused(path, options, text, user_module):
+    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
+        model_from_factory(path, 1, (4, 4), 5, **options)

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calfat_plugin.errors import DataError, OptionError
+from calfat_plugin.partition import class_counts, dirichlet, dirichlet_plain, iid, label_shards
+
+CIFAR10 = np.repeat(np.arange(10), 5000)
+CIFAR100 = np.repeat(np.arange(100), 500)
+SVHN = np.repeat(np.arange(10), [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659])
+
+
+def counts(labels: np.ndarray, parts: list[np.ndarray]) -> list[list[int]]:
+    return [class_counts(labels, part, int(labels.max()) + 1).tolist() for part in parts]
+
+
+def sizes(parts: list[np.ndarray]) -> list[int]:
+    return [len(part) for part in parts]
+
+
+def test_the_release_partition_of_cifar10_at_seed_2021():
+    parts = dirichlet(CIFAR10, 5, alpha=0.1, seed=2021)
+    assert counts(CIFAR10, parts) == [
+        [1117, 30, 0, 5, 0, 1, 302, 16, 2028, 919],
+        [1, 4518, 304, 4793, 0, 0, 4693, 0, 0, 0],
+        [3730, 74, 0, 0, 0, 2903, 0, 2636, 2969, 0],
+        [151, 378, 1, 29, 0, 483, 5, 2348, 3, 4081],
+        [1, 0, 4695, 173, 5000, 1613, 0, 0, 0, 0],
+    ]
+
+
+def test_the_counts_do_not_depend_on_the_order_of_the_data():
+    shuffled = np.random.RandomState(7).permutation(CIFAR10)
+    ordered = counts(CIFAR10, dirichlet(CIFAR10, 5, alpha=0.1, seed=2021))
+    assert counts(shuffled, dirichlet(shuffled, 5, alpha=0.1, seed=2021)) == ordered
+
+
+def test_the_plain_partition_of_cifar10_at_seed_2021():
+    parts = dirichlet_plain(CIFAR10, 5, alpha=0.1, seed=2021)
+    assert counts(CIFAR10, parts) == [
+        [1117, 30, 0, 5, 0, 1, 301, 6, 1995, 36],
+        [1, 4518, 304, 4793, 0, 0, 4690, 0, 54, 4685],
+        [3730, 74, 0, 0, 0, 2903, 0, 1052, 2921, 34],
+        [151, 377, 1, 29, 0, 483, 5, 936, 3, 161],
+        [1, 1, 4695, 173, 5000, 1613, 4, 3006, 27, 84],
+    ]
+    assert sizes(parts) == [3491, 19045, 10714, 2146, 14604]
+
+
+@pytest.mark.parametrize(
+    ("labels", "alpha", "expected"),
+    [
+        pytest.param(CIFAR10, 0.1, [4418, 14309, 12312, 7479, 11482], id="cifar10"),
+        pytest.param(SVHN, 0.1, [16758, 17882, 14401, 17432, 6784], id="svhn"),
+        pytest.param(CIFAR100, 0.1, [10218, 10025, 9543, 10017, 10197], id="cifar100"),
+        pytest.param(CIFAR10, 0.05, [2263, 14956, 12835, 7157, 12789], id="cifar10-0.05"),
+        pytest.param(CIFAR10, 0.2, [6545, 12375, 9980, 9777, 11323], id="cifar10-0.2"),
+        pytest.param(CIFAR10, 0.3, [11878, 10095, 10717, 10020, 7290], id="cifar10-0.3"),
+    ],
+)
+def test_release_totals_at_seed_2021(labels, alpha, expected):
+    assert sizes(dirichlet(labels, 5, alpha=alpha, seed=2021)) == expected
+
+
+def test_classes_that_clients_lack_in_the_release_partition_of_cifar100():
+    absent = [
+        row.count(0) for row in counts(CIFAR100, dirichlet(CIFAR100, 5, alpha=0.1, seed=2021))
+    ]
+    assert absent == [40, 57, 44, 35, 16]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "smallest", "largest"), [(20, 168, 4741), (50, 10, 3746), (100, 13, 2409)]
+)
+def test_release_extremes_with_many_clients(num_clients, smallest, largest):
+    """A hundred clients need five tries, so this also pins that tries do not reseed."""
+    found = sizes(dirichlet(CIFAR10, num_clients, alpha=0.1, seed=2021))
+    assert (min(found), max(found)) == (smallest, largest)
+
+
+PARTITIONS: list[Callable[..., list[np.ndarray]]] = [
+    lambda labels, m, seed: dirichlet(labels, m, alpha=0.5, seed=seed, min_size=1),
+    lambda labels, m, seed: dirichlet_plain(labels, m, alpha=0.5, seed=seed),
+    lambda labels, m, seed: iid(labels, m, seed=seed),
+]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS, ids=["dirichlet", "dirichlet_plain", "iid"])
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=40, max_size=120),
+    num_clients=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=30, deadline=None)
+def test_every_example_goes_to_one_client_and_a_seed_means_one_partition(
+    partition, labels, num_clients, seed
+):
+    parts = partition(labels, num_clients, seed)
+    assert len(parts) == num_clients
+    assert min(sizes(parts)) >= 1
+    assert all(part.dtype == np.int64 for part in parts)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    again = partition(labels, num_clients, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_partitioning_leaves_labels_and_numpys_global_generator_alone():
+    labels = CIFAR10.copy()
+    np.random.seed(3)
+    before = np.random.get_state()[1].tolist()
+    dirichlet(labels, 5, alpha=0.1, seed=2021)
+    assert np.array_equal(labels, CIFAR10)
+    assert np.random.get_state()[1].tolist() == before
+
+
+def test_balancing_stops_a_client_at_its_even_share():
+    """No client can hold more than its share and one class; without balancing one holds all."""
+    labels = np.repeat(np.arange(10), 100)
+    balanced = sizes(dirichlet(labels, 2, alpha=0.05, seed=1))
+    plain = sizes(dirichlet_plain(labels, 2, alpha=0.05, seed=1))
+    assert max(balanced) <= 500 + 100
+    assert max(plain) > max(balanced)
+
+
+def test_a_class_without_examples_is_passed_over():
+    labels = np.repeat([0, 2], 50)
+    assert sum(sizes(dirichlet(labels, 3, alpha=1.0, seed=0))) == 100
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    assert sizes(iid(np.zeros(11, dtype=int), 4, seed=0)) == [3, 3, 3, 2]
+
+
+def test_label_shards_give_each_client_k_shards_and_leave_the_remainder_out():
+    labels = np.random.RandomState(0).permutation(np.repeat(np.arange(10), 100))[:-7]
+    parts = label_shards(labels, 5, k=2, seed=4)
+    assert sizes(parts) == [198] * 5  # 993 // 10 = 99 to a shard
+    dealt = np.concatenate(parts)
+    assert len(set(dealt.tolist())) == 990
+    assert all(sum(count > 0 for count in row) <= 4 for row in counts(labels, parts))
+    first, second = parts[0][:99], parts[0][99:]
+    assert all(np.all(np.diff(labels[shard]) >= 0) for shard in (first, second))
+
+
+def test_one_shard_a_client_with_as_many_clients_as_classes_gives_one_class_each():
+    rows = counts(CIFAR10, label_shards(CIFAR10, 10, k=1, seed=0))
+    assert sorted(row.index(5000) for row in rows) == list(range(10))
+
+
+def test_class_counts_counts_absent_classes_as_zero():
+    found = class_counts([0, 3, 3, 1], [1, 2, 3], 5)
+    assert found.tolist() == [0, 1, 0, 2, 0]
+    assert found.dtype == np.int64
+    assert class_counts([0, 1], [], 2).tolist() == [0, 0]
+
+
+ERRORS = [
+    (
+        lambda: dirichlet(CIFAR10, 5, alpha=0.0, seed=0),
+        OptionError,
+        "dirichlet partition: alpha is 0.0; expected a finite number above 0, such as 0.1.",
+    ),
+    (
+        lambda: dirichlet_plain(CIFAR10, 5, alpha=float("nan"), seed=0),
+        OptionError,
+        "dirichlet partition: alpha is nan; expected a finite number above 0, such as 0.1.",
+    ),
+    (
+        lambda: dirichlet(CIFAR10, 5, alpha=1.0, seed=0, min_size=-1),
+        OptionError,
+        "dirichlet partition: min_size is -1 and max_tries 1000; "
+        "expected min_size 0 or more and max_tries 1 or more.",
+    ),
+    (
+        lambda: iid(CIFAR10, 0, seed=0),
+        OptionError,
+        "cannot partition among 0 clients: expected 1 or more.",
+    ),
+    (
+        lambda: iid([0, 1, 0], 4, seed=0),
+        DataError,
+        "cannot give 4 clients at least 1 each of 3 training examples. "
+        "Lower the number of clients or take a larger data set.",
+    ),
+    (
+        lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0),
+        DataError,
+        "cannot give 5 clients at least 10 each of 40 training examples. "
+        "Lower the number of clients or take a larger data set.",
+    ),
+    (
+        lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20),
+        DataError,
+        "dirichlet partition: in 20 tries never did all 100 clients get 10 of the 50000 examples "
+        "(alpha 0.05, seed 2021; the best try left a client with 0). "
+        "Raise alpha or max_tries, or lower min_size or the number of clients.",
+    ),
+    (
+        lambda: dirichlet([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=3),
+        DataError,
+        "dirichlet partition: in 3 tries never did all 5 clients get 10 of the 100 examples "
+        "(alpha 1e-09, seed 0; the best try left a client with 0). "
+        "Raise alpha or max_tries, or lower min_size or the number of clients.",
+    ),
+    (
+        lambda: label_shards(CIFAR10, 5, k=0, seed=0),
+        OptionError,
+        "label<k> partition: k is 0; expected the shards a client gets, 1 or more.",
+    ),
+    (
+        lambda: label_shards([0, 1, 2], 2, k=2, seed=0),
+        DataError,
+        "cannot give 2 clients at least 2 each of 3 training examples. "
+        "Lower the number of clients or take a larger data set.",
+    ),
+    (
+        lambda: iid(CIFAR10, 5, seed=-1),
+        OptionError,
+        "partition seed is -1; expected 0 to 4294967295.",
+    ),
+    (
+        lambda: iid([], 1, seed=0),
+        DataError,
+        "cannot partition labels of shape (0,) and type float64: "
+        "expected one integer class id an example.",
+    ),
+    (
+        lambda: iid([0, -1], 1, seed=0),
+        DataError,
+        "cannot partition labels with the negative class id -1: class ids start at 0.",
+    ),
+    (
+        lambda: class_counts([0, 4], [0, 1], 3),
+        DataError,
+        "labels run from 0 to 4, but the data set has 3 classes, 0 to 2.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), ERRORS)
+def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, kind, text):
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        call()
