@@ -54,23 +54,17 @@ def batches(
     return _one_pass(data, bounds, order, draws, augment, device)
 
 
-def eval_batches(
-    data: ImageData, batch_size: int, device: torch.device | str
-) -> Iterator[tuple[Tensor, Tensor]]:
+def eval_batches(data: ImageData, batch_size: int, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
     """Go through ``data`` once, in order, whole and unchanged: batches as :func:`batches` gives."""
     return batches(data, batch_size=batch_size, generator=None, device=device)
 
 
-def num_batches(
-    num_examples: int, batch_size: int, *, drop_last: bool = False, merge_single: bool = False
-) -> int:
+def num_batches(num_examples: int, batch_size: int, *, drop_last: bool = False, merge_single: bool = False) -> int:
     """Count the batches that :func:`batches` gives for these arguments."""
     return len(_bounds(num_examples, batch_size, drop_last=drop_last, merge_single=merge_single))
 
 
-def _bounds(
-    num_examples: int, batch_size: int, *, drop_last: bool, merge_single: bool
-) -> list[tuple[int, int]]:
+def _bounds(num_examples: int, batch_size: int, *, drop_last: bool, merge_single: bool) -> list[tuple[int, int]]:
     """Cut 0..num_examples into (start, stop) pairs."""
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; expected 1 or more")

@@ -103,9 +103,7 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     """
     checked = _checked_labels(labels)
     if k < 1:
-        raise OptionError(
-            f"label<k> partition: k is {k}; expected the shards a client gets, 1 or more."
-        )
+        raise OptionError(f"label<k> partition: k is {k}; expected the shards a client gets, 1 or more.")
     _check_clients(len(checked), num_clients, min_size=k)
     shard_count = num_clients * k
     shard_size = len(checked) // shard_count
@@ -115,9 +113,7 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     return [shards[mine].reshape(-1) for mine in dealt]
 
 
-def class_counts(
-    labels: npt.ArrayLike, indices: npt.ArrayLike, num_classes: int
-) -> npt.NDArray[np.int64]:
+def class_counts(labels: npt.ArrayLike, indices: npt.ArrayLike, num_classes: int) -> npt.NDArray[np.int64]:
     """Count the classes among ``labels[indices]``.
 
     Args:
@@ -152,9 +148,7 @@ def _dirichlet(
 ) -> list[IndexArray]:
     checked = _checked_labels(labels)
     if not 0 < alpha < np.inf:
-        raise OptionError(
-            f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1."
-        )
+        raise OptionError(f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1.")
     if min_size < 0 or max_tries < 1:
         raise OptionError(
             f"dirichlet partition: min_size is {min_size} and max_tries {max_tries}; "
@@ -219,10 +213,7 @@ def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
             "expected one integer class id an example."
         )
     if array.min() < 0:
-        raise DataError(
-            f"cannot partition labels with the negative class id {array.min()}: "
-            "class ids start at 0."
-        )
+        raise DataError(f"cannot partition labels with the negative class id {array.min()}: class ids start at 0.")
     return array.astype(np.int64)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
-from calfat_plugin.errors import DataError
+from calfat_plugin.errors import DataError, OptionError
 
 if TYPE_CHECKING:  # naming the types is all that is needed here: tensors bring their own methods
     import torch
@@ -29,9 +29,7 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if self.crop_padding < 0:
-            raise DataError(
-                f"augmentation: crop_padding is {self.crop_padding}; expected 0 or more."
-            )
+            raise OptionError(f"augmentation: crop_padding is {self.crop_padding}; expected 0 or more.")
 
     def __bool__(self) -> bool:
         """Whether it changes anything."""
@@ -114,8 +112,7 @@ class Dataset:
             )
         if len(self.class_names) != self.num_classes:
             raise DataError(
-                f"data set {self.name}: {len(self.class_names)} class names for "
-                f"{self.num_classes} classes."
+                f"data set {self.name}: {len(self.class_names)} class names for {self.num_classes} classes."
             )
         for split, data in (("training", self.train), ("test", self.test)):
             if len(data) == 0:

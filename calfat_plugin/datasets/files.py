@@ -37,9 +37,7 @@ class PublishedFiles:
     folders: tuple[str, ...]
     md5: Mapping[str, str]
 
-    def locate(
-        self, root: Path, *, verify: bool, fetch: Callable[[Path], object] | None = None
-    ) -> Path:
+    def locate(self, root: Path, *, verify: bool, fetch: Callable[[Path], object] | None = None) -> Path:
         """Return the folder that holds all files.
 
         Args:

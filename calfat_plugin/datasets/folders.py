@@ -52,9 +52,7 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
                     "https://image-net.org and put the class folders "
                     f"{', '.join(classes)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
                 )
-    return _load(
-        "imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION
-    )
+    return _load("imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION)
 
 
 def imagenet_subset_classes() -> dict[str, str]:
@@ -114,9 +112,7 @@ def load_image_folder(
 
 def _folder_names(parent: Path) -> list[str]:
     here = parent.is_dir()
-    names = (
-        sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] != ".") if here else []
-    )
+    names = sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] != ".") if here else []
     if not names:
         raise DataError(
             f"data set image_folder: {parent} {'holds no folders' if here else 'is missing'}. "
@@ -140,8 +136,7 @@ def _load(
     for folder in classes:
         if not _images(train / folder):
             raise DataError(
-                f"data set {name}: {train / folder} holds no images "
-                f"(files ending in {', '.join(IMAGE_SUFFIXES)})."
+                f"data set {name}: {train / folder} holds no images (files ending in {', '.join(IMAGE_SUFFIXES)})."
             )
     return Dataset(
         name=name,
@@ -159,9 +154,7 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def _read_split(
-    name: str, parent: Path, folders: Sequence[str], size: int, channels: int
-) -> ImageData:
+def _read_split(name: str, parent: Path, folders: Sequence[str], size: int, channels: int) -> ImageData:
     import torch
 
     listed = [(path, y) for y, folder in enumerate(folders) for path in _images(parent / folder)]

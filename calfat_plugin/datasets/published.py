@@ -119,9 +119,7 @@ def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> D
     make_torchvision_importable()
     from torchvision.datasets import FashionMNIST
 
-    return _load_idx(
-        "fmnist", FashionMNIST, 31, tuple(FashionMNIST.classes), root, download, verify
-    )
+    return _load_idx("fmnist", FashionMNIST, 31, tuple(FashionMNIST.classes), root, download, verify)
 
 
 def _load_cifar(
@@ -202,9 +200,7 @@ def _load_idx(
     folder = files.locate(root, verify=verify, fetch=fetch if download else None)
 
     def read(split: str) -> ImageData:
-        images, labels = (
-            folder / f"{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")
-        )
+        images, labels = (folder / f"{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
         with naming_file(name, images):
             x = read_image_file(str(images))  # (N, H, W) uint8
         with naming_file(name, labels):

@@ -44,9 +44,7 @@ class ImageClassifier(nn.Module):
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
     """
 
-    def __init__(
-        self, body: nn.Module, classifier: nn.Linear, normalize: Normalize | None = None
-    ) -> None:
+    def __init__(self, body: nn.Module, classifier: nn.Linear, normalize: Normalize | None = None) -> None:
         super().__init__()
         self.normalize: nn.Module = nn.Identity() if normalize is None else normalize
         self.body = body
@@ -72,9 +70,7 @@ def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Mod
     return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
 
 
-def flat_size(
-    layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str
-) -> int:
+def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str) -> int:
     """Length of the flattened output of convolutions and poolings on an image of ``image_size``.
 
     Args:
@@ -100,9 +96,7 @@ def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
     """Side of the last map for an image of ``side`` pixels; 0 or less where a layer has no room."""
     for layer in layers:
         if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
-            kernel, stride, padding = (
-                _side(value) for value in (layer.kernel_size, layer.stride, layer.padding)
-            )
+            kernel, stride, padding = (_side(value) for value in (layer.kernel_size, layer.stride, layer.padding))
             if side + 2 * padding < kernel:
                 return 0
             side = (side + 2 * padding - kernel) // stride + 1

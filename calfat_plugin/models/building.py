@@ -44,18 +44,14 @@ def model_from_factory(
     """
     factory = _factory(path)
     try:
-        model = factory(
-            in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options
-        )
+        model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
     except TypeError as error:
         raise ModelError(
             f"model {path}: calling it with in_channels, image_size, num_classes"
             f"{''.join(f', {name}' for name in options)} failed: {error}."
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"model {path}: it returned {type(model).__name__}; expected a torch.nn.Module."
-        )
+        raise ModelError(f"model {path}: it returned {type(model).__name__}; expected a torch.nn.Module.")
     shape = (2, in_channels, *image_size)
     was_training = model.training
     try:
@@ -63,15 +59,13 @@ def model_from_factory(
             logits = model.eval()(torch.zeros(shape))
     except Exception as error:  # somebody else's code may fail in any way
         raise ModelError(
-            f"model {path}: a forward pass on images of shape {shape} failed "
-            f"({type(error).__name__}: {error})."
+            f"model {path}: a forward pass on images of shape {shape} failed ({type(error).__name__}: {error})."
         ) from error
     model.train(was_training)
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ModelError(
-            f"model {path}: images of shape {shape} gave {found}; "
-            f"expected logits of shape {(2, num_classes)}."
+            f"model {path}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}."
         )
     return model
 
@@ -90,7 +84,5 @@ def _factory(path: str) -> Callable[..., object]:
     factory: Callable[..., object] | None = getattr(module, name, None)
     if not callable(factory):
         callables = [n for n, value in vars(module).items() if callable(value)]
-        raise ModelError(
-            f"model {path}: {module_name} has no callable '{name}'.{did_you_mean(name, callables)}"
-        )
+        raise ModelError(f"model {path}: {module_name} has no callable '{name}'.{did_you_mean(name, callables)}")
     return factory

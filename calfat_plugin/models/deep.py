@@ -26,9 +26,7 @@ class VGG8(ImageClassifier):
     ) -> None:
         layers: list[nn.Module] = []
         widths = (64, 128, 256, 512, 512)
-        for position, (inward, outward) in enumerate(
-            zip((in_channels, *widths), widths, strict=False)
-        ):
+        for position, (inward, outward) in enumerate(zip((in_channels, *widths), widths, strict=False)):
             conv = nn.Conv2d(inward, outward, 3, padding=1)
             norm = [nn.BatchNorm2d(outward)] if batch_norm else []
             layers += conv_block(conv, *norm, pool=nn.MaxPool2d(2) if position < 3 else None)

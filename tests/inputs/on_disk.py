@@ -113,9 +113,7 @@ def write_class_folders(
     return Written(*ordered)
 
 
-def write_imagenet_subset(
-    root: Path, n_train: int = 24, n_test: int = 12, *, size: int = 72, seed: int = 0
-) -> Written:
+def write_imagenet_subset(root: Path, n_train: int = 24, n_test: int = 12, *, size: int = 72, seed: int = 0) -> Written:
     """root/{train,val}/<WordNet id>/*.JPEG for the twelve classes; JPEG changes pixels."""
     return write_class_folders(
         root,
@@ -129,9 +127,7 @@ def write_imagenet_subset(
     )
 
 
-def _make(
-    n_train: int, n_test: int, shape: tuple[int, int, int], num_classes: int, seed: int
-) -> Written:
+def _make(n_train: int, n_test: int, shape: tuple[int, int, int], num_classes: int, seed: int) -> Written:
     rng = np.random.RandomState(seed)
 
     def split(n: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import Augmentation, Dataset, ImageData, load_digits, pixels
-from calfat_plugin.errors import DataError
+from calfat_plugin.errors import DataError, OptionError
 
 
 def image_data(n: int = 4, label: int = 0, size: int = 2) -> ImageData:
@@ -65,8 +65,7 @@ DATA_ERRORS = [
     ),
     (
         lambda: Dataset("d", image_data(size=2), image_data(size=3), 1, ("a",)),
-        "data set d: training images are (3, 2, 2), test images (3, 3, 3); "
-        "expected one shape (C, H, W).",
+        "data set d: training images are (3, 2, 2), test images (3, 3, 3); expected one shape (C, H, W).",
     ),
     (
         lambda: Dataset("d", image_data(), image_data(), 2, ("a",)),
@@ -80,10 +79,6 @@ DATA_ERRORS = [
         lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
         "data set d: training labels run from 1 to 1; expected 0 to 0.",
     ),
-    (
-        lambda: Augmentation(crop_padding=-1),
-        "augmentation: crop_padding is -1; expected 0 or more.",
-    ),
 ]
 
 
@@ -91,6 +86,12 @@ DATA_ERRORS = [
 def test_wrong_data_is_refused(build, text):
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
         build()
+
+
+def test_negative_padding_is_refused():
+    text = "augmentation: crop_padding is -1; expected 0 or more."
+    with pytest.raises(OptionError, match=f"^{re.escape(text)}$"):
+        Augmentation(crop_padding=-1)
 
 
 def test_digits_are_real_whole_and_split_by_class():

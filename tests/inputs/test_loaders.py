@@ -31,12 +31,8 @@ def one_pass(data: ImageData, seed: int = 0, **options) -> list[tuple[torch.Tens
     merge_single=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_pass_gives_every_example_once_in_batches_of_the_size(
-    n, batch_size, drop_last, merge_single
-):
-    found = one_pass(
-        numbered(n), batch_size=batch_size, drop_last=drop_last, merge_single=merge_single
-    )
+def test_a_pass_gives_every_example_once_in_batches_of_the_size(n, batch_size, drop_last, merge_single):
+    found = one_pass(numbered(n), batch_size=batch_size, drop_last=drop_last, merge_single=merge_single)
     lengths = [len(y) for _, y in found]
     seen = [label for _, y in found for label in y.tolist()]
     assert len(seen) == len(set(seen)) == (n - n % batch_size if drop_last else n)
@@ -82,10 +78,7 @@ def test_the_generator_alone_decides_the_order():
 def test_two_passes_with_one_generator_differ():
     source = generator()
     first, second = (
-        torch.cat(
-            [y for _, y in batches(numbered(20), batch_size=4, generator=source, device="cpu")]
-        )
-        for _ in range(2)
+        torch.cat([y for _, y in batches(numbered(20), batch_size=4, generator=source, device="cpu")]) for _ in range(2)
     )
     assert not torch.equal(first, second)
 

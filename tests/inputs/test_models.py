@@ -80,9 +80,7 @@ def test_shapes_forward_and_backward(model_class, shape, width):
 
 
 @every_model
-def test_forward_is_the_classifier_on_the_features_and_layout_does_not_matter(
-    model_class, shape, width
-):
+def test_forward_is_the_classifier_on_the_features_and_layout_does_not_matter(model_class, shape, width):
     model = seeded(lambda: model_class(*shape, 7), 0).eval()
     x = images(*shape)
     logits = model(x)
@@ -92,9 +90,7 @@ def test_forward_is_the_classifier_on_the_features_and_layout_does_not_matter(
     torch.testing.assert_close(nhwc, logits, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("model_class", "last_map"), [(AlexNet64, (256, 1, 1)), (AlexNet64Small, (256, 2, 2))]
-)
+@pytest.mark.parametrize(("model_class", "last_map"), [(AlexNet64, (256, 1, 1)), (AlexNet64Small, (256, 2, 2))])
 def test_the_last_maps_of_the_alexnets(model_class, last_map):
     with torch.device("meta"):
         model = model_class(num_classes=12).eval()
@@ -164,10 +160,7 @@ def test_normalisation_is_the_first_layer_and_no_state():
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((0.5, 0.5), (1.0,))])
 def test_impossible_normalisation_is_refused(mean, std):
-    text = (
-        f"normalisation by mean {mean} and std {std}: "
-        "expected one mean and one std above 0 for each channel."
-    )
+    text = f"normalisation by mean {mean} and std {std}: expected one mean and one std above 0 for each channel."
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         Normalize(mean, std)
 
@@ -247,8 +240,7 @@ def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
         (
             "my_models:flat",
             {"extra": 2},
-            "model my_models:flat: images of shape (2, 1, 4, 4) gave (2, 7); "
-            "expected logits of shape (2, 5).",
+            "model my_models:flat: images of shape (2, 1, 4, 4) gave (2, 7); expected logits of shape (2, 5).",
         ),
     ],
 )

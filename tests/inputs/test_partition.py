@@ -69,15 +69,11 @@ def test_release_totals_at_seed_2021(labels, alpha, expected):
 
 
 def test_classes_that_clients_lack_in_the_release_partition_of_cifar100():
-    absent = [
-        row.count(0) for row in counts(CIFAR100, dirichlet(CIFAR100, 5, alpha=0.1, seed=2021))
-    ]
+    absent = [row.count(0) for row in counts(CIFAR100, dirichlet(CIFAR100, 5, alpha=0.1, seed=2021))]
     assert absent == [40, 57, 44, 35, 16]
 
 
-@pytest.mark.parametrize(
-    ("num_clients", "smallest", "largest"), [(20, 168, 4741), (50, 10, 3746), (100, 13, 2409)]
-)
+@pytest.mark.parametrize(("num_clients", "smallest", "largest"), [(20, 168, 4741), (50, 10, 3746), (100, 13, 2409)])
 def test_release_extremes_with_many_clients(num_clients, smallest, largest):
     """A hundred clients need five tries, so this also pins that tries do not reseed."""
     found = sizes(dirichlet(CIFAR10, num_clients, alpha=0.1, seed=2021))
@@ -98,9 +94,7 @@ PARTITIONS: list[Callable[..., list[np.ndarray]]] = [
     seed=st.integers(0, 2**32 - 1),
 )
 @settings(max_examples=30, deadline=None)
-def test_every_example_goes_to_one_client_and_a_seed_means_one_partition(
-    partition, labels, num_clients, seed
-):
+def test_every_example_goes_to_one_client_and_a_seed_means_one_partition(partition, labels, num_clients, seed):
     parts = partition(labels, num_clients, seed)
     assert len(parts) == num_clients
     assert min(sizes(parts)) >= 1
@@ -174,8 +168,7 @@ ERRORS = [
     (
         lambda: dirichlet(CIFAR10, 5, alpha=1.0, seed=0, min_size=-1),
         OptionError,
-        "dirichlet partition: min_size is -1 and max_tries 1000; "
-        "expected min_size 0 or more and max_tries 1 or more.",
+        "dirichlet partition: min_size is -1 and max_tries 1000; expected min_size 0 or more and max_tries 1 or more.",
     ),
     (
         lambda: iid(CIFAR10, 0, seed=0),
@@ -227,8 +220,7 @@ ERRORS = [
     (
         lambda: iid([], 1, seed=0),
         DataError,
-        "cannot partition labels of shape (0,) and type float64: "
-        "expected one integer class id an example.",
+        "cannot partition labels of shape (0,) and type float64: expected one integer class id an example.",
     ),
     (
         lambda: iid([0, -1], 1, seed=0),

@@ -87,10 +87,8 @@ CASES = [
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
 
 SOURCES = {
-    "cifar10": "cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (170 MB) "
-    "and unpack it in {root}",
-    "cifar100": "cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (169 MB) "
-    "and unpack it in {root}",
+    "cifar10": "cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (170 MB) and unpack it in {root}",
+    "cifar100": "cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (169 MB) and unpack it in {root}",
     "svhn": "train_32x32.mat, test_32x32.mat from http://ufldl.stanford.edu/housenumbers/ "
     "(246 MB) and put them in {root}",
     "mnist": "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, "
