@@ -1,0 +1,41 @@
+"""How commands end: bad input is told in one paragraph with exit code 2, a bug of ours keeps its traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from calfat_plugin.errors import CalfatError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # what shells expect after Ctrl-C
+
+
+@contextmanager
+def user_errors(after: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Tell a :class:`CalfatError` without a traceback and exit with 2.
+
+    Args:
+        after: a further line, made when the error happens, such as how to resume.
+    """
+    try:
+        yield
+    except CalfatError as error:
+        fail(str(error), after())
+
+
+def fail(message: str, hint: str = "", code: int = BAD_INPUT) -> NoReturn:
+    """Print ``error: message`` on stderr, in bold red on a terminal, and exit."""
+    prefix = "\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    print(f"{prefix} {message}", file=sys.stderr)
+    if hint:
+        print(hint, file=sys.stderr)
+    sys.exit(code)
+
+
+def warn(message: str) -> None:
+    """Print ``warning: message`` on stderr."""
+    prefix = "\x1b[1;33mwarning:\x1b[0m" if sys.stderr.isatty() else "warning:"
+    print(f"{prefix} {message}", file=sys.stderr)

@@ -1,0 +1,95 @@
+"""Checkpoints: a snapshot as one safetensors file, read and written without pickle.
+
+The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a model that loads
+(leave out the names with a slash). What else a resumed run needs stands beside them under ``server/``,
+``broadcast/`` and ``client/<id>/``; the metadata says round, experiment and what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.parties import Snapshot
+
+_FORMAT = "1"
+
+
+def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
+    """Write atomically: after a crash there is the old file or the new one, never half of one.
+
+    Args:
+        path: where to.
+        snapshot: what to keep.
+        notes: JSON-ready facts for people and tools, such as accuracies.
+    """
+    tensors: dict[str, Tensor] = dict(snapshot.global_state)
+    tensors.update({f"server/{name}": tensor for name, tensor in snapshot.server_state.items()})
+    tensors.update({f"broadcast/{name}": tensor for name, tensor in snapshot.broadcast.items()})
+    for client, state in snapshot.client_states.items():
+        tensors.update({f"client/{client}/{name}": tensor for name, tensor in state.items()})
+    metadata = {
+        "calfat_format": _FORMAT,
+        "round": str(snapshot.round),
+        "clients": json.dumps(sorted(snapshot.client_states)),
+        "notes": json.dumps(notes),
+    }
+    temporary = path.with_suffix(".tmp")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_file(path.parent)
+
+
+def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
+    """Read what :func:`save_checkpoint` wrote: (snapshot, notes).
+
+    Raises:
+        RunError: there is no such file, or it is damaged or of another kind.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if metadata.get("calfat_format") != _FORMAT:
+            raise RunError(f"{path}: not a checkpoint of calfat_plugin (its metadata has no calfat_format {_FORMAT}).")
+        clients = json.loads(metadata["clients"])
+        notes: dict[str, Any] = json.loads(metadata["notes"])
+        number = int(metadata["round"])
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such checkpoint.") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise RunError(
+            f"{path}: the checkpoint cannot be read ({error}). Start the run again, or point to another run directory."
+        ) from None
+    return (
+        Snapshot(
+            round=number,
+            global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
+            server_state=_below(tensors, "server/"),
+            broadcast=_below(tensors, "broadcast/"),
+            client_states={client: _below(tensors, f"client/{client}/") for client in clients},
+        ),
+        notes,
+    )
+
+
+def sync_file(path: Path) -> None:
+    """Force a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,104 @@
+"""``rounds.csv``: a row a round."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.checkpoints import sync_file
+
+TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
+
+
+class RoundsFile:
+    """Appends rows; each is on disk before :meth:`append` returns.
+
+    Args:
+        path: the file.
+        labels: monitored evaluators, a column each (strict counting beside it).
+        num_clients: clients in total, for a column of losses and of update norms each.
+    """
+
+    def __init__(self, path: Path, labels: Sequence[str], num_clients: int) -> None:
+        self.path, self.labels, self.num_clients = path, tuple(labels), num_clients
+
+    @property
+    def columns(self) -> list[str]:
+        """The header."""
+        clients = range(self.num_clients)
+        return [
+            "round",
+            *(column for label in self.labels for column in (label, f"{label}_strict")),
+            "heterogeneity",
+            "clients",
+            "refused",
+            *(f"loss_{client}" for client in clients),
+            *(f"update_norm_{client}" for client in clients),
+            "bytes_down",
+            "bytes_up",
+            *TIMING_COLUMNS,
+        ]
+
+    def append(self, record: RoundRecord) -> None:
+        """Add one row, and the header before the first."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        if not self.path.exists():
+            writer.writeheader()
+        writer.writerow(self._row(record))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def keep_until(self, last_round: int) -> None:
+        """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
+
+        Raises:
+            RunError: rows up to ``last_round`` are missing.
+        """
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        kept = lines[: last_round + 1]
+        if len(kept) < last_round + 1 or not all(line.endswith("\n") for line in kept):
+            raise RunError(
+                f"{self.path}: holds {max(0, len(lines) - 1)} rounds, the checkpoint is of round {last_round}; "
+                "the run directory was changed by hand. Start the run again without --resume."
+            )
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        sync_file(temporary)
+        os.replace(temporary, self.path)
+
+    def _row(self, record: RoundRecord) -> dict[str, object]:
+        row: dict[str, object] = {
+            "round": record.round,
+            "heterogeneity": repr(record.heterogeneity),
+            "clients": " ".join(map(str, record.clients)),
+            "refused": "; ".join(f"{client}: {reason}" for client, reason in record.refused.items()),
+            "bytes_down": record.bytes_down,
+            "bytes_up": record.bytes_up,
+            "seconds": f"{record.seconds:.3f}",
+        }
+        for label, result in record.evaluations.items():
+            row[label], row[f"{label}_strict"] = repr(result.accuracy), repr(result.accuracy_strict)
+        row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})
+        row.update({f"update_norm_{client}": repr(norm) for client, norm in record.update_norms.items()})
+        return row
+
+
+def read_rounds(path: Path) -> list[dict[str, str]]:
+    """The rows as text, in order; empty fields are rounds without that measurement.
+
+    Raises:
+        RunError: there is no such file.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None

@@ -1,0 +1,83 @@
+"""Writes a run directory as the run goes on: rows and checkpoints each round, results at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from calfat_plugin import __version__
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.parties import Snapshot
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
+from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.rounds import RoundsFile
+
+NATURAL = "natural"
+
+
+class RunWriter:
+    """Keeps a run directory up to date.
+
+    Args:
+        directory: where.
+        experiment: what runs.
+        best: notes of the checkpoint that the run resumes from: which rounds were best so far.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, experiment: Experiment, best: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.directory, self.experiment = directory, experiment
+        labels = [pick.label for pick in experiment.monitor_evaluators]
+        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients)
+        robust = [label for label in labels if label != NATURAL]
+        # The last attack of the list counts as the robust one: recipes list them from weak to strong.
+        self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
+        if robust:
+            self._selectors["best-robust"] = robust[-1]
+        self.best: dict[str, Mapping[str, Any]] = dict(best or {})
+
+    def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
+        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is dropped and made again."""
+        self._rounds.append(record)
+        for name, label in self._selectors.items():
+            accuracy = record.accuracy(label)
+            if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
+                self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
+                notes = {"selected_on": f"test split, {label} (test-selected)", **self.best[name]}
+                save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
+        save_checkpoint(self.directory.last_checkpoint, snapshot, {"best": self.best})
+
+    def run_finished(self, result: RunResult) -> None:
+        """Write ``results.json``; its presence says that the run is finished."""
+        self.directory.write_json(
+            self.directory.results,
+            {
+                "recipe": self.experiment.recipe.name,
+                "seed": self.experiment.seed,
+                "trainer": self.experiment.trainer.name,
+                "aggregator": self.experiment.aggregator.name,
+                "rounds": result.num_rounds,
+                "seconds": result.seconds,
+                "model": "global model after the final round",
+                "conventions": {
+                    "accuracy": "share of examples whose final point is classified correctly (CalFAT release)",
+                    "accuracy_strict": "share classified correctly both clean and under attack",
+                },
+                "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
+                "test_selected": {
+                    name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
+                    for name, facts in self.best.items()
+                },
+                "calfat_plugin": __version__,
+                "citations": [dataclasses.asdict(citation) for citation in self.experiment.citations()],
+            },
+        )
+
+
+def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
+    """A result, ready for JSON."""
+    plain = dataclasses.asdict(evaluation)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
