@@ -209,13 +209,14 @@ class Checkout:
 
 RUN = "run recipes/calfat_digits.yaml"
 TEST = "-m pytest -n 2 -m not slow"
+UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 
 
 def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     assert checkout.make("run").returncode == 0
-    assert checkout.calls() == ["-m venv .venv", INSTALL, RUN]
+    assert checkout.calls() == ["-m venv .venv", UPGRADE, INSTALL, RUN]
     checkout.make("run", "ARGS=--seed 1")
     assert checkout.calls() == [f"{RUN} --seed 1"]
     checkout.make("test")
