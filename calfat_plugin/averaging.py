@@ -45,9 +45,7 @@ def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[
         for name, tensor in state.items():
             if tensor.shape != first[name].shape:
                 found, wanted = tuple(tensor.shape), tuple(first[name].shape)
-                raise UpdateError(
-                    f"state {index}: tensor '{name}' has shape {found} where state 0 has {wanted}"
-                )
+                raise UpdateError(f"state {index}: tensor '{name}' has shape {found} where state 0 has {wanted}")
     return {name: _average([state[name] for state in states], shares) for name in first}
 
 
@@ -66,9 +64,7 @@ def _shares(states: Sequence[State], weights: Sequence[float]) -> list[float]:
         raise UpdateError(f"{len(states)} updates but {len(weights)} weights")
     for index, weight in enumerate(weights):
         if not (math.isfinite(weight) and weight >= 0):
-            raise UpdateError(
-                f"weight {index} is {weight}; weights must be finite and not negative"
-            )
+            raise UpdateError(f"weight {index} is {weight}; weights must be finite and not negative")
     total = math.fsum(weights)
     if total == 0:
         raise UpdateError("all weights are zero: no update holds any examples")
@@ -98,15 +94,11 @@ def check_update(update: Mapping[str, object], reference: State, *, who: str) ->
             shapes = f"{tuple(found.shape)}, expected {tuple(wanted.shape)}"
             raise UpdateError(f"{who}: tensor '{name}' has shape {shapes}")
         if found.dtype != wanted.dtype:
-            raise UpdateError(
-                f"{who}: tensor '{name}' has dtype {found.dtype}, expected {wanted.dtype}"
-            )
+            raise UpdateError(f"{who}: tensor '{name}' has dtype {found.dtype}, expected {wanted.dtype}")
         finite = found.isfinite()
         if not finite.all():
             count = int(finite.logical_not().sum())
-            raise UpdateError(
-                f"{who}: tensor '{name}' holds {count} nan or inf among {found.numel()} values"
-            )
+            raise UpdateError(f"{who}: tensor '{name}' holds {count} nan or inf among {found.numel()} values")
 
 
 def _check_same_names(state: Mapping[str, object], reference: State, who: str) -> None:
@@ -117,9 +109,7 @@ def _check_same_names(state: Mapping[str, object], reference: State, who: str) -
         raise UpdateError(f"{who}: tensor '{missing[0]}' is missing{_and_more(missing)}")
     unknown = [name for name in state if name not in reference]
     hint = did_you_mean(unknown[0], reference)
-    raise UpdateError(
-        f"{who}: tensor '{unknown[0]}' is unknown to the global model{_and_more(unknown)}.{hint}"
-    )
+    raise UpdateError(f"{who}: tensor '{unknown[0]}' is unknown to the global model{_and_more(unknown)}.{hint}")
 
 
 def _and_more(names: list[str]) -> str:
@@ -135,9 +125,7 @@ def displacement(end: State, start: State, names: Iterable[str]) -> dict[str, Te
 
 def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
     """Euclidean length of ``state - reference`` over the named tensors taken as one vector."""
-    return math.sqrt(
-        math.fsum(_square(state[name].double() - reference[name].double()) for name in names)
-    )
+    return math.sqrt(math.fsum(_square(state[name].double() - reference[name].double()) for name in names))
 
 
 def heterogeneity(states: Sequence[State], names: Iterable[str]) -> float:

@@ -40,18 +40,14 @@ def proximal_gradient(parameter: Tensor, anchor: Tensor, *, mu: float = 0.01) ->
 ScaffoldPairing = Literal["after_step", "gradient"]
 
 
-def scaffold_correction(
-    client_variate: Parameters, server_variate: Parameters
-) -> dict[str, Tensor]:
+def scaffold_correction(client_variate: Parameters, server_variate: Parameters) -> dict[str, Tensor]:
     """c - c_i, by name. Pairing ``after_step`` moves the parameter by -lr times it after the
     optimiser's step; ``gradient`` adds it to the gradient before the step.
     """
     return {name: server_variate[name] - own for name, own in client_variate.items()}
 
 
-def scaffold_divisor(
-    steps: int, *, momentum: float, pairing: ScaffoldPairing = "after_step"
-) -> float:
+def scaffold_divisor(steps: int, *, momentum: float, pairing: ScaffoldPairing = "after_step") -> float:
     """How many plain steps of length lr the measured displacement stands for: the divisor of option
     II.
 
@@ -69,9 +65,7 @@ def scaffold_divisor(
         hint = did_you_mean(str(pairing), get_args(ScaffoldPairing))
         raise OptionError(f"pairing must be after_step or gradient; got {pairing!r}.{hint}")
     if steps < 1:
-        raise UpdateError(
-            f"SCAFFOLD needs at least one local step to measure a variate; got {steps}"
-        )
+        raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")
     if pairing == "after_step":
         return float(steps)
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -76,7 +76,7 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise PluginError(
-                f"{self.kind} name {self.name!r} must be lower-case letters, digits, '-' and '_', beginning with a letter."
+                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, '-', '_'."
             )
         try:
             known = {info.name for info in describe_options(self.config)}

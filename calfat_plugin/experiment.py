@@ -122,9 +122,7 @@ class Experiment:
         aggregator: Aggregator = self.aggregator.entry.load()(self.aggregator.options)
         return aggregator
 
-    def build_evaluators(
-        self, picks: tuple[Pick[entries.EvaluatorEntry], ...]
-    ) -> list[tuple[str, Evaluator]]:
+    def build_evaluators(self, picks: tuple[Pick[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
         """(label, evaluator) for each pick."""
         return [(pick.label, pick.entry.load()(pick.options)) for pick in picks]
 
@@ -152,9 +150,7 @@ class Experiment:
             arguments["seed"] = self.seed
         if self.partition.entry.uses_alpha:
             arguments["alpha"] = self.recipe.data.partition_alpha
-        shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(
-            labels, self.num_clients, **arguments
-        )
+        shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
         return shards
 
     def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
@@ -163,12 +159,10 @@ class Experiment:
         Raises:
             ModelError: the model cannot take this data set's images.
         """
-        import torch
-
+        from calfat_plugin.models.building import seeded
         from calfat_plugin.seeds import derive_seed
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "weights"))
+        def build() -> nn.Module:
             model: nn.Module = self.model.entry.load()(
                 in_channels=dataset.in_channels,
                 image_size=dataset.image_size,
@@ -176,6 +170,8 @@ class Experiment:
                 **asdict(self.model.options),
             )
             return trainer.adapt_model(model)
+
+        return seeded(build, derive_seed(self.seed, "weights"))
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -233,12 +229,8 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         trainer=trainer,
         modifier=_pick_modifier(recipe, registry, trainer),
         aggregator=_pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator),
-        dataset=_pick(
-            recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")
-        ),
-        model=_pick(
-            recipe, registry, entries.ModelEntry, recipe.model_choice, name_at=("model_args", "model")
-        ),
+        dataset=_pick(recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")),
+        model=_pick(recipe, registry, entries.ModelEntry, recipe.model_choice, name_at=("model_args", "model")),
         partition=_pick(
             recipe, registry, entries.PartitionEntry, recipe.partition, name_at=("data_args", "partition_method")
         ),
@@ -269,7 +261,8 @@ def _pick(
     clash = [name for name in named if choice.options.get(name, named[name]) != named[name]]
     if clash:
         raise document.error(
-            (*choice.path, clash[0]), f"'{choice.name}' already says {clash[0]} = {named[clash[0]]}; keep one of the two."
+            (*choice.path, clash[0]),
+            f"'{choice.name}' already says {clash[0]} = {named[clash[0]]}; keep one of the two.",
         )
     preset: Mapping[str, Any] = {}
     if choice.preset is not None:
@@ -279,7 +272,7 @@ def _pick(
                 (*choice.path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{choice.preset}'.{hint}"
             )
         preset = entry.presets[choice.preset].options
-    options = parse_options(
+    options: Any = parse_options(
         entry.config,
         {**preset, **named, **choice.options},
         owner=f"{kind.kind} '{entry.name}'",
@@ -312,7 +305,9 @@ def _pick_modifier(
     pick = _pick(recipe, registry, entries.ModifierEntry, choice)
     if pick.entry.name not in entry.modifiers:
         defined = (
-            f"It composes with: {listed(entry.modifiers)}." if entry.modifiers else "It brings its own loss; leave the key out."
+            f"It composes with: {listed(entry.modifiers)}."
+            if entry.modifiers
+            else "It brings its own loss; leave the key out."
         )
         raise recipe.document.error(
             path, f"local trainer '{entry.name}' does not compose with the loss modifier '{pick.entry.name}'. {defined}"
@@ -326,7 +321,9 @@ def _with_preset(document: Document, registry: Registry) -> Document:
     Anything wrong with the names involved is left for :func:`_pick` to complain about.
     """
     trainer = document.get(("calfat", "trainer"))
-    name, preset_name = (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)
+    name, preset_name = (
+        (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)
+    )
     if not isinstance(name, str) or not isinstance(preset_name, str):
         return document
     try:
@@ -346,7 +343,7 @@ def _with_preset(document: Document, registry: Registry) -> Document:
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ; the number of rounds may differ, a resumed run can go further."""
+    """Dotted keys in which two recipes, as run, differ. The number of rounds may: a resumed run can go further."""
     flat_first, flat_second = _flat(first), _flat(second)
     ignored = {"train_args.comm_round"}
     keys = sorted((set(flat_first) | set(flat_second)) - ignored)
@@ -362,5 +359,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
-
-

@@ -164,7 +164,7 @@ class ClientLoss:
 
 
 class LocalCorrection:
-    """An aggregator's part of local training; this one does nothing. Stateless: ``begin`` returns the working object."""
+    """An aggregator's part of local training; this one does nothing. ``begin`` returns the working object."""
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
         """Called when ``task.model`` holds the global weights, before the first step."""

@@ -30,9 +30,7 @@ def cross_entropy(logits: Tensor, y: Tensor, reduction: Reduction = "mean") -> T
     return F.cross_entropy(wide(logits), y, reduction=reduction)
 
 
-def soft_cross_entropy(
-    target_logits: Tensor, input_logits: Tensor, reduction: Reduction = "mean"
-) -> Tensor:
+def soft_cross_entropy(target_logits: Tensor, input_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
     """Cross-entropy form of CKL, ``-sum_y p^y log q^y`` (CalFAT, inner loss of preset ``paper``).
 
     p = softmax(target_logits), q = softmax(input_logits). Differs from the divergence by the
@@ -42,9 +40,7 @@ def soft_cross_entropy(
     return reduced(-(p * log_q).sum(dim=1), reduction)
 
 
-def kl_divergence(
-    target_logits: Tensor, input_logits: Tensor, reduction: Reduction = "mean"
-) -> Tensor:
+def kl_divergence(target_logits: Tensor, input_logits: Tensor, reduction: Reduction = "mean") -> Tensor:
     """KL(p || q), p = softmax(target_logits), q = softmax(input_logits). Gradients flow through
     both.
 
@@ -68,9 +64,7 @@ def kl_divergence(
     return F.kl_div(log_q, p, reduction="batchmean" if reduction == "mean" else "sum")
 
 
-def cw_margin(
-    logits: Tensor, y: Tensor, *, kappa: float = 50.0, reduction: Reduction = "sum"
-) -> Tensor:
+def cw_margin(logits: Tensor, y: Tensor, *, kappa: float = 50.0, reduction: Reduction = "sum") -> Tensor:
     """Carlini-Wagner margin to be **climbed**: -max(z_y - max_{k != y} z_k + kappa, 0) (methods.md
     9).
 

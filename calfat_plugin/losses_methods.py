@@ -52,9 +52,7 @@ def mart_margin(adv_logits: Tensor, y: Tensor, reduction: Reduction = "mean") ->
     return reduced(-(1.0001 - true_class(p_adv, runner_up) + 1e-12).log(), reduction)
 
 
-def mart_regulariser(
-    nat_logits: Tensor, adv_logits: Tensor, y: Tensor, reduction: Reduction = "mean"
-) -> Tensor:
+def mart_regulariser(nat_logits: Tensor, adv_logits: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
     """KL(p || p~) * (1.0000001 - p^y): the divergence, weighted up where the clean example is
     unsure.
 
@@ -80,9 +78,7 @@ def mart_loss(nat_logits: Tensor, adv_logits: Tensor, y: Tensor, *, lam: float =
 GairatWeighting = Literal["tanh", "sigmoid", "discrete"]
 
 
-def gairat_weights(
-    kappa: Tensor, steps: int, *, lam: float = -1.0, weighting: GairatWeighting = "tanh"
-) -> Tensor:
+def gairat_weights(kappa: Tensor, steps: int, *, lam: float = -1.0, weighting: GairatWeighting = "tanh") -> Tensor:
     """Weights of a batch, normalised to mean 1: examples that are easier to attack weigh more.
 
     With h = floor(steps / 2) and a = lam + 5 * (h - kappa) / h the raw weight is (1 + tanh(a)) / 2

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 def subtract_at_label(logits: Tensor, y: Tensor, margins: Tensor) -> Tensor:
     """z_y - m_y for the true class, the other logits unchanged; a new (N, C). margins: (C,)."""
-    shift = logits.new_zeros(logits.shape).scatter(
-        1, y[:, None], margins[y][:, None].to(logits.dtype)
-    )
+    shift = logits.new_zeros(logits.shape).scatter(1, y[:, None], margins[y][:, None].to(logits.dtype))
     return logits - shift
 
 
@@ -83,9 +81,7 @@ class RoBal:
         """
         counts = class_counts.double()
         rarest = counts[counts > 0].min()
-        return (
-            self.m0 + self.tau_m / self.scale * (counts.clamp_min(rarest) / rarest).log()
-        ).float()
+        return (self.m0 + self.tau_m / self.scale * (counts.clamp_min(rarest) / rarest).log()).float()
 
     def logits(self, cosines: Tensor, y: Tensor, margins: Tensor, log_prior: Tensor) -> Tensor:
         """s * (cos_k - 1[k = y] m_y) + tau_b * log pi_k, whose cross-entropy with y is the RoBal

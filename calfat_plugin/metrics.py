@@ -53,18 +53,14 @@ class Counts:
         examples, clean = per_class(y), per_class(y[clean_correct])
         if adv_correct is None:
             return cls(examples, clean)
-        return cls(
-            examples, clean, per_class(y[adv_correct]), per_class(y[clean_correct & adv_correct])
-        )
+        return cls(examples, clean, per_class(y[adv_correct]), per_class(y[clean_correct & adv_correct]))
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
             _sum(self.examples, other.examples),
             _sum(self.clean, other.clean),
             _sum(self.adv, other.adv) if self.adv is not None and other.adv is not None else None,
-            _sum(self.both, other.both)
-            if self.both is not None and other.both is not None
-            else None,
+            _sum(self.both, other.both) if self.both is not None and other.both is not None else None,
         )
 
     @property

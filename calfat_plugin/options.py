@@ -48,10 +48,7 @@ class OptionInfo:
     @property
     def expected(self) -> str:
         """The valid values in words: ``a number, 0 <= value <= 1``."""
-        if self.choices:
-            words = "one of " + ", ".join(self.choices)
-        else:
-            words = _TYPE_WORDS[self.type]
+        words = "one of " + ", ".join(self.choices) if self.choices else _TYPE_WORDS[self.type]
         bounds = self._bounds()
         if bounds:
             words += f", {bounds}"
@@ -77,9 +74,7 @@ class OptionInfo:
         if parsed is _NOT_CONVERTIBLE or (self.choices and parsed not in self.choices):
             raise OptionError(self._complaint(value))
         if isinstance(parsed, (int, float, Fraction)) and not isinstance(parsed, bool):
-            too_low = self.low is not None and (
-                parsed < self.low or (self.open_low and parsed == self.low)
-            )
+            too_low = self.low is not None and (parsed < self.low or (self.open_low and parsed == self.low))
             if too_low or (self.high is not None and parsed > self.high):
                 raise OptionError(self._complaint(value))
         return parsed
@@ -150,7 +145,9 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
     if typing.get_origin(hint) is typing.Literal:
         choices, hint = tuple(typing.get_args(hint)), str
     if hint not in _TYPE_WORDS:
-        raise TypeError(f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}")
+        raise TypeError(
+            f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}"
+        )
     required = field.default is dataclasses.MISSING
     return OptionInfo(
         name=field.name,
@@ -209,9 +206,7 @@ def parse_options(
 
 def options_to_plain(options: Any) -> dict[str, Any]:
     """Write an options instance as YAML-ready values, fractions as exact text."""
-    return {
-        field.name: to_plain(getattr(options, field.name)) for field in dataclasses.fields(options)
-    }
+    return {field.name: to_plain(getattr(options, field.name)) for field in dataclasses.fields(options)}
 
 
 def to_plain(value: Any) -> Any:

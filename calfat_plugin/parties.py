@@ -141,9 +141,7 @@ class Server:
         observer: hears of progress.
     """
 
-    def __init__(
-        self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver
-    ) -> None:
+    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver) -> None:
         self.experiment, self.device, self.observer = experiment, device, observer
         self._trainer = experiment.build_trainer()
         self._aggregator = experiment.build_aggregator()

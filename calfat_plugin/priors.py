@@ -37,9 +37,7 @@ def log_counts(class_counts: Tensor) -> Tensor:
     return (counts + 1e-7).log()
 
 
-def calibrated_logits(
-    logits: Tensor, log_prior: Tensor, *, scale: float = 1.0, prior_weight: float = 1.0
-) -> Tensor:
+def calibrated_logits(logits: Tensor, log_prior: Tensor, *, scale: float = 1.0, prior_weight: float = 1.0) -> Tensor:
     """scale * (logits + prior_weight * log_prior): (N, C) and (C,) to a new (N, C).
 
     With scale 1 this is also LogitAdj (Menon et al. 2020) with tau = prior_weight.
@@ -72,9 +70,7 @@ class Calibration:
 
     def outer(self, logits: Tensor, log_prior: Tensor) -> Tensor:
         """C_out(z) = s * (z + k * log nu), for the loss that trains."""
-        return calibrated_logits(
-            logits, log_prior, scale=self.scale, prior_weight=self.prior_weight
-        )
+        return calibrated_logits(logits, log_prior, scale=self.scale, prior_weight=self.prior_weight)
 
     def inner(self, logits: Tensor, log_prior: Tensor) -> Tensor:
         """C_in(z) = z + k * log nu, for attacks and divergences; never scaled."""

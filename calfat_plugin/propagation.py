@@ -38,9 +38,7 @@ def propagation_weights(
         temperature: small values let the most similar client win; inf weighs all alike.
     """
     scores = [
-        math.fsum(
-            _similarity(own, theirs) for own, theirs in zip(target_clean, source, strict=True)
-        )
+        math.fsum(_similarity(own, theirs) for own, theirs in zip(target_clean, source, strict=True))
         / (len(target_clean) * temperature)
         for source in sources_clean
     ]
@@ -94,12 +92,8 @@ def propagated_noise(
     ]
 
 
-def _debiased(
-    noise: BranchStatistics, clean: BranchStatistics, target: BranchStatistics, d: float
-) -> BranchStatistics:
-    return BranchStatistics(
-        noise.mean + d * (target.mean - clean.mean), noise.var * (target.var / clean.var).pow(d)
-    )
+def _debiased(noise: BranchStatistics, clean: BranchStatistics, target: BranchStatistics, d: float) -> BranchStatistics:
+    return BranchStatistics(noise.mean + d * (target.mean - clean.mean), noise.var * (target.var / clean.var).pow(d))
 
 
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -106,7 +106,7 @@ class Registry:
         """All names of a kind, sorted."""
         return tuple(sorted(self._entries[kind]))
 
-    def entries(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
+    def offers(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
         """All entries of a kind with their providers, sorted by name."""
         for name in self.names(kind):
             yield self._entries[kind][name]  # type: ignore[misc]

@@ -18,7 +18,7 @@ class LocalUpdate:
     Attributes:
         state: the trained model's tensors, named as in its ``state_dict``.
         num_examples: training examples on this client, >= 1.
-        extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/delta/conv.weight``).
+        extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/delta/...``).
         metrics: numbers for the record, such as ``loss`` (mean training loss of the last local epoch).
         client_state: what this client keeps for its next round. It never leaves the client.
     """

@@ -61,7 +61,8 @@ def _parse_text(text: str) -> Fraction:
 def exact_text(value: Fraction | float) -> str:
     """Write a number without loss and as people write it: ``8/255``, ``0.1``, ``0.002``, ``1``.
 
-    ``parse_number(exact_text(v)) == parse_number(v)`` for every finite number.
+    ``parse_number(exact_text(v)) == parse_number(v)`` for every float, and for every fraction that
+    a threat model would hold (up to 30 digits above and below the line).
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")
@@ -126,9 +127,7 @@ class ThreatModel:
         width = self.bounds.high - self.bounds.low
         if self.norm == "linf" and number > width:
             got = exact_text(number)
-            raise OptionError(
-                f"{name} is a fraction of the pixel range, such as {example}; got {got}"
-            )
+            raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}")
         return number
 
     # Starts. Noise is drawn on the generator's device and in row-major order, so that a CPU
@@ -182,9 +181,7 @@ class ThreatModel:
             # Inside the ball the factor is exactly 1 and x_adv comes back as it was, not as x +
             # (x_adv - x).
             shrink = (eps / length.clamp_min(_TINY)).clamp(max=1.0)
-            inside = x_adv.where(
-                _per_example(length <= eps, x), x + change * _per_example(shrink, x)
-            )
+            inside = x_adv.where(_per_example(length <= eps, x), x + change * _per_example(shrink, x))
         return inside.clamp(*self.bounds)
 
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
@@ -261,9 +258,7 @@ def _checked_bounds(value: object) -> Bounds:
             raise OptionError(f"bounds must be two numbers such as [0, 1]: {error}") from error
         if bounds.low < bounds.high:
             return bounds
-    raise OptionError(
-        f"bounds must be two numbers, the lower one first, such as [0, 1]; got {value!r}"
-    )
+    raise OptionError(f"bounds must be two numbers, the lower one first, such as [0, 1]; got {value!r}")
 
 
 def _empty_on(x: Tensor, generator: Generator) -> Tensor:

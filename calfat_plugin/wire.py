@@ -51,9 +51,7 @@ def pack_update(update: LocalUpdate) -> Wire:
     import torch
 
     _check_namespaces(update.state, update.extras)
-    metrics = {
-        _METRIC + name: torch.tensor(value, dtype=torch.float64) for name, value in update.metrics.items()
-    }
+    metrics = {_METRIC + name: torch.tensor(value, dtype=torch.float64) for name, value in update.metrics.items()}
     return OrderedDict({**update.state, **update.extras, **metrics})
 
 
@@ -72,7 +70,9 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     """
     if _REFUSED in wire:
         raise UpdateError(bytes(wire[_REFUSED].tolist()).decode(errors="replace"))
-    state, extras, metrics = {}, {}, {}
+    state: dict[str, Tensor] = {}
+    extras: dict[str, Tensor] = {}
+    metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
             metrics[name.removeprefix(_METRIC)] = float(tensor)

@@ -27,10 +27,7 @@ class FedAvgOptions:
 
 def client_weights(updates: Mapping[int, LocalUpdate], weights: Weights) -> dict[int, float]:
     """Client id to its share of the average; shares sum to 1."""
-    raw = {
-        client: float(update.num_examples) if weights == "examples" else 1.0
-        for client, update in updates.items()
-    }
+    raw = {client: float(update.num_examples) if weights == "examples" else 1.0 for client, update in updates.items()}
     total = sum(raw.values())
     return {client: weight / total for client, weight in raw.items()}
 

@@ -26,7 +26,12 @@ seed_option: Decorator = click.option(
 )
 
 
-def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None) -> Experiment:
+download_option: Decorator = click.option(
+    "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."
+)
+
+
+def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *, download: bool = False) -> Experiment:
     """Read, override and resolve a recipe.
 
     Raises:
@@ -35,4 +40,6 @@ def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None) -
     document = read_document(recipe).with_overrides(overrides)
     if seed is not None:
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
+    if download:
+        document = document.with_value(("calfat", "dataset", "download"), True, "--download")
     return assemble(document, Registry.load())

@@ -104,7 +104,10 @@ class LiveProgress(RunObserver):
             console=console,
         )
         self._work = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[detail]}"), console=console
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
         )
         self._round_task = self._rounds.add_task("rounds", total=None, scores="", eta="-:--")
         self._work_task = self._work.add_task("      ", total=None, detail="starting FedML")
@@ -145,7 +148,10 @@ class LiveProgress(RunObserver):
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
         self._work.update(
-            self._work_task, completed=done, total=total, detail=f"evaluating {label}  {percent(correct / max(1, done))}"
+            self._work_task,
+            completed=done,
+            total=total,
+            detail=f"evaluating {label}  {percent(correct / max(1, done))}",
         )
 
     def round_finished(self, record: RoundRecord) -> None:

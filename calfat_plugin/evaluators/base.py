@@ -116,6 +116,6 @@ def refuse_training_mode(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module.training:
             raise ModelError(
-                f"the model is in training mode (module '{name or type(module).__name__}'), so dropout and batch statistics "
-                "would blur the evaluation. Call model.eval() first."
+                f"the model is in training mode (module '{name or type(module).__name__}'), so dropout and batch "
+                "statistics would blur the evaluation. Call model.eval() first."
             )

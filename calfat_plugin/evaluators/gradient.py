@@ -30,9 +30,7 @@ class PGDOptions:
     eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=_PIXELS)
     step_size: Fraction | None = option(None, low=0, open_low=True, help="length of a step", unit=_PIXELS)
     steps: int = option(20, low=1, help="gradient steps")
-    start: Literal["x", "uniform"] = option(
-        "uniform", help="x: the clean image; uniform: a random point of the ball"
-    )
+    start: Literal["x", "uniform"] = option("uniform", help="x: the clean image; uniform: a random point of the ball")
     restarts: int = option(1, low=1, help="independent starts; an example is robust if it survives all of them")
 
 
@@ -40,9 +38,7 @@ class PGDOptions:
 class BIMOptions(PGDOptions):
     """BIM is PGD from the clean image."""
 
-    start: Literal["x", "uniform"] = option(
-        "x", help="x: the clean image; uniform: a random point of the ball"
-    )
+    start: Literal["x", "uniform"] = option("x", help="x: the clean image; uniform: a random point of the ball")
 
 
 @dataclass(frozen=True)
@@ -116,9 +112,7 @@ class FGSM(AttackEvaluator):
 
     def _pgd(self, task: EvaluationTask) -> PGD:
         eps = task.threat.eps if self.options.eps is None else self.options.eps
-        return PGD(
-            PGDOptions(norm=self.options.norm, eps=eps, step_size=eps, steps=1, start=self.options.start)
-        )
+        return PGD(PGDOptions(norm=self.options.norm, eps=eps, step_size=eps, steps=1, start=self.options.start))
 
     def threat(self, task: EvaluationTask) -> ThreatModel:
         return self._pgd(task).threat(task)

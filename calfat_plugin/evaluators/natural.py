@@ -22,6 +22,4 @@ class Natural(AttackEvaluator):
         return x
 
 
-ENTRY = EvaluatorEntry(
-    "natural", build=Natural, summary="accuracy on clean test examples", formula="argmax f(x) = y"
-)
+ENTRY = EvaluatorEntry("natural", build=Natural, summary="accuracy on clean test examples", formula="argmax f(x) = y")

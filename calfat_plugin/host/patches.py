@@ -33,8 +33,8 @@ def check_version(version: str) -> None:
 def calls_home() -> Iterator[None]:
     """Keep ``fedml.init`` off the network and out of the home directory.
 
-    Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out), creates
-    ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name is kept
+    Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out),
+    creates ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name is kept
     in ``~/.fedml`` too; here it lives in this process's environment only. Its runner leaves a file named after the
     process there for the vendor's agent, which no one else reads.
     """
@@ -49,9 +49,9 @@ def calls_home() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ))
         stack.enter_context(mock.patch.object(fedml, "set_env_kv", set_in_process))
-        stack.enter_context(mock.patch.object(fedml, "load_env", lambda: None))
+        stack.enter_context(mock.patch.object(fedml, "load_env", return_value=None))
         stack.enter_context(mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch))
-        stack.enter_context(mock.patch.object(fedml.FedMLRunner, "log_runner_result", lambda: None))
+        stack.enter_context(mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -53,8 +54,10 @@ class CalibrationOptions:
     @property
     def calibration(self) -> Calibration:
         """The constants as the maths takes them."""
-        assert self.prior and self.prior_weight is not None and self.scale and self.delta
-        return Calibration(self.prior, self.prior_weight, self.scale, self.delta)
+        base = RELEASE if self.parameterisation == "release" else PAPER
+        return dataclasses.replace(
+            base, **{name: getattr(self, name) for name in ("prior", "prior_weight", "scale", "delta")}
+        )
 
 
 class CalibratedLoss(ClientLoss):
@@ -92,9 +95,7 @@ class Calibrated(LossModifier):
         self.options = options
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(
-            self.options.calibration, class_counts, calibrate_attack=self.options.calibrate_inner
-        )
+        return CalibratedLoss(self.options.calibration, class_counts, calibrate_attack=self.options.calibrate_inner)
 
 
 ENTRY = ModifierEntry(

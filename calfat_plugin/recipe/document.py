@@ -139,7 +139,9 @@ def parse_document(text: str, file: str) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            raise RecipeError(f"{file}: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml.")
+            raise RecipeError(
+                f"{file}: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml."
+            )
         places: dict[KeyPath, str] = {}
         data = _build(loader, node, (), file, places)
     except yaml.YAMLError as error:
@@ -175,9 +177,7 @@ def _read_text(path: Path, shown: str) -> str:
         raise RecipeError(f"{shown}: cannot be read ({error.strerror}).") from None
 
 
-def _build(
-    loader: yaml.SafeLoader, node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]
-) -> Any:
+def _build(loader: yaml.SafeLoader, node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]) -> Any:
     line = f"{file}:{node.start_mark.line + 1}"
     places.setdefault(path, line if path else file)
     if isinstance(node, yaml.MappingNode):
@@ -191,14 +191,12 @@ def _build(
                 raise RecipeError(f"{at}: the key {describe(key)} is not a text.")
             if key in result and written.count(key) > 1:
                 raise RecipeError(f"{at}: {dotted((*path, key))}: this key stands here twice; keep one.")
-            places[(*path, key)] = at
-            result[key] = _build(loader, value_node, (*path, key), file, places)
+            child: KeyPath = (*path, key)
+            places[child] = at
+            result[key] = _build(loader, value_node, child, file, places)
         return result
     if isinstance(node, yaml.SequenceNode):
-        return [
-            _build(loader, child, (*path, index), file, places)
-            for index, child in enumerate(node.value)
-        ]
+        return [_build(loader, child, (*path, index), file, places) for index, child in enumerate(node.value)]
     return loader.construct_object(node, deep=True)
 
 

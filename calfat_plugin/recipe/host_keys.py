@@ -6,8 +6,7 @@ misspelt key from one that is the host's business.
 
 from __future__ import annotations
 
-HOST_KEYS: frozenset[str] = frozenset(
-    """
+_KEYS = """
     account_id action agent_config alpha api_key arch arch_learning_rate arch_weight_decay attack_case
     attack_iteration_idxs attack_mode attack_prob attack_round_num attack_training_rounds attack_type
     auxiliary auxiliary_weight b_symmetric backbone backbone_freezed backbone_pretrained backend batch_idx
@@ -50,5 +49,6 @@ HOST_KEYS: frozenset[str] = frozenset(
     trpc_master_config_path type unique_device_id use_all_data use_updates user user_name using_gpu
     using_mlops version wandb_entity wandb_group_id wandb_key wandb_name wandb_only_server wandb_project wd
     weight_decay whether_distill_on_the_server whether_training_on_client worker_num
-    """.split()
-)
+"""
+
+HOST_KEYS: frozenset[str] = frozenset(_KEYS.split())

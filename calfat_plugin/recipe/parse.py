@@ -50,7 +50,8 @@ def parse_recipe(document: Document) -> schema.Recipe:
     if "calfat" not in document.data:
         hint = did_you_mean("calfat", [key for key in document.data if key.startswith("cal")])
         raise RecipeError(
-            f"{document.file}: there is no section 'calfat'.{hint} The shortest is calfat: {{trainer: {{name: calfat}}}}."
+            f"{document.file}: there is no section 'calfat'.{hint} "
+            "The shortest is calfat: {trainer: {name: calfat}}."
         )
     warnings: list[str] = []
     host = {name: _host_section(document, name, warnings) for name in schema.HOST_SECTIONS}
@@ -82,15 +83,9 @@ def parse_recipe(document: Document) -> schema.Recipe:
         dataset=_named_elsewhere(document, "dataset", host["data_args"][0].dataset),
         model_choice=_named_elsewhere(document, "model", host["model_args"][0].model),
         threat=_threat(document),
-        evaluators=_evaluators(
-            document, ("calfat", "evaluators"), calfat.get("evaluators"), DEFAULT_EVALUATORS
-        ),
-        monitor=_options(
-            document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)
-        ),
-        monitor_evaluators=_evaluators(
-            document, ("calfat", "monitor", "evaluators"), monitored, DEFAULT_MONITOR
-        ),
+        evaluators=_evaluators(document, ("calfat", "evaluators"), calfat.get("evaluators"), DEFAULT_EVALUATORS),
+        monitor=_options(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
+        monitor_evaluators=_evaluators(document, ("calfat", "monitor", "evaluators"), monitored, DEFAULT_MONITOR),
         evaluation=_options(document, ("calfat", "evaluation"), schema.EvaluationOptions),
         runtime=_options(document, ("calfat", "runtime"), schema.RuntimeOptions),
         warnings=tuple(warnings),
@@ -127,7 +122,8 @@ def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[A
     """The typed part of a host section, and the keys that are only passed on."""
     config = schema.HOST_SECTIONS[name]
     ours = {info.name for info in describe_options(config)}
-    typed, passed_on = {}, {}
+    typed: dict[str, Any] = {}
+    passed_on: dict[str, Any] = {}
     for key, value in _section(document, (name,)).items():
         (typed if key in ours else passed_on)[key] = value
         if key not in ours and key not in HOST_KEYS:
@@ -147,7 +143,8 @@ def _other_sections(document: Document, warnings: list[str]) -> dict[str, dict[s
         others[name] = dict(_section(document, (name,)))
         if name not in _OTHER_HOST_SECTIONS:
             warnings.append(
-                f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin.{did_you_mean(name, known)}"
+                f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin."
+                f"{did_you_mean(name, known)}"
             )
     return others
 
@@ -203,9 +200,7 @@ def _named_elsewhere(document: Document, key: str, name: str) -> schema.Choice:
     return schema.Choice(name, dict(_section(document, path)), path, label=name)
 
 
-def _evaluators(
-    document: Document, path: KeyPath, raw: Any, default: tuple[str, ...]
-) -> tuple[schema.Choice, ...]:
+def _evaluators(document: Document, path: KeyPath, raw: Any, default: tuple[str, ...]) -> tuple[schema.Choice, ...]:
     if raw is None:
         raw = list(default)
     if not isinstance(raw, list):

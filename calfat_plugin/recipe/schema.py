@@ -20,9 +20,7 @@ from calfat_plugin.threat import ThreatModel
 class CommonArgs:
     """``common_args``: what kind of run this is."""
 
-    training_type: str = option(
-        "simulation", choices=("simulation", "cross_silo"), help="runtime of the host"
-    )
+    training_type: str = option("simulation", choices=("simulation", "cross_silo"), help="runtime of the host")
     random_seed: int = option(
         0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
     )
@@ -51,9 +49,7 @@ class ModelArgs:
 class TrainArgs:
     """``train_args``: clients, rounds and the local optimiser (SGD)."""
 
-    federated_optimizer: str = option(
-        "FedAvg", help="the host's own key; calfat.aggregator decides what it means here"
-    )
+    federated_optimizer: str = option("FedAvg", help="the host's own key; calfat.aggregator decides what it means here")
     client_num_in_total: int = option(5, low=1, help="number of clients")
     client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
     comm_round: int = option(150, low=1, help="rounds")
@@ -132,9 +128,7 @@ class ThreatOptions:
     """``calfat.threat``: the budget of training and of evaluation."""
 
     norm: str = option("linf", choices=("linf", "l2"), help="norm of the ball")
-    eps: Fraction = option(
-        Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range"
-    )
+    eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range")
     step_size: Fraction = option(
         Fraction(2, 255), low=0, open_low=True, help="training step", unit="fraction of the pixel range"
     )

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,8 @@ class RunDirectory:
                 return run
         found = f"{len(runs)} finished" if runs else "none at all"
         raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). Start one without --resume, or "
-            "point to one with --run-dir."
+            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). "
+            "Start one without --resume, or point to one with --run-dir."
         )
 
     def check_same(self, experiment: Experiment) -> None:
@@ -108,15 +110,21 @@ class RunDirectory:
         then, now = started.as_run(), experiment.as_run()
         different = same_but_rounds(then, now)
         if different:
-            shown = "; ".join(
-                f"{key}: {_at(then, key)!r} when started, {_at(now, key)!r} now" for key in different[:3]
-            )
+            shown = "; ".join(f"{key}: {_at(then, key)!r} when started, {_at(now, key)!r} now" for key in different[:3])
             more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
             raise RunError(
                 f"{self.path}: the recipe is not the one this run was started with. {shown}{more}. "
                 f"Resume with the run's own recipe: calfat run {self.recipe} --resume --run-dir {self.path}"
             )
         write_text(self.recipe, _recipe_text(experiment))
+
+    def discard(self) -> None:
+        """Remove a run that has nothing worth keeping, and the recipe's folder if that leaves it empty."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in (self.path.parent, self.path.parent.parent):
+            if parent.resolve().is_relative_to(DEFAULT_ROOT.resolve()):
+                with suppress(OSError):  # it holds other runs
+                    parent.rmdir()
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""

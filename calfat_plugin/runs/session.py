@@ -66,9 +66,7 @@ def open_directory(request: Request) -> RunDirectory:
     return directory
 
 
-def run(
-    request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]
-) -> RunResult:
+def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]) -> RunResult:
     """Run, or go on with a run, until its results are written.
 
     Args:
@@ -93,9 +91,7 @@ def run(
         from calfat_plugin.parties import shards_of
 
         shards = shards_of(experiment, dataset, device)
-        directory.write_json(
-            directory.environment, describe_environment(device, experiment.registry, request.command)
-        )
+        directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
         import torch
 
         info = RunInfo(
@@ -128,9 +124,7 @@ def run(
     return result
 
 
-def _restore(
-    directory: RunDirectory, experiment: Experiment
-) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
+def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
     """(snapshot to go on from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
         directory.rounds.unlink(missing_ok=True)

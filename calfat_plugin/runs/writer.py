@@ -40,7 +40,7 @@ class RunWriter:
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
 
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
-        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is dropped and made again."""
+        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
         self._rounds.append(record)
         for name, label in self._selectors.items():
             accuracy = record.accuracy(label)

@@ -46,9 +46,7 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
     model.train()
     for epoch in range(settings.epochs):
         meter = _LossMeter(task, epoch)
-        noise = generator(
-            task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device
-        )
+        noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y in _epoch_batches(task, epoch):
             batch = _attacked(method, task, loss, x_nat, y, noise)
             objective = method.train_loss(batch)
@@ -137,9 +135,7 @@ class _LossMeter:
 
     def __init__(self, task: LocalTask, epoch: int) -> None:
         self.task, self.epoch = task, epoch
-        self.in_epoch = num_batches(
-            len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model)
-        )
+        self.in_epoch = num_batches(len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model))
         self.total = torch.zeros((), dtype=torch.float64, device=task.device)
         self.examples = 0
         self.batches = 0
