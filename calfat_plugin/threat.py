@@ -178,9 +178,8 @@ class ThreatModel:
         else:
             change = x_adv - x
             length = _length(change.flatten(1))
-            # Inside the ball the factor is exactly 1 and x_adv comes back as it was, not as x +
-            # (x_adv - x).
-            shrink = (eps / length.clamp_min(_TINY)).clamp(max=1.0)
+            # Inside the ball x_adv comes back as it was, without the rounding of x + (x_adv - x).
+            shrink = eps / length.clamp_min(_TINY)
             inside = x_adv.where(_per_example(length <= eps, x), x + change * _per_example(shrink, x))
         return inside.clamp(*self.bounds)
 

@@ -41,9 +41,7 @@ def pgd(model=linear, x=X, loss=climb_ce, threat=None, steps=10, start=None, **r
 
 def small_net(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
-    )
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 
 
 class TestVectors:
@@ -132,10 +130,7 @@ class TestLoop:
         model, y = small_net().eval().double(), torch.tensor([0, 1, 2])
         x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double()
         together = pgd(model, x, lambda z: cross_entropy(z, y, "sum"))
-        alone = [
-            pgd(model, x[i : i + 1], lambda z, i=i: cross_entropy(z, y[i : i + 1], "sum"))
-            for i in range(3)
-        ]
+        alone = [pgd(model, x[i : i + 1], lambda z, i=i: cross_entropy(z, y[i : i + 1], "sum")) for i in range(3)]
         assert torch.allclose(together, torch.cat(alone))
 
     def test_leaves_parameter_gradients_alone(self):

@@ -153,8 +153,7 @@ class TestCheckUpdate:
             ({"conv.bias": [0.0, 0.0]}, "client 3: 'conv.bias' is a list, not a tensor"),
             (
                 {"conv.bais": torch.zeros(2)},
-                "client 3: tensor 'conv.bais' is unknown to the global model. "
-                "Did you mean 'conv.bias'?",
+                "client 3: tensor 'conv.bais' is unknown to the global model. Did you mean 'conv.bias'?",
             ),
             (
                 {"a": torch.zeros(1), "b": torch.zeros(1)},
@@ -204,9 +203,7 @@ class TestSlack:
         by_examples = slack_weights([10, 30, 60], self.LOSSES, ratio=1.2)
         assert average(by_examples) == pytest.approx([4.107143, 1.25])
 
-    @pytest.mark.parametrize(
-        ("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)]
-    )
+    @pytest.mark.parametrize(("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)])
     def test_published_weights_of_five_clients(self, ratio, top, other):
         weights = slack_weights([1] * 5, [3, 1, 2, 4, 5], ratio=ratio)
         assert weights == pytest.approx([other, top, other, other, other], abs=1e-4)

@@ -35,9 +35,7 @@ class TestFedProx:
         anchor = {name: torch.randn(3) for name in w}
         proximal_value(w, anchor, mu=0.7).backward()
         for name, parameter in w.items():
-            assert torch.allclose(
-                parameter.grad, proximal_gradient(parameter, anchor[name], mu=0.7)
-            )
+            assert torch.allclose(parameter.grad, proximal_gradient(parameter, anchor[name], mu=0.7))
 
     def test_mu_zero_is_fedavg(self):
         assert proximal_value(self.W, self.ANCHOR, mu=0.0).item() == 0.0
@@ -187,6 +185,4 @@ class TestScaffold:
     def test_refuses_no_steps(self):
         with pytest.raises(UpdateError) as caught:
             scaffold_divisor(0, momentum=0.9)
-        assert str(caught.value) == (
-            "SCAFFOLD needs at least one local step to measure a variate; got 0"
-        )
+        assert str(caught.value) == ("SCAFFOLD needs at least one local step to measure a variate; got 0")

@@ -71,13 +71,9 @@ class TestCrossEntropy:
 
 
 class TestCalibration:
-    @pytest.mark.parametrize(
-        ("y", "value"), [(0, 1.055560), (1, 0.566384), (2, 2.471848), (3, 16.177928)]
-    )
+    @pytest.mark.parametrize(("y", "value"), [(0, 1.055560), (1, 0.566384), (2, 2.471848), (3, 16.177928)])
     def test_paper_vector(self, y, value):
-        assert cross_entropy(PAPER.outer(F, PAPER.log_prior(COUNTS)), label(y)).item() == near(
-            value
-        )
+        assert cross_entropy(PAPER.outer(F, PAPER.log_prior(COUNTS)), label(y)).item() == near(value)
 
     @pytest.mark.parametrize(("y", "value"), [(0, 1.066327), (3, 6.998152)])
     def test_larger_floor(self, y, value):

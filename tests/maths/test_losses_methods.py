@@ -208,6 +208,10 @@ class TestMixing:
         assert mask.shape == (size,)
         assert int(mask.sum()) == size * percent // 100
 
+    def test_rounding_does_not_cost_an_example(self):
+        assert 0.29 * 100 < 29
+        assert int(adversarial_mask(100, 0.29, torch.Generator()).sum()) == 29
+
     def test_ratio_one_is_fedpgd_and_zero_is_standard_training(self):
         x_nat, x_adv = torch.zeros(5, 1, 2, 2), torch.ones(5, 1, 2, 2)
         generator = torch.Generator().manual_seed(0)

@@ -61,9 +61,7 @@ class TestLogitAdj:
     def test_trades_vector(self):
         nat = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
         adv = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
-        outer = cross_entropy(
-            adjusted_logits(nat, log_frequencies(ONE_MISSING)), torch.tensor([0, 2])
-        )
+        outer = cross_entropy(adjusted_logits(nat, log_frequencies(ONE_MISSING)), torch.tensor([0, 2]))
         assert (outer + 6 * kl_divergence(nat, adv)).item() == near(1.914419)
 
 

@@ -30,7 +30,5 @@ def test_no_module_of_the_floor_imports_torch_numpy_or_the_host():
         "heavy = {'torch', 'torchvision', 'numpy', 'sklearn', 'matplotlib', 'fedml'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -47,10 +47,7 @@ def test_batches_add_up_and_strict_never_exceeds_either(size, cut, seed):
     y = torch.randint(0, 5, (size,), generator=generator)
     clean, adv = (torch.rand(2, size, generator=generator) < 0.5).unbind()
     whole = Counts.from_verdicts(clean, y, 5, adv)
-    parts = [
-        Counts.from_verdicts(clean[part], y[part], 5, adv[part])
-        for part in (slice(0, cut), slice(cut, None))
-    ]
+    parts = [Counts.from_verdicts(clean[part], y[part], 5, adv[part]) for part in (slice(0, cut), slice(cut, None))]
     assert parts[0] + parts[1] == whole
     assert whole.robust_acc_strict <= min(whole.natural_acc, whole.robust_acc)
 

@@ -35,6 +35,11 @@ def test_similarity_is_averaged_over_layers():
     assert weights == pytest.approx([0.5, 0.5], abs=1e-4)
 
 
+def test_more_layers_do_not_sharpen_the_weights():
+    weights = propagation_weights(TARGET * 3, [[layer(1, 1)] * 3, [layer(0.98, 0.96)] * 3])
+    assert weights == pytest.approx([0.952574, 0.047426], abs=1e-5)
+
+
 def test_infinite_temperature_is_uniform():
     sources = [[layer(1, 1)], [layer(0, 0)]]
     assert propagation_weights(TARGET, sources, temperature=math.inf) == [0.5, 0.5]
