@@ -50,9 +50,11 @@ class Counts:
         def per_class(selected: Tensor) -> tuple[int, ...]:
             return tuple(selected.bincount(minlength=num_classes).tolist())
 
+        clean_correct = clean_correct.bool()  # numbers would be taken for positions below
         examples, clean = per_class(y), per_class(y[clean_correct])
         if adv_correct is None:
             return cls(examples, clean)
+        adv_correct = adv_correct.bool()
         return cls(examples, clean, per_class(y[adv_correct]), per_class(y[clean_correct & adv_correct]))
 
     def __add__(self, other: Counts) -> Counts:

@@ -26,6 +26,10 @@ def test_per_class_with_an_absent_class():
     assert COUNTS.robust_per_class_strict == pytest.approx((1 / 2, 1 / 3, None, 0.0))
 
 
+def test_verdicts_may_be_numbers():
+    assert Counts.from_verdicts(CLEAN.long(), Y, 4, ADV.float()) == COUNTS
+
+
 def test_nothing_attacked():
     counts = Counts.from_verdicts(CLEAN, Y, 4)
     assert counts.natural_acc == 0.5
