@@ -55,12 +55,12 @@ class OptionInfo:
         return words + (", or null" if self.optional else "")
 
     def _bounds(self) -> str:
-        relation = ">" if self.open_low else ">="
-        if self.low is not None and self.high is not None:
-            return f"{self.low:g} {'<' if self.open_low else '<='} value <= {self.high:g}"
-        if self.low is not None:
-            return f"{relation} {self.low:g}"
-        return f"<= {self.high:g}" if self.high is not None else ""
+        low, high = (None if end is None else exact_text(end) for end in (self.low, self.high))
+        if low is not None and high is not None:
+            return f"{low} {'<' if self.open_low else '<='} value <= {high}"
+        if low is not None:
+            return f"{'>' if self.open_low else '>='} {low}"
+        return f"<= {high}" if high is not None else ""
 
     def parse(self, value: Any) -> Any:
         """Turn a raw YAML value into the option's type.

@@ -1,0 +1,133 @@
+"""Reference pages made from the recipe schema and the entries, so that they cannot disagree with the parser.
+
+``python -m calfat_plugin.reference docs`` writes ``docs/recipes.md`` and ``docs/plugins.md``; a test compares.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from calfat_plugin import entries
+from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.recipe import schema
+from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
+from calfat_plugin.registry import KINDS, Registry
+
+_MADE_BY = "<!-- Made by `python -m calfat_plugin.reference docs`; change the code it is made from, not this page. -->"
+
+_RECIPE_HEAD = """\
+# Recipes
+
+A recipe is a FedML configuration file with one section more, `calfat:`. The host's sections keep their names and
+meaning, and keys of theirs that are not listed here are passed on to the host; a key that neither FedML nor we know
+draws a warning. The `calfat:` section is strict: an unknown key, name, type or unit is an error.
+
+Numbers may be written as `0.1`, `1e-3` or `8/255`. Any value can be overridden on the command line:
+`--set train_args.comm_round=20 --set "calfat.trainer={name: fedpgd}"`.
+
+A plugin is picked by name (`aggregator: fedavg`) or with its options (`aggregator: {name: fedavg, weights: uniform}`);
+`calfat plugins NAME` and [plugins.md](plugins.md) list them. Where an entry takes a number, the name may end in it:
+`pgd20` is `{name: pgd, steps: 20}`, `label2` is two shards a client.
+"""
+
+_CHOICES = (
+    (
+        "`trainer`",
+        "a local trainer with its options; `preset` picks a set of defaults, `loss` a loss modifier with its options. "
+        "Default: `calfat`",
+    ),
+    ("`aggregator`", "an aggregator with its options. Default: `fedavg`"),
+    (
+        "`evaluators`",
+        "list of evaluators for the final model. `label` renames one, so that it can stand there twice. "
+        f"Default: {', '.join(DEFAULT_EVALUATORS)}",
+    ),
+    ("`monitor.evaluators`", f"list of evaluators during the run. Default: {', '.join(DEFAULT_MONITOR)}"),
+    (
+        "`dataset`, `model`, `partition`",
+        "options of what `data_args.dataset`, `model_args.model` and `data_args.partition_method` name",
+    ),
+)
+
+
+def recipe_reference() -> str:
+    """The page on recipes."""
+    parts = [_MADE_BY, _RECIPE_HEAD]
+    for name, config in schema.HOST_SECTIONS.items():
+        parts.append(_section(f"## `{name}`", config))
+    choices = "\n".join(f"| {key} | {text} |" for key, text in _CHOICES)
+    parts.append(f"## `calfat`: plugins\n\n| key | value |\n| --- | --- |\n{choices}\n")
+    for name, config in (
+        ("threat", schema.ThreatOptions),
+        ("monitor", schema.MonitorOptions),
+        ("evaluation", schema.EvaluationOptions),
+        ("runtime", schema.RuntimeOptions),
+    ):
+        parts.append(_section(f"## `calfat.{name}`", config))
+    return "\n".join(parts)
+
+
+def plugin_reference(registry: Registry) -> str:
+    """The page on plugins: everything that ``registry`` holds."""
+    parts = [
+        _MADE_BY,
+        "# Plugins\n",
+        "What the package itself offers, by kind; `calfat plugins` also lists what is installed beside it.\n",
+    ]
+    for kind in KINDS:
+        parts.append(f"## {kind.kind.capitalize()}s\n")
+        parts += [_entry(entry) for entry, _ in registry.offers(kind)]
+    return "\n".join(parts)
+
+
+def _section(heading: str, config: type) -> str:
+    doc = (config.__doc__ or "").split(": ", 1)[-1].strip()
+    return f"{heading}\n\n{doc[:1].upper()}{doc[1:]}\n\n{_table(describe_options(config))}"
+
+
+def _entry(entry: entries.Entry) -> str:
+    lines = [f"### `{entry.name}`" + (f" or `{entry.name}<{entry.number_option}>`" if entry.number_option else ""), ""]
+    lines += [f"{entry.summary[:1].upper()}{entry.summary[1:]}.", ""]
+    if entry.formula:
+        lines += [f"    {entry.formula}", ""]
+    if isinstance(entry, entries.TrainerEntry):
+        composes = ", ".join(f"`{name}`" for name in entry.modifiers)
+        lines += [f"Loss modifiers: {composes}." if composes else "Brings its own loss.", ""]
+    options = describe_options(entry.config)
+    if options:
+        lines += [_table(options)]
+    lines += [f"Preset `{name}`: {preset.help}.\n" for name, preset in entry.presets.items()]
+    if entry.citation is not None:
+        lines += [f"{entry.citation.text}.", ""]
+    return "\n".join(lines)
+
+
+def _table(options: Iterable[OptionInfo]) -> str:
+    rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
+    for info in options:
+        default = "required" if info.required else f"`{_shown(to_plain(info.default))}`"
+        unit = f" ({info.unit})" if info.unit else ""
+        rows.append(f"| `{info.name}` | {_cell(info.expected)} | {default} | {_cell(info.help)}{unit} |")
+    return "\n".join(rows) + "\n"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def write_reference(folder: Path) -> None:
+    """Write both pages into ``folder``."""
+    (folder / "recipes.md").write_text(recipe_reference(), encoding="utf-8")
+    (folder / "plugins.md").write_text(plugin_reference(Registry.load(entry_points=False)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_reference(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
