@@ -230,7 +230,7 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         modifier=_pick_modifier(recipe, registry, trainer),
         aggregator=_pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator),
         dataset=_pick(recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")),
-        model=_pick(recipe, registry, entries.ModelEntry, recipe.model_choice, name_at=("model_args", "model")),
+        model=_pick_model(recipe, registry),
         partition=_pick(
             recipe, registry, entries.PartitionEntry, recipe.partition, name_at=("data_args", "partition_method")
         ),
@@ -292,6 +292,28 @@ def _find(
         if name_at is None and document.has((*choice.path, "name")):
             where = (*choice.path, "name")
         raise document.error(where, str(error)) from None
+
+
+def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
+    """A model by name, or a user's own ``package.module:factory``, which takes no options from the recipe."""
+    choice = recipe.model_choice
+    if ":" not in choice.name:
+        return _pick(recipe, registry, entries.ModelEntry, choice, name_at=("model_args", "model"))
+    path = choice.name
+
+    def build(**arguments: Any) -> nn.Module:
+        from calfat_plugin.models import model_from_factory
+
+        return model_from_factory(path, **arguments)
+
+    entry = entries.ModelEntry("own", build=build, summary=f"built by {path}")
+    options: Any = parse_options(
+        entry.config,
+        choice.options,
+        owner=f"model '{path}'",
+        fail=failing_at(recipe.document, choice.path),
+    )
+    return Pick(entry, options, path, path)
 
 
 def _pick_modifier(

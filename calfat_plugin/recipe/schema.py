@@ -42,7 +42,7 @@ class DataArgs:
 class ModelArgs:
     """``model_args``: the model."""
 
-    model: str = option("cnn", help="name of a model")
+    model: str = option("cnn", help="name of a model, or package.module:factory of your own")
 
 
 @dataclass(frozen=True)
