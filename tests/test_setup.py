@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "calfat_plugin"
@@ -65,19 +66,20 @@ def test_constraints_meet_every_bound_of_setup_cfg(requirement: Requirement, pyt
     assert requirement.specifier.contains(version)
 
 
-def installed_closure() -> Iterator[str]:
-    """Every distribution that the declared ones bring in, as far as installed here."""
+def closure(pinned: dict[str, str]) -> Iterator[str]:
+    """Every distribution that the declared ones bring in, read from what is installed here at its pinned version."""
     waiting = [(requirement.name, requirement.extras) for requirement in DECLARED]
-    seen = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         name, extras = waiting.pop()
         try:
             requires = metadata.requires(name) or []
         except metadata.PackageNotFoundError:
             continue  # an extra, or a marker's other branch, that this environment goes without
-        yield canonicalize_name(name)
-        if canonicalize_name(name) == "torch":
-            continue  # names its CUDA libraries exactly itself
+        name = canonicalize_name(name)
+        yield name
+        if name == "torch" or pinned.get(name) != Version(metadata.version(name)).public:
+            continue  # torch names its CUDA libraries exactly itself; other versions may need others
         for needed in map(Requirement, requires):
             key = (canonicalize_name(needed.name), frozenset(needed.extras))
             environments = [{"extra": extra} for extra in extras or {""}]
@@ -87,9 +89,10 @@ def installed_closure() -> Iterator[str]:
 
 
 def test_constraints_pin_everything_that_gets_installed() -> None:
-    closure = set(installed_closure())
-    assert {"fedml", "wandb", "requests"} <= closure
-    assert sorted(closure - set(pins(f"{sys.version_info.major}.{sys.version_info.minor}"))) == []
+    pinned = pins(f"{sys.version_info.major}.{sys.version_info.minor}")
+    needed = set(closure(pinned))
+    assert {"fedml", "wandb", "requests"} <= needed
+    assert sorted(needed - set(pinned)) == []
 
 
 def test_pip_and_make_accept_the_same_versions_of_python() -> None:
