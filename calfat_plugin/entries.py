@@ -11,10 +11,13 @@ import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin.errors import PluginError
 from calfat_plugin.options import NoOptions, describe_options
+
+if TYPE_CHECKING:
+    from calfat_plugin.recipe.schema import Recipe
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
@@ -57,6 +60,8 @@ class Entry:
         citation: where it comes from.
         presets: named defaults.
         number_option: the option that a number at the end of the name sets.
+        check: called with (options, recipe) when a recipe that picks this plugin is checked; raises ``OptionError``
+            for options that do not fit the rest of the recipe (more favoured clients than clients, say).
 
     Raises:
         PluginError: for a name that recipes could not write, or options that recipes could not express.
@@ -72,11 +77,13 @@ class Entry:
     citation: Citation | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict)
     number_option: str | None = None
+    check: Callable[[Any, Recipe], None] = lambda options, recipe: None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise PluginError(
-                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, '-', '_'."
+                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, '-', "
+                "'_'."
             )
         try:
             known = {info.name for info in describe_options(self.config)}
@@ -114,10 +121,12 @@ class TrainerEntry(Entry):
 
     Attributes:
         modifiers: names of the loss modifiers that this method composes with; empty when it brings its own loss.
+        conflicts: aggregator name to the reason why it cannot work with this method; either side may say so.
     """
 
     kind: ClassVar[str] = "local trainer"
     modifiers: tuple[str, ...] = ("plain",)
+    conflicts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,9 +138,14 @@ class ModifierEntry(Entry):
 
 @dataclass(frozen=True)
 class AggregatorEntry(Entry):
-    """An aggregator. ``build(options)`` returns an ``interfaces.Aggregator``."""
+    """An aggregator. ``build(options)`` returns an ``interfaces.Aggregator``.
+
+    Attributes:
+        conflicts: local trainer name to the reason why it cannot work with this aggregator.
+    """
 
     kind: ClassVar[str] = "aggregator"
+    conflicts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

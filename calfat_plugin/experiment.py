@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from calfat_plugin import entries
-from calfat_plugin.errors import PluginError, did_you_mean, listed
+from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
 from calfat_plugin.options import describe_options, options_to_plain, parse_options, to_plain
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.parse import failing_at, parse_recipe
@@ -223,12 +223,14 @@ def assemble(document: Document, registry: Registry) -> Experiment:
     """
     recipe = parse_recipe(_with_preset(document, registry))
     trainer = _pick(recipe, registry, entries.TrainerEntry, recipe.trainer, also=("name", "preset", "loss"))
+    aggregator = _pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator)
+    _refuse_conflict(recipe, trainer.entry, aggregator.entry)
     return Experiment(
         recipe=recipe,
         registry=registry,
         trainer=trainer,
         modifier=_pick_modifier(recipe, registry, trainer),
-        aggregator=_pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator),
+        aggregator=aggregator,
         dataset=_pick(recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")),
         model=_pick_model(recipe, registry),
         partition=_pick(
@@ -279,7 +281,20 @@ def _pick(
         fail=failing_at(document, choice.path),
         also=tuple(key for key in also if name_at is None and key not in known),
     )
+    try:
+        entry.check(options, recipe)
+    except OptionError as error:
+        raise document.error(choice.path, str(error)) from None
     return Pick(entry, options, choice.name, choice.label or choice.name)
+
+
+def _refuse_conflict(recipe: Recipe, trainer: entries.TrainerEntry, aggregator: entries.AggregatorEntry) -> None:
+    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+    if reason is not None:
+        raise recipe.document.error(
+            recipe.aggregator.path,
+            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
+        )
 
 
 def _find(

@@ -63,7 +63,8 @@ class LocalTask:
     """One client's work in one round.
 
     Attributes:
-        model: on ``device``, holding the global weights. The trainer may change it as it likes.
+        model: on ``device``, holding the global weights (and the client's own ``personal`` tensors). The trainer may
+            change it as it likes.
         data: this client's training examples, pixels in [0, 1] or uint8.
         class_counts: (C,) int64 counts of this client's labels. They never leave the client.
         threat: the budget to train against.
@@ -76,6 +77,8 @@ class LocalTask:
         client_state: what this client handed back in its previous round; empty at first.
         broadcast: extras from the server, under namespaced names; empty at first.
         correction: the aggregator's part of local training.
+        personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
+            holds this client's own, and an aggregator's correction leaves them alone.
         on_batch: called after each mini-batch.
     """
 
@@ -92,7 +95,16 @@ class LocalTask:
     client_state: State = field(default_factory=dict)
     broadcast: State = field(default_factory=dict)
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
+    personal: frozenset[str] = frozenset()
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
+
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
+        """The model's trainable parameters that are not personal, by name: what aggregators work on."""
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and name not in self.personal
+        }
 
 
 class LocalTrainer(ABC):
@@ -112,6 +124,26 @@ class LocalTrainer(ABC):
         Raises:
             UpdateError: when the training left the finite numbers.
         """
+
+    def personal_names(self, model: nn.Module) -> frozenset[str]:
+        """Names in ``model``'s state dict that every client keeps for itself from round to round.
+
+        The runtime stores and restores them per client. Clients send them along with the rest, and
+        :meth:`evaluated_personal` makes from them what the global model is evaluated with.
+        """
+        return frozenset()
+
+    def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
+        """Server side: the personal tensors ``names`` of the model that is evaluated; default: their uniform mean.
+
+        Args:
+            updates: client id to update, of the round just finished.
+            names: the personal names, never empty.
+        """
+        from calfat_plugin.averaging import weighted_average
+
+        states = [{name: update.state[name] for name in names} for update in updates.values()]
+        return weighted_average(states, [1.0] * len(states))
 
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
         """Server side: extras of the method (not of the aggregator) to send with the next global model.
@@ -174,6 +206,15 @@ class LocalCorrection:
 class ActiveCorrection:
     """One client's correction during one round of local training; this one does nothing."""
 
+    wants_full_gradient: bool = False  # True: the loop calls take_full_gradient once, before the first step
+
+    def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+        """Receive the gradient of the client's whole local loss (attack included) at the weights it starts from.
+
+        Args:
+            gradient: name of each trainable parameter to d(loss)/d(parameter), weight decay included.
+        """
+
     def after_backward(self, model: nn.Module) -> None:
         """Change ``parameter.grad`` before the optimiser steps (FedProx adds ``mu (theta - theta_t)``)."""
 
@@ -196,7 +237,8 @@ class AggregationTask:
         global_state: the model that the clients started from, on the CPU.
         updates: client id to checked update (finite, right names and shapes), ascending ids, at least one.
         server_state: what the aggregator handed back last round; empty at first.
-        parameter_names: names of trainable parameters; the other tensors are buffers.
+        parameter_names: names of trainable parameters that are not personal; the other tensors are buffers, or are
+            replaced after the aggregation.
         num_clients: clients in total (not only this round's).
         round: 1-based round number.
     """

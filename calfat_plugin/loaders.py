@@ -41,6 +41,31 @@ def batches(
     Raises:
         ValueError: ``batch_size`` < 1, or augmentation without a generator.
     """
+    return (
+        (x, y)
+        for x, y, _ in indexed_batches(
+            data,
+            batch_size=batch_size,
+            generator=generator,
+            augment=augment,
+            device=device,
+            drop_last=drop_last,
+            merge_single=merge_single,
+        )
+    )
+
+
+def indexed_batches(
+    data: ImageData,
+    *,
+    batch_size: int,
+    generator: torch.Generator | None,
+    augment: Augmentation = NO_AUGMENTATION,
+    device: torch.device | str,
+    drop_last: bool = False,
+    merge_single: bool = False,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """:func:`batches` with, as third, the batch's positions in ``data``: (B,) int64 on the device of ``data``."""
     if augment and generator is None:
         raise ValueError("augmentation needs a generator to draw from")
     n = len(data)
@@ -82,13 +107,13 @@ def _one_pass(
     draws: Tensor | None,
     augment: Augmentation,
     device: torch.device | str,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     for start, stop in bounds:
         where = order[start:stop]
         x = data.x[where].to(device)  # a copy, so that no caller can write into the data
         if draws is not None:
             x = _augmented(x, draws[start:stop], augment.crop_padding)
-        yield pixels(x), data.y[where].to(device)
+        yield pixels(x), data.y[where].to(device), where
 
 
 def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:

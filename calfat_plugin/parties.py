@@ -36,6 +36,7 @@ from calfat_plugin.wire import (
 
 log = logging.getLogger(__name__)
 
+_PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
 _MONITOR_SUBSET_SEED = 0  # one subset for every seed of a study, so that curves compare
 
 
@@ -91,6 +92,7 @@ class Worker:
         self._trainer = experiment.build_trainer()
         self._correction = experiment.build_aggregator().correction()
         self._model = experiment.build_model(dataset, self._trainer).to(device)
+        self._personal = self._trainer.personal_names(self._model)
 
     def num_examples(self, client: int) -> int:
         """Training examples of a client."""
@@ -103,7 +105,9 @@ class Worker:
         on without it, and its kept state stays as it was.
         """
         received = unpack_downlink(downlink)
-        self._model.load_state_dict(dict(received.state))
+        kept = self.client_states.get(client, {})
+        own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
+        self._model.load_state_dict({**received.state, **own})
         data = self.shards[client]
         counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
         task = LocalTask(
@@ -117,9 +121,10 @@ class Worker:
             seed=self.experiment.seed,
             round=round,
             client=client,
-            client_state=self.client_states.get(client, {}),
+            client_state=kept,
             broadcast=received.extras,
             correction=self._correction,
+            personal=self._personal,
             on_batch=self.observer.client_progress,
         )
         try:
@@ -127,7 +132,8 @@ class Worker:
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
             return pack_refusal(str(error))
-        self.client_states[client] = update.client_state
+        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
+        self.client_states[client] = {**update.client_state, **own}
         return pack_update(update)
 
 
@@ -149,7 +155,12 @@ class Server:
         self._num_classes = dataset.num_classes
         self._test = dataset.test.to(device)
         self._monitored = _subset(self._test, experiment.recipe.monitor.max_examples)
-        self._parameter_names = [name for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+        self._personal = sorted(self._trainer.personal_names(self._model))
+        self._parameter_names = [
+            name
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad and name not in self._personal
+        ]
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.server_state: State = {}
         self.broadcast: State = {}
@@ -204,7 +215,8 @@ class Server:
             )
         )
         check_update(aggregate.state, previous, who=f"aggregator '{self.experiment.aggregator.name}'")
-        self.state, self.server_state, self.round = aggregate.state, aggregate.server_state, round
+        personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
+        self.state, self.server_state, self.round = {**aggregate.state, **personal}, aggregate.server_state, round
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
         return RoundRecord(
             round=round,

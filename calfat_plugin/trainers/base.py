@@ -107,8 +107,14 @@ class AdversarialTrainer(LocalTrainer):
         """The client's loss operators; ``class_counts``: (C,) on the training device."""
         return self.modifier.bind(class_counts)
 
-    def attacked_rows(self, y: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
-        """Which rows of a batch to attack: (N,) bool, or None for all. Random choices come from ``generator``."""
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
+        """Which rows of a batch to attack: (N,) bool, or None for all.
+
+        Args:
+            index: (N,) positions of the batch's examples in ``task.data``.
+            task: the client's work.
+            generator: source of random choices that are new for every batch.
+        """
         return None
 
     def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from calfat_plugin.attacks import CorrectIterates, attack_mode, gradient_ascent
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import BatchProgress, ClientLoss, LocalTask
-from calfat_plugin.loaders import batches, num_batches
+from calfat_plugin.loaders import indexed_batches, num_batches
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
@@ -35,7 +35,10 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
     """
     model, settings = task.model, task.settings
     loss = method.bind_loss(task.class_counts.to(task.device))
+    model.train()
     correction = task.correction.begin(task)
+    if correction.wants_full_gradient:
+        correction.take_full_gradient(_full_gradient(method, task, loss))
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
@@ -43,12 +46,11 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
         weight_decay=settings.weight_decay,
     )
     mean_loss = float("nan")
-    model.train()
     for epoch in range(settings.epochs):
         meter = _LossMeter(task, epoch)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
-        for x_nat, y in _epoch_batches(task, epoch):
-            batch = _attacked(method, task, loss, x_nat, y, noise)
+        for x_nat, y, index in _one_epoch(task, "batches", epoch):
+            batch = _attacked(method, task, loss, x_nat, y, index, noise)
             objective = method.train_loss(batch)
             optimizer.zero_grad(set_to_none=True)
             objective.backward()
@@ -67,11 +69,34 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
     )
 
 
-def _epoch_batches(task: LocalTask, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return batches(
+def _full_gradient(method: AdversarialTrainer, task: LocalTask, loss: ClientLoss) -> dict[str, Tensor]:
+    """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
+
+    Attacks and augmentation have streams of their own, and normalisation statistics are put back: the training that
+    follows is the same with and without this pass.
+    """
+    model = task.model
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradient = {name: task.settings.weight_decay * parameter.detach() for name, parameter in parameters.items()}
+    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
+    for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
+        objective = method.train_loss(_attacked(method, task, loss, x_nat, y, index, noise))
+        parts = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
+        for name, part in zip(parameters, parts, strict=True):
+            if part is not None:
+                gradient[name].add_(part, alpha=len(y) / len(task.data))
+    for buffer, before in statistics:
+        buffer.copy_(before)
+    return gradient
+
+
+def _one_epoch(task: LocalTask, purpose: str, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(x_nat, y, positions in the client's data), batch by batch."""
+    return indexed_batches(
         task.data,
         batch_size=task.settings.batch_size,
-        generator=generator(task.seed, "batches", round=task.round, client=task.client, extra=epoch),
+        generator=generator(task.seed, purpose, round=task.round, client=task.client, extra=epoch),
         augment=task.augment,
         device=task.device,
         merge_single=_has_batch_norm(task.model),
@@ -89,16 +114,18 @@ def _attacked(
     loss: ClientLoss,
     x_nat: Tensor,
     y: Tensor,
+    index: Tensor,
     noise: torch.Generator,
 ) -> TrainBatch:
     """The batch with its adversarial examples."""
     model = task.model
     if not method.attacks:
         return TrainBatch(model, x_nat, x_nat, y, loss, task)
-    rows = method.attacked_rows(y, task, noise)
+    rows = method.attacked_rows(index, task, noise)
     if rows is None:
         x_adv, kappa = _craft(method, task, AttackBatch(model, x_nat, y, loss), noise)
         return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa)
+    rows = rows.to(x_nat.device)
     mixed = x_nat.clone()
     if bool(rows.any()):
         mixed[rows], _ = _craft(method, task, AttackBatch(model, x_nat[rows], y[rows], loss), noise)
