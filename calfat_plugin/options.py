@@ -7,7 +7,6 @@ recipe parser, ``calfat check``, ``calfat plugins NAME`` and the reference docs 
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -81,6 +80,8 @@ class OptionInfo:
 
     def _complaint(self, value: Any) -> str:
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
+        if self.type is str:
+            hint += quoting_hint(value)
         return f"got {describe(value)}, expected {self.expected}.{hint}"
 
 
@@ -142,7 +143,7 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
         optional = len(members) < len(typing.get_args(hint))
         hint = members[0] if len(members) == 1 else hint
     choices: tuple[str, ...] = field.metadata.get("choices", ())
-    if typing.get_origin(hint) is typing.Literal:
+    if typing.get_origin(hint) is typing.Literal and all(isinstance(word, str) for word in typing.get_args(hint)):
         choices, hint = tuple(typing.get_args(hint)), str
     if hint not in _TYPE_WORDS:
         raise TypeError(
@@ -218,13 +219,32 @@ def describe(value: Any) -> str:
     """A value as a message shows it: ``8 (int)``, ``'abc' (text)``, ``nothing``."""
     if value is None:
         return "nothing (null)"
-    if isinstance(value, str):
-        return f"'{value}' (text)"
     if isinstance(value, bool):
         return f"{str(value).lower()} (true/false)"
+    if isinstance(value, str):
+        return f"'{_short(value if value.isprintable() else repr(value)[1:-1])}' (text)"
     words = {int: "int", float: "float", list: "list", dict: "mapping"}
-    text = str(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({words.get(type(value), type(value).__name__)})"
+    return f"{_short(_text(value))} ({words.get(type(value), type(value).__name__)})"
+
+
+def quoting_hint(value: Any) -> str:
+    """What to do where a text was wanted and YAML made something else of it; empty for texts, lists and sections."""
+    if isinstance(value, bool):
+        return " YAML reads on, off, yes and no as true or false; put quotes around a text."
+    return (
+        "" if value is None or isinstance(value, (str, list, Mapping)) else " Put quotes around it to make it a text."
+    )
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python refuses to write integers of more than some 4,300 digits
+        return "a number of thousands of digits"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 _NOT_CONVERTIBLE = object()
@@ -237,11 +257,9 @@ def _convert(value: Any, wanted: type) -> Any:
         return value if isinstance(value, str) else _NOT_CONVERTIBLE
     try:
         number = parse_number(value)
-    except ValueError:
+        as_float = float(number)
+    except (ValueError, OverflowError):  # no number, or one beyond every float
         return _NOT_CONVERTIBLE
     if wanted is int:
         return int(number) if number.denominator == 1 else _NOT_CONVERTIBLE
-    if wanted is float:
-        as_float = float(number)
-        return as_float if math.isfinite(as_float) else _NOT_CONVERTIBLE
-    return number
+    return as_float if wanted is float else number

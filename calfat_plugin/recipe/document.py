@@ -7,19 +7,28 @@ file, a ``--set`` on the command line, or a preset. All recipe errors get their 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from calfat_plugin.errors import RecipeError
-from calfat_plugin.options import describe
+from calfat_plugin.errors import RecipeError, did_you_mean
+from calfat_plugin.options import describe, quoting_hint
 
 KeyPath = tuple[str | int, ...]
 
-_MAX_BYTES = 1_000_000  # a recipe is a page of text; anything larger is another kind of file
+# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
+_MAX_BYTES = 256_000
+_MAX_DEPTH = 20
+_MAX_VALUES = 20_000
+_MAX_SHOWN = 120  # characters of an override in a message
+
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_READ_AS_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
 def dotted(path: KeyPath) -> str:
@@ -102,21 +111,14 @@ class Document:
         """
         document = self
         for override in overrides:
-            place = f"--set {override}"
+            place = f"--set {override if len(override) <= _MAX_SHOWN else override[: _MAX_SHOWN - 3] + '...'}"
             key, equals, text = override.partition("=")
             steps = tuple(key.strip().split("."))
             if not equals or len(steps) < 2 or not all(steps):
                 raise RecipeError(
                     f"{place}: expected SECTION.KEY=VALUE, such as train_args.comm_round=20 or calfat.threat.eps=4/255."
                 )
-            try:
-                value = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise RecipeError(
-                    f"{place}: the value is not valid YAML ({_problem(error)}); quote it for the shell, such as "
-                    '--set "calfat.trainer={name: fedpgd}".'
-                ) from None
-            document = document.with_value(steps, value, place)
+            document = document.with_value(steps, _parse_value(text, steps, place), place)
         return document
 
 
@@ -135,24 +137,34 @@ def parse_document(text: str, file: str) -> Document:
     Raises:
         RecipeError: as ``read_document``.
     """
+    builder = _Builder(lambda line: f"{file}:{line}")
     try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
+        node = builder.compose(text)
         if node is None:
             raise RecipeError(
                 f"{file}: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml."
             )
-        places: dict[KeyPath, str] = {}
-        data = _build(loader, node, (), file, places)
+        data = builder.build(node, ())
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise RecipeError(f"{file}{line}: not valid YAML: {_problem(error)}.") from None
+        raise RecipeError(f"{file}{_line(error, text)}: not valid YAML: {_problem(error)}.") from None
     if not isinstance(data, dict):
         raise RecipeError(
             f"{file}: found {describe(data)} at the top, expected sections such as train_args: and calfat:."
         )
-    return Document(file, data, places)
+    return Document(file, data, {**builder.places, (): file})
+
+
+def _parse_value(text: str, path: KeyPath, place: str) -> Any:
+    """The value of an override, held to the same rules as the file."""
+    builder = _Builder(lambda line: place)
+    try:
+        node = builder.compose(text)
+        return None if node is None else builder.build(node, path)
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"{place}: the value is not valid YAML ({_problem(error)}); quote it for the shell, such as "
+            '--set "calfat.trainer={name: fedpgd}".'
+        ) from None
 
 
 def _read_text(path: Path, shown: str) -> str:
@@ -161,43 +173,109 @@ def _read_text(path: Path, shown: str) -> str:
         hint = f" Did you mean {path / inside[0]}?" if inside else ""
         raise RecipeError(f"{shown}: this is a directory, expected a recipe file.{hint}")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise RecipeError(f"{shown}: {path.stat().st_size} bytes are too many for a recipe (1 MB at most).")
-        return path.read_text(encoding="utf-8")
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise RecipeError(f"{shown}: {size} bytes are too many for a recipe ({_MAX_BYTES // 1000} kB at most).")
+        content = path.read_bytes()
     except FileNotFoundError:
-        near = [child.name for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        from calfat_plugin.errors import did_you_mean
-
-        raise RecipeError(f"{shown}: no such file.{did_you_mean(path.name, near)}") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            f"{shown}: byte {error.start} is not UTF-8 text; expected a YAML recipe, not a binary file."
-        ) from None
+        near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
     except OSError as error:
         raise RecipeError(f"{shown}: cannot be read ({error.strerror}).") from None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML recipe, not a binary file."
+        ) from None
 
 
-def _build(loader: yaml.SafeLoader, node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]) -> Any:
-    line = f"{file}:{node.start_mark.line + 1}"
-    places.setdefault(path, line if path else file)
-    if isinstance(node, yaml.MappingNode):
-        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        loader.flatten_mapping(node)
+class _Builder:
+    """YAML nodes to plain values, with the place of each key path.
+
+    Stricter than YAML: keys are texts and stand once, no tags of other languages, and no numbers that YAML 1.1 reads
+    as something else than they look like. Nesting and size are bounded, because an alias may contain itself, or many
+    aliases of aliases may stand for millions of values.
+
+    Args:
+        at: the place of a 1-based line.
+    """
+
+    def __init__(self, at: Callable[[int], str]) -> None:
+        self.places: dict[KeyPath, str] = {}
+        self._at = at
+        self._values = 0
+
+    def compose(self, text: str) -> yaml.Node | None:
+        """The document's root node; None for an empty text.
+
+        Raises:
+            RecipeError, yaml.YAMLError: it is no YAML document, or too deep a one.
+        """
+        self._loader = yaml.SafeLoader(text)
+        try:
+            node: yaml.Node | None = self._loader.get_single_node()
+        except RecursionError:
+            raise RecipeError(f"{self._at(1)}: values are nested more than {_MAX_DEPTH} deep.") from None
+        return node
+
+    def build(self, node: yaml.Node, path: KeyPath, depth: int = 0) -> Any:
+        """The value of ``node``, which stands at ``path``."""
+        self.places.setdefault(path, self._at(node.start_mark.line + 1))
+        self._values += 1
+        if depth > _MAX_DEPTH:
+            raise self._error(node, path[:1], f"values are nested more than {_MAX_DEPTH} deep.")
+        if self._values > _MAX_VALUES:
+            raise self._error(node, path[:1], f"there are more than {_MAX_VALUES} values, aliases counted.")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if node.tag not in _PLAIN_TAGS:
+            raise self._error(node, path, f"the tag {node.tag} has no meaning in a recipe; leave it out.")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, depth)
+        return [self.build(child, (*path, index), depth + 1) for index, child in enumerate(node.value)]
+
+    def _scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        try:
+            value = self._loader.construct_object(node)
+        except ValueError as error:  # a date in month 13, a number of 5,000 digits
+            reason = str(error).partition(";")[0]
+            raise self._error(node, path, f"{describe(node.value)} is not a value: {reason}.") from None
+        if isinstance(value, (int, float)) and _READ_AS_OTHER_NUMBER.fullmatch(node.value):
+            raise self._error(
+                node,
+                path,
+                f"YAML reads {node.value} as {value:g}; write the number meant, or '{node.value}' for a text.",
+            )
+        return value
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
+        merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            key = loader.construct_object(key_node, deep=True)
-            at = f"{file}:{key_node.start_mark.line + 1}"
+            if key_node.tag == _MERGE_TAG:
+                merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, path, f"a key is a {key_node.id}, expected a text.")
+            key = self._scalar(key_node, path)
             if not isinstance(key, str):
-                raise RecipeError(f"{at}: the key {describe(key)} is not a text.")
-            if key in result and written.count(key) > 1:
-                raise RecipeError(f"{at}: {dotted((*path, key))}: this key stands here twice; keep one.")
-            child: KeyPath = (*path, key)
-            places[child] = at
-            result[key] = _build(loader, value_node, child, file, places)
+                raise self._error(key_node, path, f"the key {describe(key)} is not a text.{quoting_hint(key)}")
+            if key in result:
+                raise self._error(key_node, (*path, key), "this key stands here twice; keep one.")
+            self.places.setdefault((*path, key), self._at(key_node.start_mark.line + 1))
+            result[key] = self.build(value_node, (*path, key), depth + 1)
+        for base in merged:  # what stands here wins, then the first base that has the key
+            values = self.build(base, path, depth + 1)
+            if not isinstance(values, dict):
+                raise self._error(base, path, f"<< got {describe(values)}, expected a section or a list of them.")
+            result = {**values, **result}
         return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_build(loader, child, (*path, index), file, places) for index, child in enumerate(node.value)]
-    return loader.construct_object(node, deep=True)
+
+    def _error(self, node: yaml.Node, path: KeyPath, complaint: str) -> RecipeError:
+        where = dotted(path)
+        return RecipeError(f"{self._at(node.start_mark.line + 1)}: {where + ': ' if where else ''}{complaint}")
 
 
 def _assign(data: dict[str, Any], path: KeyPath, value: Any) -> None:
@@ -205,6 +283,15 @@ def _assign(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     for step in path[:-1]:
         section = section[step]
     section[path[-1]] = value
+
+
+def _line(error: yaml.YAMLError, text: str) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        return f":{mark.line + 1}"
+    if isinstance(error, yaml.reader.ReaderError):  # a character that YAML forbids
+        return f":{text.count(chr(10), 0, error.position) + 1}"
+    return ""
 
 
 def _problem(error: yaml.YAMLError) -> str:
