@@ -231,9 +231,8 @@ def quoting_hint(value: Any) -> str:
     """What to do where a text was wanted and YAML made something else of it; empty for texts, lists and sections."""
     if isinstance(value, bool):
         return " YAML reads on, off, yes and no as true or false; put quotes around a text."
-    return (
-        "" if value is None or isinstance(value, (str, list, Mapping)) else " Put quotes around it to make it a text."
-    )
+    makes_sense = value is not None and not isinstance(value, (str, list, Mapping))
+    return " Put quotes around it to make it a text." if makes_sense else ""
 
 
 def _text(value: object) -> str:
