@@ -10,6 +10,7 @@ from calfat_plugin.entries import (
     AggregatorEntry,
     DatasetEntry,
     EvaluatorEntry,
+    LoggerEntry,
     ModelEntry,
     ModifierEntry,
     PartitionEntry,
@@ -17,6 +18,7 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.evaluators import gradient, natural
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.modifiers import calibrated, plain
 from calfat_plugin.trainers import calfat, fedavg, fedpgd
 
@@ -54,3 +56,8 @@ def calfat_models() -> Iterable[ModelEntry]:
 @hookimpl
 def calfat_partitions() -> Iterable[PartitionEntry]:
     return PARTITIONS
+
+
+@hookimpl
+def calfat_loggers() -> Iterable[LoggerEntry]:
+    return (tensorboard.ENTRY, wandb.ENTRY)

@@ -186,3 +186,13 @@ class PartitionEntry(Entry):
 
     kind: ClassVar[str] = "partition"
     uses_alpha: bool = False
+
+
+@dataclass(frozen=True)
+class LoggerEntry(Entry):
+    """A logger. ``build(options)`` returns an object with hooks of a run's life (``calfat_run_started`` ...).
+
+    It hears of a run only when the recipe names it under ``calfat.loggers``; see ``hookspecs``.
+    """
+
+    kind: ClassVar[str] = "logger"

@@ -63,6 +63,7 @@ class Experiment:
     partition: Pick[entries.PartitionEntry]
     evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
     monitor_evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
+    loggers: tuple[Pick[entries.LoggerEntry], ...] = ()
 
     @property
     def seed(self) -> int:
@@ -205,6 +206,8 @@ class Experiment:
             "model": options_to_plain(self.model.options),
             "evaluation": options_to_plain(recipe.evaluation),
             "runtime": options_to_plain(recipe.runtime),
+            "loggers": [pick.as_run() for pick in self.loggers],
+            "reported": {"source": recipe.reported.source, **recipe.reported.percent},
         }
         return sections
 
@@ -238,6 +241,7 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         ),
         evaluators=_pick_evaluators(recipe, registry, recipe.evaluators),
         monitor_evaluators=_pick_evaluators(recipe, registry, recipe.monitor_evaluators),
+        loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
 
 
@@ -380,10 +384,13 @@ def _with_preset(document: Document, registry: Registry) -> Document:
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ. The number of rounds may: a resumed run can go further."""
+    """Dotted keys in which two recipes, as run, differ.
+
+    The number of rounds may differ, since a resumed run can go further; loggers and reported numbers change no result.
+    """
     flat_first, flat_second = _flat(first), _flat(second)
-    ignored = {"train_args.comm_round"}
-    keys = sorted((set(flat_first) | set(flat_second)) - ignored)
+    ignored = ("train_args.comm_round", "calfat.loggers", "calfat.reported.")
+    keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(ignored))
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
 

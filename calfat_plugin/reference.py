@@ -45,6 +45,12 @@ _CHOICES = (
         f"Default: {', '.join(DEFAULT_EVALUATORS)}",
     ),
     ("`monitor.evaluators`", f"list of evaluators during the run. Default: {', '.join(DEFAULT_MONITOR)}"),
+    ("`loggers`", "list of loggers, each with its options. Default: none"),
+    (
+        "`reported`",
+        "what a paper reports for this recipe, shown beside what was measured: `source` (a text), and for each "
+        "evaluator's label an accuracy in percent. Default: nothing",
+    ),
     (
         "`dataset`, `model`, `partition`",
         "options of what `data_args.dataset`, `model_args.model` and `data_args.partition_method` name",

@@ -30,6 +30,7 @@ KINDS: Mapping[type[entries.Entry], str] = {
     entries.DatasetEntry: "calfat_datasets",
     entries.ModelEntry: "calfat_models",
     entries.PartitionEntry: "calfat_partitions",
+    entries.LoggerEntry: "calfat_loggers",
 }
 
 E = TypeVar("E", bound=entries.Entry)
@@ -138,6 +139,15 @@ class Registry:
     def hook(self) -> Any:
         """pluggy's caller for the hooks of a run's life."""
         return self._manager.hook
+
+    def listeners(self) -> tuple[tuple[Provider, Any], ...]:
+        """(who offers it, plugin object) for every plugin that implements hooks of a run's life."""
+        found = []
+        for key, plugin in self._manager.list_name_plugin():
+            callers = {caller.name for caller in self._manager.get_hookcallers(plugin) or ()}
+            if callers & set(hookspecs.LIFE):
+                found.append((self._providers[key], plugin))
+        return tuple(found)
 
     def plugins(self) -> tuple[Provider, ...]:
         """Everything that was loaded, built-ins first."""

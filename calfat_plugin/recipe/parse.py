@@ -11,7 +11,7 @@ from calfat_plugin.options import describe, describe_options, parse_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.host_keys import HOST_KEYS
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import ThreatModel, parse_number
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ CALFAT_KEYS = (
     "model",
     "evaluation",
     "runtime",
+    "loggers",
+    "reported",
 )
 _OTHER_HOST_SECTIONS = (
     "validation_args",
@@ -66,6 +68,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
     _check_clients(document, train)
     monitor_raw = dict(_section(document, ("calfat", "monitor")))
     monitored = monitor_raw.pop("evaluators", None)
+    evaluators = _picks(document, ("calfat", "evaluators"), calfat.get("evaluators"), "evaluator", DEFAULT_EVALUATORS)
     return schema.Recipe(
         name=Path(document.file).stem,
         document=document,
@@ -83,11 +86,15 @@ def parse_recipe(document: Document) -> schema.Recipe:
         dataset=_named_elsewhere(document, "dataset", host["data_args"][0].dataset),
         model_choice=_named_elsewhere(document, "model", host["model_args"][0].model),
         threat=_threat(document),
-        evaluators=_evaluators(document, ("calfat", "evaluators"), calfat.get("evaluators"), DEFAULT_EVALUATORS),
+        evaluators=evaluators,
         monitor=_options(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
-        monitor_evaluators=_evaluators(document, ("calfat", "monitor", "evaluators"), monitored, DEFAULT_MONITOR),
+        monitor_evaluators=_picks(
+            document, ("calfat", "monitor", "evaluators"), monitored, "evaluator", DEFAULT_MONITOR
+        ),
         evaluation=_options(document, ("calfat", "evaluation"), schema.EvaluationOptions),
         runtime=_options(document, ("calfat", "runtime"), schema.RuntimeOptions),
+        loggers=_picks(document, ("calfat", "loggers"), calfat.get("loggers"), "logger"),
+        reported=_reported(document, [choice.label for choice in evaluators], warnings),
         warnings=tuple(warnings),
     )
 
@@ -200,21 +207,52 @@ def _named_elsewhere(document: Document, key: str, name: str) -> schema.Choice:
     return schema.Choice(name, dict(_section(document, path)), path, label=name)
 
 
-def _evaluators(document: Document, path: KeyPath, raw: Any, default: tuple[str, ...]) -> tuple[schema.Choice, ...]:
+_LISTS = {"evaluator": "[natural, pgd20]", "logger": "[tensorboard]"}
+
+
+def _picks(
+    document: Document, path: KeyPath, raw: Any, kind: str, default: tuple[str, ...] = ()
+) -> tuple[schema.Choice, ...]:
+    """A list of plugins of one kind, each with a label of its own."""
     if raw is None:
         raw = list(default)
     if not isinstance(raw, list):
-        raise document.error(path, f"got {describe(raw)}, expected a list such as [natural, pgd20].")
+        raise document.error(path, f"got {describe(raw)}, expected a list such as {_LISTS[kind]}.")
     choices = [_as_choice(document, (*path, index), item, None) for index, item in enumerate(raw)]
     seen: set[str] = set()
     for choice in choices:
         if choice.label in seen:
             raise document.error(
                 choice.path,
-                f"the evaluator '{choice.label}' stands here twice; remove one, or give it a 'label' of its own.",
+                f"the {kind} '{choice.label}' stands here twice; remove one, or give it a 'label' of its own.",
             )
         seen.add(choice.label)
     return tuple(choices)
+
+
+def _reported(document: Document, labels: list[str], warnings: list[str]) -> schema.Reported:
+    """``{source: text, <label>: percent ...}``; a label that this recipe does not evaluate draws a warning."""
+    path: KeyPath = ("calfat", "reported")
+    raw = dict(_section(document, path))
+    source = raw.pop("source", "")
+    if not isinstance(source, str):
+        raise document.error((*path, "source"), f"got {describe(source)}, expected a text.")
+    percent = {}
+    for label, value in raw.items():
+        try:
+            percent[label] = float(parse_number(value))
+        except ValueError:
+            percent[label] = -1.0
+        if not 0 <= percent[label] <= 100:
+            raise document.error(
+                (*path, label), f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as the source has it."
+            )
+        if label not in labels:
+            warnings.append(
+                f"{document.place((*path, label))}: calfat.reported.{label}: no evaluator of this recipe has that label."
+                f"{did_you_mean(label, labels)}"
+            )
+    return schema.Reported(source, percent)
 
 
 def _threat(document: Document) -> ThreatModel:

@@ -160,6 +160,19 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """``calfat.reported``: what a paper reports for this recipe, shown beside what was measured.
+
+    Attributes:
+        source: where the numbers stand, such as ``arXiv:2205.14926, Table 1``.
+        percent: label of an evaluator to accuracy in percent, as the source prints it.
+    """
+
+    source: str = ""
+    percent: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
 
@@ -174,6 +187,8 @@ class Recipe:
         evaluators: at the end of the run.
         monitor, monitor_evaluators: during the run.
         evaluation, runtime: how to compute.
+        loggers: who else hears of the run.
+        reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -198,6 +213,8 @@ class Recipe:
     monitor_evaluators: tuple[Choice, ...]
     evaluation: EvaluationOptions
     runtime: RuntimeOptions
+    loggers: tuple[Choice, ...] = ()
+    reported: Reported = field(default_factory=Reported)
     warnings: tuple[str, ...] = field(default=())
 
     @property
