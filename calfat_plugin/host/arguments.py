@@ -10,16 +10,11 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
-from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
 
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
-    """The host's view of a recipe.
-
-    Raises:
-        HostError: when the recipe asks for something that this runtime cannot do.
-    """
+    """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
     recipe = experiment.recipe
     args = SimpleNamespace(
         yaml_config_file=recipe.document.file,
@@ -66,6 +61,3 @@ def refuse_unsupported(experiment: Experiment) -> None:
             ("comm_args", "backend"),
             f"'{recipe.comm.backend}' cannot be run by this version; write sp (one process).",
         )
-
-
-__all__ = ["HostError", "host_arguments", "refuse_unsupported"]
