@@ -273,7 +273,8 @@ def _pick(
     preset: Mapping[str, Any] = {}
     if choice.preset is not None:
         if choice.preset not in entry.presets:
-            hint = did_you_mean(choice.preset, entry.presets) or f" Known: {listed(entry.presets)}."
+            known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+            hint = did_you_mean(choice.preset, entry.presets) or known_presets
             raise document.error(
                 (*choice.path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{choice.preset}'.{hint}"
             )
