@@ -138,9 +138,15 @@ class TrainerEntry(Entry):
 
 @dataclass(frozen=True)
 class ModifierEntry(Entry):
-    """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``."""
+    """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``.
+
+    Attributes:
+        methods: local trainers that it composes with, beside those whose ``modifiers`` name it. A method without
+            modifiers brings its own loss and composes with none.
+    """
 
     kind: ClassVar[str] = "loss modifier"
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -345,16 +345,24 @@ def _pick_modifier(
         default = Choice("plain", {}, path, label="plain")
         return _pick(recipe, registry, entries.ModifierEntry, default)
     pick = _pick(recipe, registry, entries.ModifierEntry, choice)
-    if pick.entry.name not in entry.modifiers:
+    defined_for = defined_modifiers(registry, entry)
+    if pick.entry.name not in defined_for:
         defined = (
-            f"It composes with: {listed(entry.modifiers)}."
-            if entry.modifiers
-            else "It brings its own loss; leave the key out."
+            f"It composes with: {listed(defined_for)}." if defined_for else "It brings its own loss; leave the key out."
         )
         raise recipe.document.error(
             path, f"local trainer '{entry.name}' does not compose with the loss modifier '{pick.entry.name}'. {defined}"
         )
     return pick
+
+
+def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tuple[str, ...]:
+    """Names of the loss modifiers that a method composes with, whichever side says so; none where it brings its own."""
+    if not trainer.modifiers:
+        return ()
+    offered = (modifier for modifier, _ in registry.offers(entries.ModifierEntry))
+    also = (m.name for m in offered if trainer.name in m.methods and m.name not in trainer.modifiers)
+    return (*trainer.modifiers, *also)
 
 
 def _with_preset(document: Document, registry: Registry) -> Document:
