@@ -63,22 +63,44 @@ def pack_refusal(reason: str) -> Wire:
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
-    """The inverse of :func:`pack_update`.
+    """The inverse of :func:`pack_update`. It comes from another party, so nothing about it is taken for granted.
 
     Raises:
-        UpdateError: with the client's own reason, when it sent a refusal.
+        UpdateError: with the client's own reason, when it sent a refusal; or with what cannot be read.
     """
+    from torch import Tensor
+
+    strangers = [name for name, value in wire.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
+    if strangers:
+        raise UpdateError(f"its message cannot be read: '{strangers[0]}' is no tensor under a text name")
     if _REFUSED in wire:
-        raise UpdateError(bytes(wire[_REFUSED].tolist()).decode(errors="replace"))
+        raise UpdateError(bytes(wire[_REFUSED].flatten().byte().tolist()).decode(errors="replace"))
+    if not isinstance(num_examples, int) or num_examples < 1:
+        raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
     state: dict[str, Tensor] = {}
     extras: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            metrics[name.removeprefix(_METRIC)] = float(tensor)
+            metrics[name.removeprefix(_METRIC)] = _number(name, tensor)
+        elif "/" in name:
+            extras[name] = _finite(name, tensor)
         else:
-            (extras if "/" in name else state)[name] = tensor
+            state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
+
+
+def _number(name: str, tensor: Tensor) -> float:
+    if tensor.numel() != 1 or tensor.is_complex():
+        raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")
+    return float(tensor)
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """Extras enter the aggregator's memory, where one nan would stay for good."""
+    if not bool(tensor.isfinite().all()):
+        raise UpdateError(f"its '{name}' holds nan or inf")
+    return tensor
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume goes on from there.
     """
-    with user_errors():
+    command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
+    command += [] if seed is None else ["--seed", str(seed)]
+    command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
+    left = _Leftover(command, resume)
+    with _stoppable(left.after_stop), user_errors(left.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
             warn(warning)
@@ -54,53 +59,82 @@ def run(
         from calfat_plugin.runs.session import Request, open_directory
 
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
-        directory = open_directory(request)
-    how = _resume_command(recipe, overrides, seed, directory.path)
-    with user_errors(after=lambda: _what_is_left(directory, resume, how)), _terminable():
-        _run(request, directory, plain, how)
+        left.directory = open_directory(request)
+        _run(request, left.directory, plain, left)
 
 
-def _run(request: Request, directory: RunDirectory, plain: bool, how: str) -> None:
+def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover) -> None:
     from rich.console import Console
 
-    from calfat_plugin.cli.progress import LiveProgress, PlainProgress, results_table
+    from calfat_plugin.cli.progress import LiveProgress, PlainProgress, RunProgress, results_table
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
-    live = LiveProgress(console) if console.is_terminal and not plain else None
-    observer = live or PlainProgress(sys.stdout)
-    errors = sys.stderr
-    try:
-        result = session.run(request, directory, observer, lambda text: print(f"warning: {text}", file=errors))
-    except KeyboardInterrupt:
-        if live is not None:
-            live.stop()
-        fail("stopped.", _what_is_left(directory, request.resume, how), INTERRUPTED)
-    finally:
-        if live is not None:
-            live.stop()
+    live = console.is_terminal and not console.is_dumb_terminal and not plain
+    progress: RunProgress = LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
+    with progress:
+        try:
+            result = session.run(request, directory, progress, progress.warn)
+        finally:
+            left.begun = progress.run is not None
     console.print(results_table(result))
     console.print(f"results: {directory.path}", soft_wrap=True)
 
 
-def _resume_command(recipe: str, overrides: tuple[str, ...], seed: int | None, path: Path) -> str:
-    words = ["calfat", "run", recipe, *(word for override in overrides for word in ("--set", override))]
-    if seed is not None:
-        words += ["--seed", str(seed)]
-    return shlex.join([*words, "--resume", "--run-dir", str(path)])
+class _Leftover:
+    """What a run that ends early leaves behind, and how to go on with it.
 
+    Args:
+        command: the command line without where to write.
+        resumed: whether the run was begun by an earlier process.
 
-def _what_is_left(directory: RunDirectory, resumed: bool, how: str) -> str:
-    """How to go on; a new run that finished no round leaves nothing behind and says nothing."""
-    if not directory.last_checkpoint.exists() and not resumed:
+    Attributes:
+        directory: the run directory, once there is one.
+        begun: whether the run got as far as its rounds.
+    """
+
+    def __init__(self, command: list[str], resumed: bool) -> None:
+        self._command, self._resumed = command, resumed
+        self.directory: RunDirectory | None = None
+        self.begun = False
+
+    def after_stop(self) -> str:
+        """What to say when the user stopped the run."""
+        if self.directory is None or self._discarded(self.directory):
+            return "No round was finished, so nothing is kept."
+        return self._how_to_go_on(self.directory)
+
+    def after_error(self) -> str:
+        """What to say below an error: nothing, where going on would only meet it again."""
+        if self.directory is None or self._discarded(self.directory) or not self.begun:
+            return ""
+        return self._how_to_go_on(self.directory)
+
+    def _discarded(self, directory: RunDirectory) -> bool:
+        """Remove a run of this process in which no round was finished; whether it was so."""
+        if self._resumed or directory.last_checkpoint.exists():
+            return False
         directory.discard()
-        return ""
-    return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+        return True
+
+    def _how_to_go_on(self, directory: RunDirectory) -> str:
+        how = shlex.join([*self._command, "--resume", "--run-dir", str(directory.path)])
+        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+
+
+def _program() -> list[str]:
+    """How to call this program again: as it was called, for the scripts of an environment may not be on the PATH."""
+    called = Path(sys.argv[0])
+    if called.name not in ("calfat", "fedml"):
+        return [sys.executable, "-m", "calfat_plugin.cli.main"]
+    found = shutil.which(called.name)
+    on_path = found is not None and called.exists() and Path(found).samefile(called)
+    return [called.name if on_path else str(called)]
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let a polite kill (SIGTERM) end a run as Ctrl-C does."""
+def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
+    """End cleanly on Ctrl-C, and on a polite kill (SIGTERM) alike."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -108,5 +142,9 @@ def _terminable() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last words
+        print(f"stopped. {what_is_left()}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, previous)
