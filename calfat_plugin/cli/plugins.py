@@ -14,8 +14,9 @@ import click
 from calfat_plugin import entries
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import PluginError, did_you_mean
+from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
-from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Provider, Registry
+from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Registry
 
 _WIDTH = 80
 _PRESET_DATASET = "digits"  # some presets depend on the data set; this is the one they are shown for
@@ -40,7 +41,7 @@ def plugins(name: str | None, as_json: bool) -> None:
         registry = Registry.load()
         found = list(_offers(registry) if name is None else _find(registry, name))
     if as_json:
-        content: dict[str, Any] = {"plugins": [describe_entry(entry, provider) for entry, provider in found]}
+        content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
         if name is None:
             content["not_loaded"] = [
                 {
@@ -55,17 +56,18 @@ def plugins(name: str | None, as_json: bool) -> None:
     elif name is None:
         _print_list(registry)
     else:
-        click.echo("\n\n".join("\n".join(_explain(entry, provider)) for entry, provider in found))
+        click.echo("\n\n".join("\n".join(_explain(registry, entry)) for entry in found))
 
 
-def describe_entry(entry: entries.Entry, provider: Provider) -> dict[str, Any]:
-    """Everything known about an entry, ready for JSON."""
+def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
+    """Everything known about an entry of ``registry``, ready for JSON."""
+    provider = registry.provider(_kind(entry), entry.name)
     return {
         "kind": entry.kind,
         "name": entry.name,
         "summary": entry.summary,
         "formula": entry.formula,
-        "where": _WHERE.get(type(entry), ""),
+        "where": _WHERE.get(_kind(entry), ""),
         "distribution": provider.distribution,
         "version": provider.version,
         "plugin": provider.plugin,
@@ -76,7 +78,7 @@ def describe_entry(entry: entries.Entry, provider: Provider) -> dict[str, Any]:
             for name, preset in entry.presets.items()
         },
         "citation": None if entry.citation is None else {"text": entry.citation.text, "bibtex": entry.citation.bibtex},
-        **_of_this_kind(entry),
+        **_of_this_kind(registry, entry),
     }
 
 
@@ -97,16 +99,24 @@ def _describe_option(info: OptionInfo) -> dict[str, Any]:
     }
 
 
-def _of_this_kind(entry: entries.Entry) -> dict[str, Any]:
+def _of_this_kind(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
     """What only entries of this kind have."""
     if isinstance(entry, entries.TrainerEntry):
-        return {"modifiers": list(entry.modifiers), "conflicts": dict(entry.conflicts)}
+        return {"modifiers": list(defined_modifiers(registry, entry)), "conflicts": dict(entry.conflicts)}
+    if isinstance(entry, entries.ModifierEntry):
+        return {"methods": _methods(registry, entry)}
     if isinstance(entry, entries.AggregatorEntry):
         return {"conflicts": dict(entry.conflicts)}
     if isinstance(entry, entries.DatasetEntry):
         shape = entry.image_shape
         return {"num_classes": entry.num_classes, "image_shape": None if shape is None else list(shape)}
     return {}
+
+
+def _methods(registry: Registry, modifier: entries.ModifierEntry) -> list[str]:
+    """Names of the local trainers that a loss modifier composes with."""
+    trainers = (trainer for trainer, _ in registry.offers(entries.TrainerEntry))
+    return [trainer.name for trainer in trainers if modifier.name in defined_modifiers(registry, trainer)]
 
 
 def _fills_in(preset: entries.Preset) -> Mapping[str, Any]:
@@ -120,27 +130,31 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def _offers(registry: Registry) -> Iterator[tuple[entries.Entry, Provider]]:
+def _kind(entry: entries.Entry) -> type[entries.Entry]:
+    """The kind of an entry, which may be of a plugin's own subclass."""
+    return next(kind for kind in KINDS if isinstance(entry, kind))
+
+
+def _offers(registry: Registry) -> Iterator[entries.Entry]:
     for kind in KINDS:
-        yield from registry.offers(kind)
+        yield from (entry for entry, _ in registry.offers(kind))
 
 
-def _find(registry: Registry, name: str) -> list[tuple[entries.Entry, Provider]]:
+def _find(registry: Registry, name: str) -> list[entries.Entry]:
     """Every entry that a recipe could mean by ``name``; one name may stand for several kinds.
 
     Raises:
         PluginError: no kind has it.
     """
-    found = []
+    found: list[entries.Entry] = []
     for kind in KINDS:
         try:
-            entry, _ = registry.find(kind, name)
+            found.append(registry.find(kind, name)[0])
         except PluginError:
             continue
-        found.append((entry, registry.provider(kind, entry.name)))
     if found:
         return found
-    known = {entry.name for entry, _ in _offers(registry)}
+    known = {entry.name for entry in _offers(registry)}
     not_loaded = "".join(f"\nNot loaded: {failure}" for failure in registry.failures)
     raise PluginError(
         f"no plugin called '{name}'.{did_you_mean(name, known)} 'calfat plugins' lists them all.{not_loaded}"
@@ -181,17 +195,18 @@ def _shown_name(entry: entries.Entry) -> str:
     return entry.name if entry.number_option is None else f"{entry.name}<{entry.number_option}>"
 
 
-def _explain(entry: entries.Entry, provider: Provider) -> Iterator[str]:
+def _explain(registry: Registry, entry: entries.Entry) -> Iterator[str]:
     """The lines of one entry, wrapped for 80 columns; BibTeX stays as it is."""
+    provider = registry.provider(_kind(entry), entry.name)
     yield click.style(f"{entry.name} ({entry.kind})", bold=True)
     yield from _wrapped(entry.summary, 2)
     yield ""
     yield from _row("formula", entry.formula)
-    yield from _row("in recipes", _WHERE.get(type(entry), ""))
+    yield from _row("in recipes", _WHERE.get(_kind(entry), ""))
     if entry.number_option is not None:
         yield from _row("number", f"{entry.name}20 is {entry.name} with {entry.number_option}: 20")
     yield from _row("offered by", f"{provider} ({provider.plugin})")
-    for key, text in _facts(entry):
+    for key, text in _facts(registry, entry):
         yield from _row(key, text)
     yield from _heading("options", describe_options(entry.config))
     for info in describe_options(entry.config):
@@ -206,10 +221,13 @@ def _explain(entry: entries.Entry, provider: Provider) -> Iterator[str]:
         yield from entry.citation.bibtex.splitlines()
 
 
-def _facts(entry: entries.Entry) -> Iterator[tuple[str, str]]:
+def _facts(registry: Registry, entry: entries.Entry) -> Iterator[tuple[str, str]]:
     """What only entries of this kind have, in words."""
     if isinstance(entry, entries.TrainerEntry):
-        yield "losses", ", ".join(entry.modifiers) or "its own; no loss modifier composes with it"
+        names = defined_modifiers(registry, entry)
+        yield "losses", ", ".join(names) or "its own; no loss modifier composes with it"
+    if isinstance(entry, entries.ModifierEntry):
+        yield "methods", ", ".join(_methods(registry, entry)) or "none"
     if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):
         yield from (("not with", f"{name}: {reason}") for name, reason in entry.conflicts.items())
     if isinstance(entry, entries.DatasetEntry):
