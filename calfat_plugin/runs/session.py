@@ -120,7 +120,14 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             hook.calfat_round_finished(run=info, record=record)
 
         evaluations = simulate(
-            experiment, dataset, shards, device, observer=observer, on_round=on_round, resume_from=snapshot
+            experiment,
+            dataset,
+            shards,
+            device,
+            observer=observer,
+            on_round=on_round,
+            resume_from=snapshot,
+            scratch=directory.evaluation,
         )
         result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
         writer.run_finished(result)
