@@ -12,6 +12,7 @@ COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
+    "report": "Make the page of a run, or of several side by side.",
     "plugins": "List plugins, or explain one.",
     "doctor": "Find what is wrong with this installation.",
 }

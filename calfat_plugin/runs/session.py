@@ -19,6 +19,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
+from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.writer import RunWriter
 
@@ -110,30 +111,53 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             ),
         )
         writer = RunWriter(directory, experiment, best)
-        hook = experiment.registry.hook
+        directory.write_json(
+            directory.partition,
+            {"class_names": list(dataset.class_names), "class_counts": [list(counts) for counts in info.class_counts]},
+        )
+        listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
-        hook.calfat_run_started(run=info)
+        listeners.run_started(info)
 
         def on_round(record: RoundRecord, now: Snapshot) -> None:
             writer.round_finished(record, now)
             observer.round_finished(record)
-            hook.calfat_round_finished(run=info, record=record)
+            listeners.round_finished(info, record)
 
-        evaluations = simulate(
-            experiment,
-            dataset,
-            shards,
-            device,
-            observer=observer,
-            on_round=on_round,
-            resume_from=snapshot,
-            scratch=directory.evaluation,
-        )
-        result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
-        writer.run_finished(result)
+        try:
+            evaluations = simulate(
+                experiment,
+                dataset,
+                shards,
+                device,
+                observer=observer,
+                on_round=on_round,
+                resume_from=snapshot,
+                scratch=directory.evaluation,
+            )
+            result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
+            writer.run_finished(result)
+        except BaseException as error:  # Ctrl-C, too
+            listeners.run_stopped(info, error)
+            raise
         observer.run_finished(result)
-        hook.calfat_run_finished(run=info, result=result)
+        listeners.run_finished(info, result)
+        _report(directory, warn)
     return result
+
+
+def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
+    """``report.html``. The results are safe by now, so nothing that goes wrong here may look like a failed run."""
+    try:
+        from calfat_plugin.report import write_run_report
+
+        write_run_report(directory.path)
+    except Exception as error:
+        log.exception("no report")
+        warn(
+            f"the report was not written ({type(error).__name__}: {error}). The results are complete; "
+            f"try again with: calfat report {directory.path}"
+        )
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
