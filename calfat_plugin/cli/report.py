@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.cli.errors import user_errors, warn
 
 
 @click.command()
@@ -31,7 +31,7 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
 
             for run in runs:
                 click.echo(f"t-SNE of {run}")
-                write_tsne(run)
+                write_tsne(run, warn=warn)
         alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
         page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
     click.echo(f"report: {page}")

@@ -56,20 +56,29 @@ def _table(label: str, methods: Mapping[str, Sequence[Mapping[str, Any]]], class
         for index, (method, found) in enumerate(methods.items()):
             fractions = found[client][label]
             cells = [_shaded(value) for value in fractions[: len(shown)]]
-            rows.append([f"client {found[client]['client']}", method, *cells, bare_percent(mean_of(fractions), 2)])
+            rows.append([_whose(f"client {found[client]['client']}", method), *cells, _mean_cell(fractions)])
             row_classes.append("apart" if index == 0 and client else "")
     for index, (method, found) in enumerate(methods.items()):
         fractions = _mean([client[label] for client in found])
         cells = [_shaded(value) for value in fractions[: len(shown)]]
-        rows.append(["mean", method, *cells, bare_percent(mean_of(fractions), 2)])
+        rows.append([_whose("mean", method), *cells, _mean_cell(fractions)])
         row_classes.append("mean apart" if index == 0 else "mean")
     title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
     return joined(
         [
             element("h3", f"{title} of each client's model"),
-            table(["client", "method", *shown, "mean"], rows, caption=title, numbers_from=2, row_classes=row_classes),
+            table(["client, method", *shown, "mean"], rows, caption=title, row_classes=row_classes),
         ]
     )
+
+
+def _whose(client: str, method: str) -> Markup:
+    """A row's heading, on one line: it stays in sight while the row scrolls."""
+    return element("span", f"{client} ", element("span", method, class_="who"), class_="one-line")
+
+
+def _mean_cell(fractions: Sequence[float | None]) -> str:
+    return bare_percent(mean_of(fractions), 2)
 
 
 def _shaded(value: float | None) -> Markup:

@@ -36,7 +36,7 @@ def tsne_chart(content: Mapping[str, Any], name: str = "tsne", of: str = "") -> 
                 [y for _, y in mine],
                 linestyle="",
                 marker=theme.marker(label),
-                markersize=2.6,
+                markersize=3.2,
                 markeredgewidth=0,
                 alpha=0.75,
                 color=theme.series(label).light,

@@ -86,8 +86,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
         snapshot, best = _restore(directory, experiment)
-        device = _device(experiment, warn)
-        stack.enter_context(_threads(experiment))
+        device = pick_device(experiment, warn)
+        stack.enter_context(using_threads(experiment))
         dataset = experiment.load_dataset()
 
         from calfat_plugin.host.simulation import simulate
@@ -189,7 +189,12 @@ def _write_environment(
     directory.write_json(directory.environment, now)
 
 
-def _device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
+
+    Raises:
+        RecipeError: there are GPUs, but not the one it names.
+    """
     import torch
 
     wanted = experiment.recipe.device
@@ -206,7 +211,7 @@ def _device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device
 
 
 @contextmanager
-def _threads(experiment: Experiment) -> Iterator[None]:
+def using_threads(experiment: Experiment) -> Iterator[None]:
     """The recipe's number of threads while the run lasts."""
     import torch
 
