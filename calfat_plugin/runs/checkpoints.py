@@ -48,7 +48,7 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
     }
     temporary = path.with_name(path.name + ".tmp")
     with telling_disk_errors(path):
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(_apart(tensors), temporary, metadata)
         sync_file(temporary)
         os.replace(temporary, path)
         sync_file(path.parent)
@@ -85,6 +85,21 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         ),
         notes,
     )
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and none sharing memory with another, which the format forbids.
+
+    An aggregator may well keep and send one tensor (SCAFFOLD's c), and a client may keep what it sent.
+    """
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return apart
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
