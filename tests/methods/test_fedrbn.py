@@ -12,6 +12,8 @@ from torch import nn
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import DualNorm, dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.trainers import loop
+from calfat_plugin.trainers.loop import train_locally
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -86,7 +88,8 @@ def test_a_model_with_normalisation_gets_no_further_ones():
     [
         (
             nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
-            "model Sequential: FedRBN needs batch normalisation, or 2-d convolutions to put it after; there is neither.",
+            "model Sequential: FedRBN needs batch normalisation, or 2-d convolutions to put it after; there is "
+            "neither.",
         ),
         (
             nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
@@ -304,38 +307,27 @@ def test_personal_tensors_stay_with_their_client():
     assert torch.allclose(federation.server.state[first], mean)
 
 
-def test_a_round_starts_from_the_clients_own_tensors_and_the_borrowed_statistics():
+def test_a_round_starts_from_the_clients_own_tensors_and_the_borrowed_statistics(monkeypatch):
     federation = Federation(experiment(ROLES, train_args__comm_round=3))
     federation.play()
     downlink, worker = federation.server.downlink(), federation.worker
-    seen = {}
+    before = dict(worker.client_states)
+    started = {}
 
-    class Stop(Exception):
-        pass
+    def watched(method, task):
+        started[task.client] = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+        return train_locally(method, task)
 
-    def look(task):
-        seen["state"] = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
-        raise Stop
-
-    import calfat_plugin.trainers.loop as loop
-
-    original = loop.train_locally
-    loop.train_locally = lambda method, task: look(task)
-    try:
-        for client in (0, 1):
-            with pytest.raises(Stop):
-                worker.fit(client, 2, downlink)
-            own = worker.client_states[client]
-            at = worker.client_states[0]
-            for name, found in seen["state"].items():
-                if ".noise.running" in name:
-                    assert torch.equal(found, at[f"personal/{name}"])  # one at client: a copy, and its own
-                elif ".norm." in name:
-                    assert torch.equal(found, own[f"personal/{name}"])
-                else:
-                    assert torch.equal(found, downlink[name])
-    finally:
-        loop.train_locally = original
+    monkeypatch.setattr(loop, "train_locally", watched)
+    for client in (0, 1):
+        worker.fit(client, 2, downlink)
+        for name, found in started[client].items():
+            if ".noise.running" in name:  # one at client, so a copy of its statistics; its own are its own
+                assert torch.equal(found, before[0][f"personal/{name}"])
+            elif ".norm." in name:
+                assert torch.equal(found, before[client][f"personal/{name}"])
+            else:
+                assert torch.equal(found, downlink[name])
 
 
 def test_aggregators_leave_personal_tensors_alone():

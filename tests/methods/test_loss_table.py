@@ -13,10 +13,10 @@ from calfat_plugin.losses import cross_entropy, kl_divergence
 from calfat_plugin.margins import cosine_logits
 from tests.methods.helpers import (
     COUNTS,
-    F,
-    Y,
     Z_ADV,
     Z_NAT,
+    F,
+    Y,
     attack_batch,
     build_method,
     build_modifier,
