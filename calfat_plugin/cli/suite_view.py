@@ -139,7 +139,7 @@ def remarks(summary: SuiteSummary) -> list[str]:
 def plan_lines(plan: Plan) -> Iterable[str]:
     """What ``--dry-run`` shows: every run with its state."""
     for run in plan.runs:
-        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out by --only"
+        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out"
         yield f"{state:<10}  {run.name}  {run.directory}"
     for cell in plan.cells:
         if cell.skipped:
