@@ -90,7 +90,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
         if total
         else f"{plan.suite.name}: nothing to do, in {plan.runs_directory}"
     )
-    live = LiveSuiteProgress(console, total) if console.is_terminal and total else None
+    live = LiveSuiteProgress(console, total) if _live(console) and total else None
     observer = live or PlainSuiteProgress(sys.stdout, total)
     outcomes: list[Outcome] = []
     try:
@@ -120,7 +120,7 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
 
     summary = summarise(plan, outcomes)
     folders = write_tables(summary, out)
-    if console.is_terminal:
+    if _live(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):
             console.print(remark, markup=False, soft_wrap=True)
@@ -154,6 +154,10 @@ def _seeds(text: str) -> list[int]:
     if not all(word.isdecimal() and int(word) <= _MAX_SEED for word in words) or len(set(words)) < len(words):
         raise OptionError(f"--seeds: got '{text}', expected different whole numbers such as 0,1,2.")
     return [int(word) for word in words]
+
+
+def _live(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def _counted(count: int, thing: str) -> str:

@@ -105,8 +105,8 @@ def test_an_interrupt_ends_all_children_and_a_second_call_goes_on(plan_of, monke
     outcomes = []
     run_all(plan, 2, Heard(), outcomes)
     assert [outcome.status for outcome in outcomes] == ["finished"] * 4
-    output = Path("runs/suites/tiny/calfat/seed-0.txt").read_text(encoding="utf-8")
-    assert "resuming with 2 threads" in output
+    outputs = [path.read_text(encoding="utf-8") for path in Path("runs/suites/tiny").glob("*/seed-0.txt")]
+    assert any("resuming with 2 threads" in output for output in outputs)
 
 
 class Signalled(Heard):

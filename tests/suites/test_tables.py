@@ -134,7 +134,7 @@ Two methods
 ┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━┓
 ┃ data_set ┃ method ┃ n ┃        natural ┃          PGD-20 ┃
 ┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━┩
-│ A&B      │ CalFAT │ 2 │   82.00 ± 2.83 │    40.50 ± 0.71 │
+│ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │     40.50 ±0.71 │
 │          │        │   │ (80.00, +2.00) │ (31.12, +9.38!) │
 │ A&B      │ FedPGD │ 1 │          60.00 │           25.50 │
 ├──────────┼────────┼───┼────────────────┼─────────────────┤
@@ -143,14 +143,30 @@ Two methods
 │ C|D      │ FedPGD │ - │              - │               - │
 └──────────┴────────┴───┴────────────────┴─────────────────┘
 """
+NARROW = """\
+Two methods
+┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━┳━━━━━━━━━┓
+┃ data_set ┃ method ┃ n ┃ natural ┃  PGD-20 ┃
+┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━╇━━━━━━━━━┩
+│ A&B      │ CalFAT │ 2 │   82.00 │   40.50 │
+│          │        │   │   ±2.83 │   ±0.71 │
+│          │        │   │ (80.00, │ (31.12, │
+│          │        │   │  +2.00) │ +9.38!) │
+│ A&B      │ FedPGD │ 1 │   60.00 │   25.50 │
+├──────────┼────────┼───┼─────────┼─────────┤
+│ C|D      │ CalFAT │ 0 │       - │       - │
+│          │        │   │ (50.50) │         │
+│ C|D      │ FedPGD │ - │       - │       - │
+└──────────┴────────┴───┴─────────┴─────────┘
+"""
 
 
-def test_terminal(summary):
+@pytest.mark.parametrize(("width", "expected"), [(100, TERMINAL), (45, NARROW)])
+def test_terminal(summary, width, expected):
     stream = io.StringIO()
-    Console(file=stream, width=100).print(suite_table(summary))
-    shown = "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
-    assert shown.startswith(TERMINAL)
-    assert remarks(summary)[0] == "A&B/FedPGD: seed 1 failed: no data"
+    Console(file=stream, width=width).print(suite_table(summary))
+    assert "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()) == expected
+    assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
 
 
 def test_json_holds_everything(summary):
