@@ -105,7 +105,7 @@ def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_go_on(number, mon
     thread.join()
     assert done.exit_code == 130, done.output
     assert "| CalFAT |   1 |   80.00 |  40.00 |\n| FedPGD |   0 |       - |      - |\n" in done.stdout
-    assert "- FedPGD: not finished yet: seed 1\n- FedPGD: seed 0 interrupted\n" in done.stdout
+    assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.stdout
     assert done.stderr == "error: stopped.\nFinished runs are kept. Go on with:\n  calfat suite tiny.yaml\n"
 
 
