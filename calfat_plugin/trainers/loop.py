@@ -18,7 +18,7 @@ from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBa
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_REPORT_EVERY = 10  # batches between looks at the loss: each look makes a GPU wait
+_REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 
 
 def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
@@ -171,7 +171,8 @@ class _LossMeter:
         self.total += loss.double() * count
         self.examples += count
         self.batches += 1
-        if self.batches % _REPORT_EVERY == 0 or self.batches == self.in_epoch:
+        every = 1 if self.task.device.type == "cpu" else _REPORT_EVERY
+        if self.batches % every == 0 or self.batches == self.in_epoch:
             done = self.epoch * self.in_epoch + self.batches
             whole = self.task.settings.epochs * self.in_epoch
             self.task.on_batch(BatchProgress(self.task.client, done, whole, self.mean()))
@@ -186,7 +187,7 @@ class _LossMeter:
         if mean != mean or abs(mean) == float("inf"):
             raise UpdateError(
                 f"client {self.task.client}, round {self.task.round}, epoch {self.epoch + 1}: the training loss is "
-                f"{mean} within the first {self.batches} batches. Lower train_args.learning_rate "
+                f"{mean} by batch {self.batches} of {self.in_epoch}. Lower train_args.learning_rate "
                 f"(now {self.task.settings.learning_rate:g}) or the scale of the loss."
             )
         return mean

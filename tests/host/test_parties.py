@@ -99,7 +99,7 @@ def test_a_client_that_diverges_is_left_out_by_name_and_the_round_goes_on() -> N
     first, second = ran.records
     assert first.clients == (0, 2, 3, 4)
     assert first.refused == {
-        1: "client 1, round 1, epoch 1: the training loss is nan within the first 1 batches. "
+        1: "client 1, round 1, epoch 1: the training loss is nan by batch 1 of 1. "
         "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
     }
     assert sorted(first.losses) == sorted(first.update_norms) == [0, 2, 3, 4]
@@ -112,7 +112,7 @@ def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
     with pytest.raises(UpdateError) as raised:
         run(diverging)
     reasons = [
-        f"  client {client}, round 3, epoch 1: the training loss is nan within the first 1 batches. "
+        f"  client {client}, round 3, epoch 1: the training loss is nan by batch 1 of 1. "
         "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
         for client in range(5)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +26,11 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process leave out drawing their report, as the saboteur makes processes do."""
+    module = types.ModuleType("calfat_plugin.report")
+    monkeypatch.setattr(module, "write_run_report", lambda path: None, raising=False)
+    monkeypatch.setitem(sys.modules, "calfat_plugin.report", module)

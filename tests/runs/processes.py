@@ -53,6 +53,7 @@ def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SABOTEUR, *path))),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "WITHOUT_REPORT": "1",
         **extra,
     }
 

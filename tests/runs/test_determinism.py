@@ -24,7 +24,7 @@ def last(run: Path) -> bytes:
 
 
 def test_same_recipe_same_bits_whatever_else_differs(
-    warm: WarmServer, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    warm: WarmServer, recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
 ) -> None:
     """Another process, another folder, a machine of more threads, another state of the global generators."""
     for name, more in (("one", ()), ("other", ()), ("third", ("--seed", "1"))):

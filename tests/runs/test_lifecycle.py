@@ -76,7 +76,7 @@ class Watcher(RunObserver):
 
 
 @pytest.fixture
-def build(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
     """Builds the tests' experiment with a plugin."""
     monkeypatch.syspath_prepend(str(SABOTEUR))
 

@@ -36,7 +36,7 @@ def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tupl
     (folder / "tiny.yaml").write_text(RECIPE)
     stopped = warm.run(*ARGUMENTS, cwd=folder, **sabotage("training", 2, "SIGTERM"))
     assert stopped.code == 130
-    done = warm.run(*ARGUMENTS, "--resume", cwd=folder)
+    done = warm.run(*ARGUMENTS, "--resume", cwd=folder, WITHOUT_REPORT="")
     assert done.code == 0
     return folder / "run", done
 
@@ -198,7 +198,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
 
 def test_the_run_directory_holds_nothing_else(run: Path) -> None:
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    assert {name for name in names if not name.startswith(("report", "figures", "partition"))} == {
-        *("recipe.yaml", "environment.json", "rounds.csv", "results.json", "log.txt"),
+    assert {name for name in names if not name.startswith("figures")} == {
+        *("recipe.yaml", "environment.json", "partition.json", "rounds.csv", "results.json", "report.html", "log.txt"),
         *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust")),
     }

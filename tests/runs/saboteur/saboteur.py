@@ -1,7 +1,8 @@
 """An installed plugin that ends its process, or makes it misbehave, at a chosen point of a run.
 
 The point stands in the environment variable ``SABOTAGE``, as JSON: {"at": ..., "round": ..., "signal": ...}. Without
-it the plugin does nothing, so that a run and its resume have the same recipe and the same plugins.
+it the plugin does nothing, so that a run and its resume have the same recipe and the same plugins. With
+``WITHOUT_REPORT`` set, runs leave out drawing their report, which takes longer than everything else in these tests.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -117,3 +120,7 @@ class Saboteur:
 
 if os.environ.get("SABOTAGE"):
     Saboteur(**json.loads(os.environ["SABOTAGE"]))
+if os.environ.get("WITHOUT_REPORT"):
+    undrawn = types.ModuleType("calfat_plugin.report")
+    undrawn.write_run_report = lambda path: None  # type: ignore[attr-defined]
+    sys.modules["calfat_plugin.report"] = undrawn
