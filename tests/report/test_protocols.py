@@ -1,0 +1,211 @@
+"""``calfat per-class`` and the t-SNE: what they measure, on models whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from calfat_plugin.cli.main import main
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.parties import Snapshot
+from calfat_plugin.report.embedding import balanced, penultimate_features, write_tsne
+from calfat_plugin.report.per_class import compare_per_class, parse_picks
+from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from tests.report.made import experiment, made_run
+
+FROZEN = "train_args.learning_rate=1e-12"  # a local epoch leaves the model as it was
+
+
+def run_with_model(path: Path, *overrides: str) -> Path:
+    """A run directory whose last checkpoint is an untrained model."""
+    made_run(path, *overrides)
+    run = experiment(*overrides)
+    model = run.build_model(run.load_dataset(), run.build_trainer())
+    save_checkpoint(RunDirectory(path).last_checkpoint, Snapshot(round=4, global_state=dict(model.state_dict())), {})
+    return path
+
+
+def compare(path: Path, *methods: Any, evaluators: tuple[str, ...] = ("natural", "fgsm")) -> dict[str, Any]:
+    return compare_per_class(
+        path, methods=methods, evaluators=evaluators, checkpoint="last", say=lambda line: None, warn=pytest.fail
+    )
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose local training changes nothing."""
+    return run_with_model(tmp_path_factory.mktemp("frozen") / "run", FROZEN)
+
+
+# --- per class --------------------------------------------------------------------------------------------------------
+
+
+def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(frozen: Path) -> None:
+    content = compare(frozen, "calfat", "fedgairat")
+    run = experiment(FROZEN)
+    dataset = run.load_dataset()
+    expected = measure(
+        run.build_model(dataset, run.build_trainer()).eval(),
+        dataset.test,
+        run.build_evaluators(experiment("calfat.evaluators=[natural, fgsm]").evaluators),
+        num_classes=10,
+        threat=run.recipe.threat,
+        batch_size=500,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    for method in ("calfat", "fedgairat"):
+        clients = content["methods"][method]
+        assert [client["client"] for client in clients] == [0, 1]
+        assert sum(client["num_examples"] for client in clients) == len(dataset.train)
+        for client in clients:
+            for label in ("natural", "fgsm"):
+                assert client[label] == list(expected[label].per_class)
+    assert (content["checkpoint"], content["round"]) == ("last", 4)
+    assert content == json.loads((frozen / "per_class.json").read_text())
+
+
+def test_methods_start_from_one_model_and_nothing_is_aggregated(tmp_path: Path) -> None:
+    path = run_with_model(tmp_path / "run", "train_args.learning_rate=0.05")
+    before = RunDirectory(path).last_checkpoint.read_bytes()
+    content = compare(path, "fedpgd", "fedavg", evaluators=("natural",))
+    again = compare(path, "fedavg", evaluators=("natural",))
+    assert content["methods"]["fedavg"] == again["methods"]["fedavg"]  # whatever else was trained before
+    first, second = content["methods"]["fedavg"]
+    assert first["natural"] != second["natural"]  # each client keeps its own model
+    assert RunDirectory(path).last_checkpoint.read_bytes() == before
+
+
+def test_the_runs_own_method_keeps_its_options_and_schedules_count_as_started(frozen: Path) -> None:
+    content = compare(frozen, "calfat", {"name": "fedgairat", "lam": -2}, "fedpgd", evaluators=("natural",))
+    trainers = content["trainers"]
+    assert trainers["calfat"] == experiment().as_run()["calfat"]["trainer"]
+    assert trainers["calfat"]["scale"] == 10
+    assert (trainers["fedgairat"]["start_round"], trainers["fedgairat"]["lam"]) == (1, -2.0)
+
+
+def test_one_method_twice_needs_two_labels(frozen: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        compare(frozen, "calfat", "calfat")
+    assert str(caught.value) == "--methods: 'calfat' stands there twice; give one of them a label of its own."
+
+
+def test_a_method_with_another_architecture_is_refused_before_anything_is_trained(frozen: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        compare(frozen, "calfat", {"name": "fedpgd", "loss": "robal"})
+    assert str(caught.value) == (
+        "fedpgd: its model is not the one of checkpoint 'last' (classifier.bias differs), so it cannot start from "
+        "those weights. Leave this method out."
+    )
+
+
+def test_a_client_whose_training_diverges_is_told_by_name(tmp_path: Path) -> None:
+    path = run_with_model(tmp_path / "run", "train_args.learning_rate=1e30")
+    with pytest.raises(UpdateError, match=r"^fedavg: client 0 has no model to measure: "):
+        compare(path, "fedavg")
+
+
+def test_a_checkpoint_that_is_not_there(frozen: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        compare_per_class(frozen, methods=["calfat"], evaluators=["natural"], checkpoint="best", say=print, warn=print)
+    assert str(caught.value).startswith(f"{frozen}: there is no checkpoint 'best'. There are: last")
+    with pytest.raises(RunError) as caught:
+        compare(tmp_path, "calfat")
+    assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
+
+
+@pytest.mark.parametrize(
+    ("text", "picks"),
+    [
+        ("calfat", ["calfat"]),
+        ("calfat,fedgairat", ["calfat", "fedgairat"]),
+        ("calfat, {name: fedgairat, lam: -1}", ["calfat", {"name": "fedgairat", "lam": -1}]),
+    ],
+)
+def test_methods_are_written_as_in_recipes(text: str, picks: list[Any]) -> None:
+    assert parse_picks(text, "--methods") == picks
+
+
+@pytest.mark.parametrize("text", ["", "{name: calfat", "1,2", "{lam: -1}"])
+def test_what_is_no_list_of_methods_is_refused(text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_picks(text, "--methods")
+    assert str(caught.value) == (
+        f"--methods {text}: expected names with commas between them, such as calfat,fedgairat; options go as in "
+        "recipes: {name: fedgairat, lam: -1}."
+    )
+
+
+def test_the_command_writes_the_numbers_and_the_page(frozen: Path) -> None:
+    result = CliRunner().invoke(
+        main,
+        ["per-class", str(frozen), "--methods", "calfat,fedpgd", "--evaluators", "natural"],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert [line.partition(" ")[0] for line in lines[:4]] == ["calfat,", "calfat,", "fedpgd,", "fedpgd,"]
+    assert lines[-2:] == [f"results: {frozen / 'per_class.json'}", f"report: {frozen / 'report.html'}"]
+    assert "Clients, class by class" in (frozen / "report.html").read_text()
+    unknown = CliRunner().invoke(main, ["per-class", str(frozen), "--methods", "calfatt"])
+    assert unknown.exit_code == 2
+    assert "no local trainer called 'calfatt'. Did you mean 'calfat'?" in unknown.output
+
+
+# --- t-SNE ------------------------------------------------------------------------------------------------------------
+
+
+def test_classes_are_balanced_and_the_choice_is_fixed() -> None:
+    y = torch.tensor([0] * 50 + [1] * 20 + [3] * 5)
+    data = ImageData(torch.arange(75, dtype=torch.float32).view(75, 1, 1, 1) / 75, y)
+    chosen = balanced(data, 5, 2000)
+    assert chosen.y.bincount(minlength=5).tolist() == [5, 5, 0, 5, 0]
+    assert torch.equal(balanced(data, 5, 2000).x, chosen.x)
+    assert balanced(data, 5, 9).y.bincount(minlength=5).tolist() == [3, 3, 0, 3, 0]
+
+
+def test_features_are_what_the_last_layer_sees() -> None:
+    torch.manual_seed(0)
+    model = CNNSmall().eval()
+    data = ImageData(torch.rand(7, 1, 8, 8), torch.zeros(7, dtype=torch.int64))
+    found = penultimate_features(model, data, batch_size=3)
+    with torch.no_grad():
+        np.testing.assert_allclose(found, model.features(data.x).numpy(), rtol=1e-5, atol=1e-6)
+        assert model.classifier is not None
+        np.testing.assert_allclose(
+            torch.from_numpy(found) @ model.classifier.weight.T + model.classifier.bias,
+            model(data.x),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_features_of_somebody_elses_model_are_the_input_of_its_last_linear_layer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Tanh(), nn.Linear(5, 3)).eval()
+    data = ImageData(torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
+    with torch.no_grad():
+        np.testing.assert_allclose(penultimate_features(model, data, 4), model[:3](data.x).numpy(), rtol=1e-6)
+    with pytest.raises(ModelError) as caught:
+        penultimate_features(nn.Sequential(nn.Flatten()), data, 4)
+    assert str(caught.value) == "model Sequential has no nn.Linear whose input could be its features."
+
+
+def test_a_tsne_is_kept_with_the_run_and_is_the_same_again(frozen: Path) -> None:
+    content = write_tsne(frozen, examples=60, warn=pytest.fail)
+    assert np.bincount(content["labels"]).tolist() == [6] * 10
+    assert np.asarray(content["points"]).shape == (60, 2)
+    assert content["perplexity"] == pytest.approx(59 / 3)
+    assert write_tsne(frozen, examples=60, warn=pytest.fail)["points"] == content["points"]
+    assert json.loads((frozen / "tsne.json").read_text()) == content
