@@ -94,13 +94,14 @@ class AttackEvaluator(Evaluator):
         counts = Counts.from_verdicts(
             task.clean_correct.cpu(), task.data.y.cpu(), task.num_classes, torch.cat(verdicts)
         )
+        budget = budget_as_json(threat) if self.has_budget else {}
         details: dict[str, Any] = dict(tally)
         if probabilities:
             details["warnings"] = [PROBABILITIES]
         return result_from_counts(
             counts,
             label=label,
-            settings={**(budget_as_json(threat) if self.has_budget else {}), **self.settings(task)},
+            settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,

@@ -136,7 +136,8 @@ def _cause_of_nan(model: nn.Module) -> str:
 def _versions(model: nn.Module) -> list[object]:
     """Changes when a tensor of the model is written to or replaced, or a module changes mode."""
     tensors = (*model.parameters(), *model.buffers())
-    return [*((id(tensor), tensor._version) for tensor in tensors), *(module.training for module in model.modules())]
+    versions = ((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
+    return [*versions, *(module.training for module in model.modules())]
 
 
 def _checked(result: object, label: str) -> EvaluationResult:

@@ -15,6 +15,9 @@ from calfat_plugin.parties import Server, Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult
+from calfat_plugin.runs.attack import Listener, attack
+from calfat_plugin.runs.attack_plan import Wishes, plan_run
+from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 
@@ -78,6 +81,21 @@ def test_findings_are_written_and_the_state_goes_once_the_results_are_there(expe
         "text": "autoattack: 2 iterations instead of 100, 5 queries instead of 5000: this is not the published attack.",
         "labels": ["autoattack"],
     } in alarms
+
+
+def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, digits_model, tmp_path):
+    snapshot = Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()})
+    server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
+    server.restore(snapshot)
+    run = RunDirectory.create(experiment, tmp_path / "run")
+    run.write_recipe(experiment)
+    save_checkpoint(run.last_checkpoint, snapshot, {})
+    options = ["pgd.steps=2", "pgd.max_examples=40", "autoattack.iterations=2", "autoattack.queries=5"]
+    options.append("autoattack.max_examples=40")
+    plan = plan_run(run.path, None, Wishes(attacks=("natural", "pgd", "autoattack"), settings=tuple(options)))
+    outcome = attack(plan, [], Listener())
+    found = [(result.label, result.settings, result.per_class) for result in outcome.results]
+    assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]
 
 
 def test_the_shipped_cifar10_recipe_ends_with_autoattack():

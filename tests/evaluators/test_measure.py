@@ -240,6 +240,14 @@ def test_an_honest_plugin_passes(shift):
     assert result.settings == {"norm": "linf", "eps": "0.1"}
 
 
+def test_the_reported_budget_is_the_checked_one_whatever_the_plugin_says():
+    class Modest(Cheat):
+        def settings(self, task):
+            return {"eps": "1/255", "kind": "modest"}
+
+    assert run(Modest(lambda x: x)).settings == {"norm": "linf", "eps": "0.1", "kind": "modest"}
+
+
 def test_l2_budgets_are_checked_too():
     threat = ThreatModel("l2", 0.5, 0.1)
     run(Cheat(lambda x: (x + 0.25).clamp(0, 1)), threat=threat)  # at most 0.5 long on 4 pixels
