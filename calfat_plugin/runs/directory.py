@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -188,6 +189,8 @@ class RunDirectory:
         for path in self._files():
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        if self.path in self._made:  # then nobody else's files are below: loggers and plugins may have left some
+            shutil.rmtree(self.path, ignore_errors=True)
         for folder in (self.last_checkpoint.parent, *self._made):
             with suppress(OSError):  # it holds something else
                 folder.rmdir()

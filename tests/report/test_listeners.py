@@ -14,6 +14,7 @@ from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunInfo, RunResult
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.listeners import Listeners
 from tests.report.made import RECIPE, record
 
@@ -151,3 +152,21 @@ def test_a_logger_with_a_misspelt_hook_is_left_out_with_a_warning() -> None:
     Listeners.of(experiment(Offers(lambda options: Misspelt()), "calfat.loggers=[chat]"), warnings.append)
     (warning,) = warnings
     assert warning.startswith("logger 'chat' is not used: PluginValidationError: unknown hook 'calfat_run_finishd'")
+
+
+# --- what loggers leave behind ----------------------------------------------------------------------------------------
+
+
+def test_a_logger_does_not_keep_the_directory_of_a_run_that_never_began(tmp_path: Path) -> None:
+    made = RunDirectory.create(experiment(Offers(Recorder)), tmp_path / "runs" / "new")
+    (made.path / "tensorboard").mkdir()
+    (made.path / "tensorboard" / "events").write_text("")
+    made.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_stood_there_before_stay(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "mine").write_text("")
+    RunDirectory.create(experiment(Offers(Recorder)), tmp_path).discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["wandb", "mine"]
