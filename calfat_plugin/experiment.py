@@ -206,6 +206,8 @@ class Experiment:
             "evaluation": options_to_plain(recipe.evaluation),
             "runtime": options_to_plain(recipe.runtime),
         }
+        if recipe.common.training_type == "cross_silo" or recipe.document.has(("calfat", "silo")):
+            sections["calfat"]["silo"] = recipe.silo.as_run()
         return sections
 
     def _trainer_as_run(self) -> dict[str, Any]:
@@ -380,12 +382,19 @@ def _with_preset(document: Document, registry: Registry) -> Document:
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ. The number of rounds may: a resumed run can go further."""
+    """Dotted keys in which two recipes, as run, differ.
+
+    The number of rounds may differ, for a resumed run can go further, and so may addresses and patience of the parties.
+    """
     flat_first, flat_second = _flat(first), _flat(second)
     ignored = {"train_args.comm_round"}
     keys = sorted((set(flat_first) | set(flat_second)) - ignored)
     missing = object()
-    return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
+    return [
+        key
+        for key in keys
+        if flat_first.get(key, missing) != flat_second.get(key, missing) and not key.startswith("calfat.silo.")
+    ]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,6 +22,7 @@ Wire = OrderedDict[str, "Tensor"]  # an OrderedDict, because the host takes a pl
 
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
+_MAX_REASON = 10_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,39 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
         else:
             (extras if "/" in name else state)[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
+
+
+def check_upload(wire: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, who: str) -> Wire:
+    """Check everything in a client's message that is not the model's own, before anything reads it.
+
+    Args:
+        wire: what arrived.
+        reference: the global model.
+        who: the sender as the user knows it, such as ``client 3``.
+
+    Returns:
+        The message; of a client that has no update to give, its reason alone.
+
+    Raises:
+        UpdateError: a metric that is no finite number, an extra that holds nan or inf, or that does not have the shape
+            of the model's tensor it is named after.
+    """
+    reason = wire.get(_REFUSED)
+    if reason is not None:
+        if str(reason.dtype) != "torch.uint8" or reason.ndim != 1 or len(reason) > _MAX_REASON:
+            raise UpdateError(f"{who}: has no update to give, and no readable reason")
+        return OrderedDict({_REFUSED: reason})
+    for name, tensor in wire.items():
+        if "/" not in name:
+            continue  # the aggregation compares these with the model
+        if not tensor.isfinite().all():
+            raise UpdateError(f"{who}: '{name}' holds nan or inf")
+        if name.startswith(_METRIC) and tensor.numel() != 1:
+            raise UpdateError(f"{who}: '{name}' holds {tensor.numel()} values, expected one number")
+        wanted = reference.get(name.rpartition("/")[2])
+        if wanted is not None and tensor.shape != wanted.shape:
+            raise UpdateError(f"{who}: '{name}' has shape {tuple(tensor.shape)}, expected {tuple(wanted.shape)}")
+    return OrderedDict(wire)
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.threat import ThreatModel
 
 
@@ -174,6 +175,7 @@ class Recipe:
         evaluators: at the end of the run.
         monitor, monitor_evaluators: during the run.
         evaluation, runtime: how to compute.
+        silo: the parties of a cross-silo run.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -198,6 +200,7 @@ class Recipe:
     monitor_evaluators: tuple[Choice, ...]
     evaluation: EvaluationOptions
     runtime: RuntimeOptions
+    silo: Silo = field(default_factory=Silo)
     warnings: tuple[str, ...] = field(default=())
 
     @property

@@ -65,7 +65,7 @@ class RunDirectory:
         Raises:
             RunError: it holds a run already, or cannot be written.
         """
-        chosen = cls(_new_path(experiment) if path is None else path)
+        chosen = cls(new_path(experiment) if path is None else path)
         if chosen.recipe.exists():
             raise RunError(
                 f"{chosen.path}: there is a run in this directory already. "
@@ -146,7 +146,7 @@ def _recipe_text(experiment: Experiment) -> str:
     return header + yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120)
 
 
-def _new_path(experiment: Experiment) -> Path:
+def new_path(experiment: Experiment) -> Path:
     """A path that no run has; two runs started within a second get different ones."""
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = DEFAULT_ROOT / experiment.recipe.name

@@ -19,6 +19,7 @@ from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
+from calfat_plugin.runs.rounds import last_used
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     with ExitStack() as stack:
         stack.enter_context(log_to(directory.log))
         snapshot, best = _restore(directory, experiment)
-        device = _device(experiment, warn)
-        _set_threads(experiment)
+        device = choose_device(experiment, warn)
+        set_threads(experiment)
         dataset = experiment.load_dataset()
 
-        from calfat_plugin.host.simulation import simulate
         from calfat_plugin.parties import shards_of
 
-        shards = shards_of(experiment, dataset, device)
+        across_silos = experiment.recipe.common.training_type == "cross_silo"
+        shards = {} if across_silos else shards_of(experiment, dataset, device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
         import torch
 
@@ -114,9 +115,19 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             observer.round_finished(record)
             hook.calfat_round_finished(run=info, record=record)
 
-        evaluations = simulate(
-            experiment, dataset, shards, device, observer=observer, on_round=on_round, resume_from=snapshot
-        )
+        if across_silos:
+            from calfat_plugin.host.cross_silo import serve
+
+            used = last_used(directory.rounds)
+            evaluations = serve(
+                experiment, dataset, device, observer=observer, on_round=on_round, resume_from=snapshot, used=used
+            )
+        else:
+            from calfat_plugin.host.simulation import simulate
+
+            evaluations = simulate(
+                experiment, dataset, shards, device, observer=observer, on_round=on_round, resume_from=snapshot
+            )
         result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
         writer.run_finished(result)
         observer.run_finished(result)
@@ -142,7 +153,8 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
     return snapshot, notes.get("best", {})
 
 
-def _device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+    """The device that the recipe names; the CPU, with a warning, where there is no GPU."""
     import torch
 
     wanted = experiment.recipe.device
@@ -158,7 +170,8 @@ def _device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device
     return torch.device("cuda", wanted.gpu_id)
 
 
-def _set_threads(experiment: Experiment) -> None:
+def set_threads(experiment: Experiment) -> None:
+    """Give torch as many threads as the recipe says."""
     import torch
 
     threads = experiment.recipe.runtime.threads
