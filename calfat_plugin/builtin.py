@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from calfat_plugin.aggregators import fedavg as fedavg_aggregator
+from calfat_plugin.aggregators import fedprox, scaffold, server_optimizers, sfat
 from calfat_plugin.builtin_inputs import DATASETS, MODELS, PARTITIONS
 from calfat_plugin.entries import (
     AggregatorEntry,
     DatasetEntry,
     EvaluatorEntry,
+    LoggerEntry,
     ModelEntry,
     ModifierEntry,
     PartitionEntry,
@@ -17,23 +19,49 @@ from calfat_plugin.entries import (
 )
 from calfat_plugin.evaluators import gradient, natural
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.modifiers import calibrated, plain
-from calfat_plugin.trainers import calfat, fedavg, fedpgd
+from calfat_plugin.loggers import tensorboard, wandb
+from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
+from calfat_plugin.trainers import calfat, fedavg, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
 
 
 @hookimpl
 def calfat_local_trainers() -> Iterable[TrainerEntry]:
-    return (calfat.ENTRY, fedavg.ENTRY, fedpgd.ENTRY)
+    return (
+        calfat.ENTRY,
+        fedavg.ENTRY,
+        fedgairat.ENTRY,
+        fedmart.ENTRY,
+        fedpgd.ENTRY,
+        fedrbn.ENTRY,
+        fedtrades.ENTRY,
+        mixfat.ENTRY,
+    )
 
 
 @hookimpl
 def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
-    return (plain.ENTRY, calibrated.ENTRY)
+    return (
+        plain.ENTRY,
+        logitadj.ENTRY,
+        robal.ENTRY,
+        calibrated.ENTRY,
+        fedlc.ENTRY,
+        gear.ENTRY,
+        fedrs.ENTRY,
+    )
 
 
 @hookimpl
 def calfat_aggregators() -> Iterable[AggregatorEntry]:
-    return (fedavg_aggregator.ENTRY,)
+    return (
+        fedavg_aggregator.ENTRY,
+        fedprox.ENTRY,
+        scaffold.ENTRY,
+        sfat.ENTRY,
+        server_optimizers.ADAM_ENTRY,
+        server_optimizers.YOGI_ENTRY,
+        server_optimizers.ADAGRAD_ENTRY,
+    )
 
 
 @hookimpl
@@ -54,3 +82,8 @@ def calfat_models() -> Iterable[ModelEntry]:
 @hookimpl
 def calfat_partitions() -> Iterable[PartitionEntry]:
     return PARTITIONS
+
+
+@hookimpl
+def calfat_loggers() -> Iterable[LoggerEntry]:
+    return (tensorboard.ENTRY, wandb.ENTRY)

@@ -68,6 +68,7 @@ class Entry:
     """
 
     kind: ClassVar[str] = "entry"
+    reserved: ClassVar[tuple[str, ...]] = ("name", "preset", "label")  # what recipes write beside a plugin's options
 
     name: str
     build: str | Callable[..., Any]
@@ -82,13 +83,18 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise PluginError(
-                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, '-', "
-                "'_'."
+                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, "
+                "'-', '_'."
             )
         try:
             known = {info.name for info in describe_options(self.config)}
         except TypeError as error:
             raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
+        reserved = known.intersection(self.reserved)
+        if reserved:
+            raise PluginError(
+                f"{self.kind} '{self.name}' has an option '{min(reserved)}'; recipes use that key for something else."
+            )
         named = {name for preset in self.presets.values() for name in preset.options}
         if self.number_option is not None:
             named.add(self.number_option)
@@ -125,15 +131,22 @@ class TrainerEntry(Entry):
     """
 
     kind: ClassVar[str] = "local trainer"
+    reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
     modifiers: tuple[str, ...] = ("plain",)
     conflicts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ModifierEntry(Entry):
-    """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``."""
+    """A loss modifier. ``build(options)`` returns an ``interfaces.LossModifier``.
+
+    Attributes:
+        methods: local trainers that it composes with, beside those whose ``modifiers`` name it. A method without
+            modifiers brings its own loss and composes with none.
+    """
 
     kind: ClassVar[str] = "loss modifier"
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,3 +199,13 @@ class PartitionEntry(Entry):
 
     kind: ClassVar[str] = "partition"
     uses_alpha: bool = False
+
+
+@dataclass(frozen=True)
+class LoggerEntry(Entry):
+    """A logger. ``build(options)`` returns an object with hooks of a run's life (``calfat_run_started`` ...).
+
+    It hears of a run only when the recipe names it under ``calfat.loggers``; see ``hookspecs``.
+    """
+
+    kind: ClassVar[str] = "logger"

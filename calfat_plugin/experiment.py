@@ -63,6 +63,7 @@ class Experiment:
     partition: Pick[entries.PartitionEntry]
     evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
     monitor_evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
+    loggers: tuple[Pick[entries.LoggerEntry], ...] = ()
 
     @property
     def seed(self) -> int:
@@ -205,6 +206,8 @@ class Experiment:
             "model": options_to_plain(self.model.options),
             "evaluation": options_to_plain(recipe.evaluation),
             "runtime": options_to_plain(recipe.runtime),
+            "loggers": [pick.as_run() for pick in self.loggers],
+            "reported": {"source": recipe.reported.source, **recipe.reported.percent},
         }
         if recipe.common.training_type == "cross_silo" or recipe.document.has(("calfat", "silo")):
             sections["calfat"]["silo"] = recipe.silo.as_run()
@@ -240,6 +243,7 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         ),
         evaluators=_pick_evaluators(recipe, registry, recipe.evaluators),
         monitor_evaluators=_pick_evaluators(recipe, registry, recipe.monitor_evaluators),
+        loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
 
 
@@ -271,7 +275,8 @@ def _pick(
     preset: Mapping[str, Any] = {}
     if choice.preset is not None:
         if choice.preset not in entry.presets:
-            hint = did_you_mean(choice.preset, entry.presets) or f" Known: {listed(entry.presets)}."
+            known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+            hint = did_you_mean(choice.preset, entry.presets) or known_presets
             raise document.error(
                 (*choice.path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{choice.preset}'.{hint}"
             )
@@ -342,16 +347,24 @@ def _pick_modifier(
         default = Choice("plain", {}, path, label="plain")
         return _pick(recipe, registry, entries.ModifierEntry, default)
     pick = _pick(recipe, registry, entries.ModifierEntry, choice)
-    if pick.entry.name not in entry.modifiers:
+    defined_for = defined_modifiers(registry, entry)
+    if pick.entry.name not in defined_for:
         defined = (
-            f"It composes with: {listed(entry.modifiers)}."
-            if entry.modifiers
-            else "It brings its own loss; leave the key out."
+            f"It composes with: {listed(defined_for)}." if defined_for else "It brings its own loss; leave the key out."
         )
         raise recipe.document.error(
             path, f"local trainer '{entry.name}' does not compose with the loss modifier '{pick.entry.name}'. {defined}"
         )
     return pick
+
+
+def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tuple[str, ...]:
+    """Names of the loss modifiers that a method composes with, whichever side says so; none where it brings its own."""
+    if not trainer.modifiers:
+        return ()
+    offered = (modifier for modifier, _ in registry.offers(entries.ModifierEntry))
+    also = (m.name for m in offered if trainer.name in m.methods and m.name not in trainer.modifiers)
+    return (*trainer.modifiers, *also)
 
 
 def _with_preset(document: Document, registry: Registry) -> Document:
@@ -384,17 +397,14 @@ def _with_preset(document: Document, registry: Registry) -> Document:
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Dotted keys in which two recipes, as run, differ.
 
-    The number of rounds may differ, for a resumed run can go further, and so may addresses and patience of the parties.
+    The number of rounds may differ, since a resumed run can go further; loggers, reported numbers, addresses and the
+    patience of parties change no result.
     """
     flat_first, flat_second = _flat(first), _flat(second)
-    ignored = {"train_args.comm_round"}
-    keys = sorted((set(flat_first) | set(flat_second)) - ignored)
+    ignored = ("train_args.comm_round", "calfat.loggers", "calfat.reported.", "calfat.silo.")
+    keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(ignored))
     missing = object()
-    return [
-        key
-        for key in keys
-        if flat_first.get(key, missing) != flat_second.get(key, missing) and not key.startswith("calfat.silo.")
-    ]
+    return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,9 @@ Register a module or class that implements some of them under the entry-point gr
         my-fat = my_fat.hooks
 
 Hooks that offer something are called once, while the registry is built. Hooks of a run's life are called in the
-process that holds the global model, in the order ``run_started``, ``round_finished`` (once a round), ``run_finished``.
+process that holds the global model, in the order ``run_started``, ``round_finished`` (once a round), then
+``run_finished`` or ``run_stopped``. A plugin whose hook raises there is told to the user and hears no more of that run;
+the run itself goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         AggregatorEntry,
         DatasetEntry,
         EvaluatorEntry,
+        LoggerEntry,
         ModelEntry,
         ModifierEntry,
         PartitionEntry,
@@ -121,7 +124,32 @@ def calfat_partitions() -> Iterable[PartitionEntry]:
     """
 
 
+@hookspec
+def calfat_loggers() -> Iterable[LoggerEntry]:
+    """Offer loggers: yield one ``LoggerEntry`` per name that ``calfat.loggers`` may list.
+
+    What ``build(options)`` returns implements hooks of a run's life, as a plugin does; it is called only in runs whose
+    recipe names the logger.
+
+    Example::
+
+        class Chat:
+            def __init__(self, options):
+                self.options = options
+
+            @hookimpl
+            def calfat_run_finished(self, run, result):
+                post(self.options.channel, f"{run.name} is done")
+
+        @hookimpl
+        def calfat_loggers():
+            yield LoggerEntry("chat", build=Chat, config=ChatOptions)
+    """
+
+
 # --- a run's life -----------------------------------------------------------------------------------------------------
+
+LIFE = ("calfat_run_started", "calfat_round_finished", "calfat_run_finished", "calfat_run_stopped")
 
 
 @hookspec
@@ -137,3 +165,8 @@ def calfat_round_finished(run: RunInfo, record: RoundRecord) -> None:
 @hookspec
 def calfat_run_finished(run: RunInfo, result: RunResult) -> None:
     """Called once, after the final evaluation was written."""
+
+
+@hookspec
+def calfat_run_stopped(run: RunInfo, error: BaseException) -> None:
+    """Called instead of ``calfat_run_finished`` when an error or Ctrl-C (``KeyboardInterrupt``) ends a run early."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -301,7 +302,10 @@ class EvaluationTask:
         seed: derive every stream from (seed, purpose, round).
         round: round number for derived seeds; 0 for the final evaluation.
         clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        scratch: a folder for what a long evaluation needs to go on after a crash; it need not exist yet, other
+            evaluators use it too, and it is removed once the results are written. None: nothing is kept.
         on_progress: called with (examples done, examples in all, correct so far).
+        tally: called with (name, count) to add up a number for ``EvaluationResult.details``.
     """
 
     model: nn.Module
@@ -313,7 +317,9 @@ class EvaluationTask:
     seed: int
     round: int
     clean_correct: Tensor
+    scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
+    tally: Callable[[str, int], None] = lambda name, count: None
 
 
 class Evaluator(ABC):

@@ -190,8 +190,8 @@ def parse_options(
     for name, value in raw.items():
         if name not in known:
             names = (*also, *known)
-            hint = did_you_mean(str(name), names) or f" Known: {listed(names)}."
-            raise fail(str(name), f"{owner} has no option '{name}'.{hint}")
+            hint = did_you_mean(name, names) or (f" Known: {listed(names)}." if names else " It has none.")
+            raise fail(name, f"{owner} has no option '{name}'.{hint}")
         try:
             values[name] = known[name].parse(value)
         except OptionError as error:

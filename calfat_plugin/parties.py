@@ -8,8 +8,10 @@ round and the messages, so every runtime gives the same bits.
 from __future__ import annotations
 
 import logging
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,8 +116,8 @@ class Worker:
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
         """Train one client from the global model and return its message.
 
-        A client whose training leaves the finite numbers answers with a refusal instead of an update; the round goes
-        on without it, and its kept state stays as it was.
+        A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
+        with a refusal; the round goes on without it, and its kept state stays as it was.
         """
         received = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})
@@ -141,7 +143,9 @@ class Worker:
             on_batch=self.observer.client_progress,
         )
         try:
-            update = self._trainer.fit(task)
+            with _seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
+                update = self._trainer.fit(task)
+            check_update(update.state, received.state, who=f"client {client}")
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
             return pack_refusal(str(error))
@@ -217,16 +221,17 @@ class Server:
         bytes_down = len(uploads) * num_bytes(self.downlink())
         usable, refused = self._usable(round, dict(sorted(uploads.items())))
         previous, names = self.state, self._parameter_names
-        aggregate = self._aggregator.combine(
-            AggregationTask(
-                global_state=previous,
-                updates=usable,
-                server_state=self.server_state,
-                parameter_names=names,
-                num_clients=self.experiment.num_clients,
-                round=round,
+        with _seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
+            aggregate = self._aggregator.combine(
+                AggregationTask(
+                    global_state=previous,
+                    updates=usable,
+                    server_state=self.server_state,
+                    parameter_names=names,
+                    num_clients=self.experiment.num_clients,
+                    round=round,
+                )
             )
-        )
         check_update(aggregate.state, previous, who=f"aggregator '{self.experiment.aggregator.name}'")
         personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
         self.state, self.server_state, self.round = {**aggregate.state, **personal}, aggregate.server_state, round
@@ -259,8 +264,9 @@ class Server:
                 check_update(update.state, self.state, who=f"client {client}")
                 usable[client] = update
             except UpdateError as error:
-                log.warning("round %d: update of client %d refused: %s", round, client, error)
-                refused[client] = str(error)
+                reason = str(error)
+                refused[client] = reason if reason.startswith(f"client {client}") else f"client {client}: {reason}"
+                log.warning("round %d: update refused: %s", round, refused[client])
         if not usable:
             reasons = "\n".join(f"  {reason}" for reason in refused.values())
             raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}")
@@ -274,18 +280,20 @@ class Server:
         experiment = self.experiment
         picks = experiment.evaluators if final else experiment.monitor_evaluators
         self._model.load_state_dict(dict(self.state))
-        return measure(
-            self._model,
-            data,
-            experiment.build_evaluators(picks),
-            num_classes=self._num_classes,
-            threat=experiment.recipe.threat,
-            batch_size=experiment.recipe.evaluation.batch_size,
-            device=self.device,
-            seed=experiment.seed,
-            round=0 if final else self.round,
-            on_progress=self.observer.evaluation_progress,
-        )
+        round = 0 if final else self.round
+        with _seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)):
+            return measure(
+                self._model,
+                data,
+                experiment.build_evaluators(picks),
+                num_classes=self._num_classes,
+                threat=experiment.recipe.threat,
+                batch_size=experiment.recipe.evaluation.batch_size,
+                device=self.device,
+                seed=experiment.seed,
+                round=round,
+                on_progress=self.observer.evaluation_progress,
+            )
 
 
 def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
@@ -303,3 +311,23 @@ def _subset(data: ImageData, max_examples: int | None) -> ImageData:
         return data
     order = torch.randperm(len(data), generator=generator(_MONITOR_SUBSET_SEED, "monitor subset"))
     return data.subset(order[:max_examples].sort().values)
+
+
+@contextmanager
+def _seeded_world(seed: int) -> Iterator[None]:
+    """Put the global generators at a derived state for a while, then back to what they were.
+
+    Nothing of ours draws from them. PyTorch's dropout does, and other people's plugins may: without this, what a
+    client draws would depend on who trained before it in this process, and a resumed run would end elsewhere.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        try:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -46,6 +46,12 @@ _CHOICES = (
         f"Default: {', '.join(DEFAULT_EVALUATORS)}",
     ),
     ("`monitor.evaluators`", f"list of evaluators during the run. Default: {', '.join(DEFAULT_MONITOR)}"),
+    ("`loggers`", "list of loggers, each with its options. Default: none"),
+    (
+        "`reported`",
+        "what a paper reports for this recipe, shown beside what was measured: `source` (a text), and for each "
+        "evaluator's label an accuracy in percent. Default: nothing",
+    ),
     (
         "`silo.parties`",
         "list of `host:port` of the parties of a cross-silo run, the server's first. Default: `fedml run --local` "

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, distribution, distributions
 from typing import Any, TypeVar
 
 import pluggy
@@ -30,6 +30,7 @@ KINDS: Mapping[type[entries.Entry], str] = {
     entries.DatasetEntry: "calfat_datasets",
     entries.ModelEntry: "calfat_models",
     entries.PartitionEntry: "calfat_partitions",
+    entries.LoggerEntry: "calfat_loggers",
 }
 
 E = TypeVar("E", bound=entries.Entry)
@@ -42,6 +43,11 @@ class Provider:
     distribution: str
     version: str
     plugin: str = ""
+
+    @property
+    def key(self) -> str:
+        """What pluggy calls the plugin: unlike entry-point names, distinct between distributions."""
+        return f"{self.distribution}:{self.plugin}"
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -85,7 +91,7 @@ class Registry:
                 ``CALFAT_BLOCK_PLUGINS``.
 
         Raises:
-            PluginError: when two plugins offer one name of one kind.
+            PluginError: when two plugins offer one name of one kind, or one of ``plugins`` breaks the contract.
         """
         from calfat_plugin import builtin
 
@@ -94,6 +100,7 @@ class Registry:
         for plugin in plugins:
             name = getattr(plugin, "__name__", type(plugin).__name__)
             registry._register(plugin, Provider("passed in", name, name))
+            registry._check_hooks(plugin)
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",") if block is None else block
             registry._discover({_normal(name) for name in blocked if name.strip()})
@@ -139,6 +146,15 @@ class Registry:
         """pluggy's caller for the hooks of a run's life."""
         return self._manager.hook
 
+    def listeners(self) -> tuple[tuple[Provider, Any], ...]:
+        """(who offers it, plugin object) for every plugin that implements hooks of a run's life."""
+        found = []
+        for key, plugin in self._manager.list_name_plugin():
+            callers = {caller.name for caller in self._manager.get_hookcallers(plugin) or ()}
+            if callers & set(hookspecs.LIFE):
+                found.append((self._providers[key], plugin))
+        return tuple(found)
+
     def plugins(self) -> tuple[Provider, ...]:
         """Everything that was loaded, built-ins first."""
         return tuple(self._providers.values())
@@ -146,9 +162,8 @@ class Registry:
     # --- building -----------------------------------------------------------------------------------------------------
 
     def _register(self, plugin: Any, provider: Provider) -> None:
-        key = f"{provider.distribution}:{provider.plugin}"
-        self._manager.register(plugin, name=key)
-        self._providers[key] = provider
+        self._providers[provider.key] = provider
+        self._manager.register(plugin, name=provider.key)
 
     def _discover(self, blocked: set[str]) -> None:
         for point, provider in sorted(_entry_points(), key=lambda found: (str(found[1]), found[0].name)):
@@ -157,11 +172,11 @@ class Registry:
             try:
                 plugin = point.load()
                 self._register(plugin, provider)
-                self._check_hooks(plugin, provider)
-            except Exception as error:  # a third party's import may raise anything
-                self._fail(point.name, provider, f"{type(error).__name__}: {error}")
+                self._check_hooks(plugin)
+            except (Exception, SystemExit) as error:  # a third party's import may raise anything
+                self._fail(provider, error)
 
-    def _check_hooks(self, plugin: Any, provider: Provider) -> None:
+    def _check_hooks(self, plugin: Any) -> None:
         """Refuse a hook that no specification knows: pluggy alone would never call it."""
         if isinstance(plugin, type):
             raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
@@ -170,11 +185,14 @@ class Registry:
             if caller.name not in known:
                 raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
 
-    def _fail(self, name: str, provider: Provider, reason: str) -> None:
-        self.failures.append(Failure(name, provider, reason.rstrip()))
-        key = f"{provider.distribution}:{provider.plugin}"
-        if self._providers.pop(key, None) is not None:
-            self._manager.unregister(name=key)
+    def _fail(self, provider: Provider, error: BaseException) -> None:
+        """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
+        text = " ".join(str(error).split())
+        reason = text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+        self.failures.append(Failure(provider.plugin, provider, reason))
+        self._providers.pop(provider.key, None)
+        if self._manager.has_plugin(provider.key):
+            self._manager.unregister(name=provider.key)
 
     def _collect(self) -> None:
         offered = {kind: self._offers(kind, hook) for kind, hook in KINDS.items()}
@@ -195,16 +213,11 @@ class Registry:
         for implementation in list(getattr(self._manager.hook, hook).get_hookimpls()):
             key = implementation.plugin_name
             try:
-                for entry in implementation.function():
-                    if not isinstance(entry, kind):
-                        found = f"the class {entry.__name__}" if isinstance(entry, type) else repr(entry)
-                        raise PluginError(f"{hook} must yield {kind.__name__} objects, got {found}.")
-                    offers.append((entry, key))
-            except Exception as error:
-                provider = self._providers[key]
-                if provider is BUILT_IN:
+                offers += [(entry, key) for entry in _checked(implementation.function(), kind, hook)]
+            except (Exception, SystemExit) as error:
+                if self._providers[key] is BUILT_IN:
                     raise
-                self._fail(provider.plugin, provider, f"{type(error).__name__}: {error}")
+                self._fail(self._providers[key], error)
         return offers
 
     def _unknown(self, kind: type[entries.Entry], name: str) -> str:
@@ -214,28 +227,61 @@ class Registry:
             shown = known if entry.number_option is None else f"{known}<{entry.number_option}>"
             offered.setdefault(str(provider), []).append(shown)
         who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
-        text = f"no {kind.kind} called '{name}'.{did_you_mean(name, table)} Known: {who}."
+        number = re.search(r"[0-9]*$", name)[0]  # type: ignore[index]  # it matches every text
+        near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]
+        text = f"no {kind.kind} called '{name}'.{did_you_mean(name, near)} Known: {who}."
         if self.failures:
-            text += f" Not loaded: {'; '.join(map(str, self.failures))}"
+            text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text
 
 
+def _checked(offered: Any, kind: type[entries.Entry], hook: str) -> Iterator[entries.Entry]:
+    """What a plugin's hook gave back, if it is what the hook asks for.
+
+    Raises:
+        PluginError: it is not.
+    """
+    wanted = f"{hook} must yield {kind.__name__} objects"
+    if offered is None:
+        raise PluginError(f"{wanted}, got nothing; is a 'yield' or 'return' missing?")
+    if isinstance(offered, entries.Entry) or not isinstance(offered, Iterable):
+        raise PluginError(f"{wanted}, got one {type(offered).__name__} that is not in a list.")
+    for entry in offered:
+        if not isinstance(entry, kind):
+            found = f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
+            raise PluginError(f"{wanted}, got {found}.")
+        yield entry
+
+
 def _entry_points() -> Iterator[tuple[EntryPoint, Provider]]:
+    """Entry points of our group, each with the distribution that has it.
+
+    ``importlib.metadata.entry_points`` would do, but it fails once the host's importlib-metadata 1.7 is imported, which
+    takes over the search for distributions. Metadata is read only where needed: that is most of the time.
+    """
     seen: set[str] = set()
-    for distribution in distributions():
-        name = distribution.metadata["Name"] or "unknown"
+    for found in distributions():
+        if not any(point.group == GROUP for point in found.entry_points):
+            continue
+        name = found.metadata["Name"] or "unknown"
         if _normal(name) in seen:
-            continue  # the same distribution twice on the path: the first one wins, as for imports
+            continue
         seen.add(_normal(name))
-        for point in distribution.entry_points:
+        first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
+        for point in first.entry_points:
             if point.group == GROUP:
-                yield point, Provider(name, distribution.version, point.name)
+                yield point, Provider(name, first.version, point.name)
 
 
 def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:
+    what = f"{'an' if kind.kind[0] in 'aeiou' else 'a'} {kind.kind} called '{name}'"
+    if first.key == second.key:
+        return f"plugin {first.plugin} ({first}) offers {what} twice."
+    if first.distribution == second.distribution:
+        return f"{first} offers {what} twice, in its plugins {first.plugin} and {second.plugin}."
     loser = second if second.distribution != BUILT_IN.distribution else first
     return (
-        f"two distributions offer a {kind.kind} called '{name}': {first} and {second}. "
+        f"two distributions offer {what}: {first} and {second}. "
         f"Uninstall one of them, or start with {BLOCK_VARIABLE}={loser.distribution}."
     )
 

@@ -22,7 +22,6 @@ Wire = OrderedDict[str, "Tensor"]  # an OrderedDict, because the host takes a pl
 
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
-_MAX_REASON = 10_000  # bytes
 
 
 @dataclass(frozen=True)
@@ -64,55 +63,63 @@ def pack_refusal(reason: str) -> Wire:
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
-    """The inverse of :func:`pack_update`.
+    """The inverse of :func:`pack_update`. It comes from another party, so nothing about it is taken for granted.
 
     Raises:
-        UpdateError: with the client's own reason, when it sent a refusal.
+        UpdateError: with the client's own reason, when it sent a refusal; or with what cannot be read.
     """
+    from torch import Tensor
+
+    strangers = [name for name, value in wire.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
+    if strangers:
+        raise UpdateError(f"its message cannot be read: '{strangers[0]}' is no tensor under a text name")
     if _REFUSED in wire:
-        raise UpdateError(bytes(wire[_REFUSED].tolist()).decode(errors="replace"))
+        raise UpdateError(bytes(wire[_REFUSED].flatten().byte().tolist()).decode(errors="replace"))
+    if not isinstance(num_examples, int) or num_examples < 1:
+        raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
     state: dict[str, Tensor] = {}
     extras: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            metrics[name.removeprefix(_METRIC)] = float(tensor)
+            metrics[name.removeprefix(_METRIC)] = _number(name, tensor)
+        elif "/" in name:
+            extras[name] = _finite(name, tensor)
         else:
-            (extras if "/" in name else state)[name] = tensor
+            state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
 
 
-def check_upload(wire: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, who: str) -> Wire:
-    """Check everything in a client's message that is not the model's own, before anything reads it.
+def check_extras(wire: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, who: str) -> None:
+    """Refuse extras that belong to a tensor of the model and do not have its shape.
+
+    The shape of no other extra is known here: what an aggregator or a method sends is its own affair.
 
     Args:
         wire: what arrived.
         reference: the global model.
         who: the sender as the user knows it, such as ``client 3``.
 
-    Returns:
-        The message; of a client that has no update to give, its reason alone.
-
     Raises:
-        UpdateError: a metric that is no finite number, an extra that holds nan or inf, or that does not have the shape
-            of the model's tensor it is named after.
+        UpdateError: names ``who``, the extra, and what was found.
     """
-    reason = wire.get(_REFUSED)
-    if reason is not None:
-        if str(reason.dtype) != "torch.uint8" or reason.ndim != 1 or len(reason) > _MAX_REASON:
-            raise UpdateError(f"{who}: has no update to give, and no readable reason")
-        return OrderedDict({_REFUSED: reason})
     for name, tensor in wire.items():
-        if "/" not in name:
-            continue  # the aggregation compares these with the model
-        if not tensor.isfinite().all():
-            raise UpdateError(f"{who}: '{name}' holds nan or inf")
-        if name.startswith(_METRIC) and tensor.numel() != 1:
-            raise UpdateError(f"{who}: '{name}' holds {tensor.numel()} values, expected one number")
-        wanted = reference.get(name.rpartition("/")[2])
+        wanted = reference.get(name.rpartition("/")[2]) if "/" in name else None
         if wanted is not None and tensor.shape != wanted.shape:
             raise UpdateError(f"{who}: '{name}' has shape {tuple(tensor.shape)}, expected {tuple(wanted.shape)}")
-    return OrderedDict(wire)
+
+
+def _number(name: str, tensor: Tensor) -> float:
+    if tensor.numel() != 1 or tensor.is_complex():
+        raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")
+    return float(tensor)
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """Extras enter the aggregator's memory, where one nan would stay for good."""
+    if not bool(tensor.isfinite().all()):
+        raise UpdateError(f"its '{name}' holds nan or inf")
+    return tensor
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

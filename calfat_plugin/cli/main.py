@@ -11,6 +11,7 @@ from calfat_plugin import __version__
 COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
+    "suite": "Run a grid of recipes and set their table beside the paper's.",
     "plugins": "List plugins, or explain one.",
     "doctor": "Find what is wrong with this installation.",
 }

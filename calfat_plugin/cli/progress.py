@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from calfat_plugin.interfaces import BatchProgress, RunObserver
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 
 _REFRESH_PER_SECOND = 5
+_BAR_WIDTH = 24
+_MOST_LINES = 30  # lines of finished rounds that a live run leaves on the screen
 
 
 class RoundClock:
     """Time left, from the mean of the rounds done by this process."""
 
     def __init__(self) -> None:
-        self.started = time.perf_counter()
+        self.started = self._last = time.perf_counter()
         self.done = 0
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.started
+
+    def round_done(self) -> None:
+        """Count a round."""
+        self.done += 1
+        self._last = time.perf_counter()
+
     def eta(self, rounds_left: int) -> str:
-        """``m:ss`` or ``h:mm:ss``; ``-:--`` before the first round is done."""
+        """``m:ss`` or ``h:mm:ss``, counting down within a round; ``-:--`` before the first round is done."""
         if self.done == 0:
             return "-:--"
-        return clock(rounds_left * (time.perf_counter() - self.started) / self.done)
+        mean = (self._last - self.started) / self.done
+        return clock(max(0.0, rounds_left * mean - (time.perf_counter() - self._last)))
 
 
 def clock(seconds: float) -> str:
@@ -44,75 +58,102 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-class PlainProgress(RunObserver):
-    """A line a round, for pipes and CI."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._info: RunInfo | None = None
-        self._clock = RoundClock()
-
-    def run_started(self, run: RunInfo) -> None:
-        self._info = run
-        self._clock = RoundClock()
-        begin = f"resuming at round {run.start_round} of" if run.start_round > 1 else "running"
-        self._say(f"{run.name}: {begin} {run.num_rounds} rounds in {run.directory}")
-
-    def round_finished(self, record: RoundRecord) -> None:
-        if self._info is None:
-            return
-        self._clock.done += 1
-        self._say(round_line(record, self._info.num_rounds, self._clock))
-
-    def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
-
-
-def round_line(record: RoundRecord, num_rounds: int, timer: RoundClock) -> str:
-    """One finished round in a line."""
-    width = len(str(num_rounds))
-    parts = [f"round {record.round:>{width}}/{num_rounds}"]
-    parts += [f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items()]
-    parts.append(f"loss {mean_loss(record):.3f}")
-    if record.refused:
-        parts.append(f"refused {', '.join(map(str, record.refused))}")
-    parts += [f"{record.seconds:.1f} s", f"ETA {timer.eta(num_rounds - record.round)}"]
-    return "  ".join(parts)
-
-
 def mean_loss(record: RoundRecord) -> float:
     """Mean of the clients' training losses."""
     return sum(record.losses.values()) / max(1, len(record.losses))
 
 
-class LiveProgress(RunObserver):
-    """Two bars that follow rounds and the work inside a round, and a line a round above them."""
+def round_line(record: RoundRecord, num_rounds: int) -> str:
+    """One finished round in a line."""
+    parts = [f"round {record.round:>{len(str(num_rounds))}}/{num_rounds}", *_scores(record)]
+    if record.refused:
+        parts.append(f"refused {', '.join(map(str, record.refused))}")
+    return "  ".join([*parts, f"{record.seconds:.1f} s"])
+
+
+def _scores(record: RoundRecord) -> list[str]:
+    accuracies = [f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items()]
+    return [*accuracies, f"loss {mean_loss(record):.3f}"]
+
+
+def _begin(run: RunInfo) -> str:
+    if run.start_round > run.num_rounds:
+        return f"all {run.num_rounds} rounds are done, resuming at the final evaluation"
+    resumed = f"resuming at round {run.start_round} of" if run.start_round > 1 else "running"
+    return f"{resumed} {run.num_rounds} round{'s' if run.num_rounds > 1 else ''}"
+
+
+class RunProgress(RunObserver):
+    """The base of both ways to show a run. Use it as a context manager around the run.
+
+    Attributes:
+        run: the run that is shown; None until it has begun.
+    """
+
+    def __init__(self) -> None:
+        self.run: RunInfo | None = None
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the console as it was found."""
+
+    def warn(self, message: str) -> None:
+        """Show a finding that does not stop the run."""
+        raise NotImplementedError
+
+
+class PlainProgress(RunProgress):
+    """A line a round, for pipes and CI."""
+
+    def __init__(self, stream: TextIO, errors: TextIO) -> None:
+        super().__init__()
+        self._stream, self._errors = stream, errors
+        self._clock = RoundClock()
+
+    def warn(self, message: str) -> None:
+        print(f"warning: {message}", file=self._errors, flush=True)
+
+    def run_started(self, run: RunInfo) -> None:
+        self.run = run
+        self._clock = RoundClock()
+        self._say(f"{run.name}: {_begin(run)} in {run.directory}")
+
+    def round_finished(self, record: RoundRecord) -> None:
+        if self.run is None:
+            return
+        self._clock.round_done()
+        left = self.run.num_rounds - record.round
+        self._say(f"{round_line(record, self.run.num_rounds)}  ETA {self._clock.eta(left)}")
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class LiveProgress(RunProgress):
+    """A bar for the run, a bar for the work inside the round, and the last round's scores below them.
+
+    Some finished rounds are printed above: enough to see the course of the run, however many rounds it has.
+    """
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
-        self._info: RunInfo | None = None
         self._clock = RoundClock()
         self._clients: Sequence[int] = ()
         self._losses: dict[int, float] = {}
-        self._rounds = Progress(
+        self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[scores]}"),
-            TimeElapsedColumn(),
-            TextColumn("ETA {task.fields[eta]}"),
+            BarColumn(_BAR_WIDTH),
+            _Detail(),
             console=console,
         )
-        self._work = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[detail]}"),
-            console=console,
-        )
-        self._round_task = self._rounds.add_task("rounds", total=None, scores="", eta="-:--")
-        self._work_task = self._work.add_task("      ", total=None, detail="starting FedML")
+        self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
+        self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
+        self._scores = Text("", no_wrap=True, overflow="ellipsis")
         self._live = Live(
-            Group(self._rounds, self._work),
+            get_renderable=self._picture,
             console=console,
             refresh_per_second=_REFRESH_PER_SECOND,
             transient=True,
@@ -120,55 +161,85 @@ class LiveProgress(RunObserver):
             redirect_stderr=False,
         )
 
-    def run_started(self, run: RunInfo) -> None:
-        self._info = run
-        self._clock = RoundClock()
-        begin = f"resuming at round {run.start_round}" if run.start_round > 1 else "starting"
-        self._console.print(Text.assemble((run.name, "bold"), f": {begin}, {run.directory}"))
-        self._rounds.update(self._round_task, total=run.num_rounds, completed=run.start_round - 1)
+    def __enter__(self) -> LiveProgress:
         self._live.start()
+        return self
 
-    def stop(self) -> None:
-        """Take the bars away; safe to call at any time."""
+    def __exit__(self, *exc_info: object) -> None:
         self._live.stop()
+
+    def warn(self, message: str) -> None:
+        self._console.print(Text.assemble(("warning: ", "bold yellow"), message))
+
+    def run_started(self, run: RunInfo) -> None:
+        self.run = run
+        self._clock = RoundClock()
+        self._console.print(Text.assemble((run.name, "bold"), f": {_begin(run)} in {run.directory}"), soft_wrap=True)
+        self._bars.update(
+            self._rounds, visible=True, total=run.num_rounds, completed=run.start_round - 1, detail=self._course
+        )
+        self._begin_work("final" if run.start_round > run.num_rounds else "")
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         self._clients, self._losses = clients, {}
-        self._work.update(self._work_task, description=f"round {round}", completed=0, total=1, detail="")
+        self._begin_work(f"round {round}")
 
     def client_progress(self, progress: BatchProgress) -> None:
         self._losses[progress.client] = progress.loss
         done = len(self._losses) - 1 + progress.batch / progress.num_batches
-        self._work.update(
-            self._work_task,
-            completed=done,
-            total=len(self._clients),
-            detail=f"client {progress.client}  loss {progress.loss:.3f}",
-        )
+        text = f"client {progress.client} ({len(self._losses)} of {len(self._clients)})  loss {progress.loss:.3f}"
+        self._bars.update(self._work, completed=done, total=len(self._clients), detail=lambda: text)
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
-        self._work.update(
-            self._work_task,
-            completed=done,
-            total=total,
-            detail=f"evaluating {label}  {percent(correct / max(1, done))}",
-        )
+        text = f"{label} {percent(correct / max(1, done))}"
+        self._bars.update(self._work, completed=done, total=total, detail=lambda: text)
 
     def round_finished(self, record: RoundRecord) -> None:
-        if self._info is None:
+        if self.run is None:
             return
-        self._clock.done += 1
-        scores = "  ".join(f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items())
-        fields = {"eta": self._clock.eta(self._info.num_rounds - record.round)}
-        if scores:
-            fields["scores"] = scores
-        self._rounds.update(self._round_task, completed=record.round, **fields)  # type: ignore[arg-type]
+        self._clock.round_done()
+        num_rounds = self.run.num_rounds
+        self._bars.update(self._rounds, completed=record.round)
+        self._scores.plain = "  ".join([f"after round {record.round}:", *_scores(record)])
+        if record.round % _lines_every(num_rounds) == 0 or record.round == num_rounds:
+            self._console.print(Text(round_line(record, num_rounds)))
         if record.refused:
             reasons = "; ".join(record.refused.values())
             self._console.print(Text(f"round {record.round}: refused {reasons}", style="yellow"))
+        if record.round == num_rounds:
+            self._begin_work("final")
 
-    def run_finished(self, result: RunResult) -> None:
-        self.stop()
+    def _begin_work(self, name: str) -> None:
+        self._bars.update(self._work, description=name, completed=0, total=1, detail=lambda: "")
+
+    def _course(self) -> str:
+        """Where the run is; made anew for each picture, so that its clocks run."""
+        if self.run is None:
+            return ""
+        done = round(self._bars.tasks[0].completed)
+        left = self.run.num_rounds - done
+        eta = f"  ETA {self._clock.eta(left)}" if left else ""
+        return f"{done}/{self.run.num_rounds} rounds  {clock(self._clock.elapsed)}{eta}"
+
+    def _picture(self) -> RenderableType:
+        return Group(self._bars, self._scores) if self._scores.plain else self._bars
+
+
+class _Detail(ProgressColumn):
+    """What a task's ``detail`` says at this moment."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+
+    def render(self, task: Task) -> Text:
+        detail: Callable[[], str] = task.fields["detail"]
+        return Text(detail())
+
+
+def _lines_every(num_rounds: int) -> int:
+    """Print every so many rounds: 1, 2, 5, 10, 20, 50 ..., the least that keeps to ``_MOST_LINES``."""
+    steps = (digit * int(10**power) for power in itertools.count() for digit in (1, 2, 5))
+    return next(step for step in steps if num_rounds <= _MOST_LINES * step)
 
 
 def results_table(result: RunResult) -> Table:

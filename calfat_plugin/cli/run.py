@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,12 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
-from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
-    from calfat_plugin.experiment import Experiment
     from calfat_plugin.runs.directory import RunDirectory
     from calfat_plugin.runs.session import Request
 
@@ -54,7 +53,11 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume goes on from there.
     """
-    with user_errors():
+    command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
+    command += [] if seed is None else ["--seed", str(seed)]
+    command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
+    left = _Leftover([*command, *(["--role", role] if role else [])], resume)
+    with _stoppable(left.after_stop), user_errors(left.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
             warn(warning)
@@ -62,134 +65,87 @@ def run(
         from calfat_plugin.runs.session import Request, open_directory
 
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
-        party = _party(experiment, role, rank, local)
-        if party == _ALL:
-            directory = _local_directory(request)
-        elif party > 0:
-            _be_client(request, party)
-            return
-        else:
-            directory = open_directory(request)
-    if party == _ALL:
-        words = [recipe, *(word for override in overrides for word in ("--set", override))]
-        words += [] if seed is None else ["--seed", str(seed)]
-        _run_all(experiment, words, directory, resume)
-        return
-    how = _resume_command(recipe, overrides, seed, directory.path)
-    with user_errors(after=lambda: _what_is_left(directory, resume, how)), _terminable():
-        _run(request, directory, plain, how)
+        if role is not None or rank is not None or local or experiment.recipe.common.training_type == "cross_silo":
+            from calfat_plugin.cli import party
+
+            if party.take_part(request, party.which(experiment, role, rank, local), command):
+                return
+        left.directory = open_directory(request)
+        _run(request, left.directory, plain, left)
 
 
-_ALL, _SIMULATION = -1, 0
-
-
-def _party(experiment: Experiment, role: str | None, rank: int | None, local: bool) -> int:
-    """The rank that this process is asked to be: ``_ALL`` for ``--local``, 0 for the server and for a simulation."""
-    cross_silo = experiment.recipe.common.training_type == "cross_silo"
-    if not cross_silo:
-        if local or role is not None or rank is not None:
-            raise RunError(
-                "--local, --role and --rank are for cross-silo runs; this recipe is a simulation. Add "
-                "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC."
-            )
-        return _SIMULATION
-    if local and role is None and rank is None:
-        return _ALL
-    server = role == "server" and rank in (None, 0)
-    if local or not (server or (role == "client" and rank)):
-        raise RunError(
-            "a cross-silo run has a process for each party. Start them all on this machine with --local, or one with "
-            f"--role server, or with --role client --rank K (1 to {experiment.num_clients})."
-        )
-    if not experiment.recipe.silo.parties:
-        raise experiment.recipe.document.error(
-            ("calfat", "silo", "parties"),
-            "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
-        )
-    return 0 if server else int(rank or 0)
-
-
-def _be_client(request: Request, rank: int) -> None:
-    from calfat_plugin.interfaces import RunObserver
-    from calfat_plugin.runs.party import open_party_directory, run_client
-
-    directory = open_party_directory(request, rank)
-    stream = sys.stdout
-    try:
-        with _terminable():
-            run_client(request, rank, directory, RunObserver(), lambda line: print(line, file=stream, flush=True))
-    except KeyboardInterrupt:
-        fail("stopped.", f"Go on with --resume --run-dir {directory.path}.", INTERRUPTED)
-
-
-def _local_directory(request: Request) -> RunDirectory:
-    """Where ``--local`` runs; the server's process makes it."""
-    from calfat_plugin.host.arguments import refuse_unsupported
-    from calfat_plugin.runs.directory import RunDirectory, new_path
-
-    refuse_unsupported(request.experiment)
-    if request.run_dir is not None:
-        return RunDirectory(request.run_dir)
-    return (
-        RunDirectory.latest_unfinished(request.experiment)
-        if request.resume
-        else RunDirectory(new_path(request.experiment))
-    )
-
-
-def _run_all(experiment: Experiment, words: list[str], directory: RunDirectory, resume: bool) -> None:
-    from calfat_plugin.cli.local import run_all
-
-    with _terminable():
-        try:
-            status = run_all(experiment, words, directory.path, resume=resume)
-        except KeyboardInterrupt:
-            again = shlex.join(["calfat", "run", *words, "--local", "--resume", "--run-dir", str(directory.path)])
-            fail("stopped.", f"Finished rounds are kept in {directory.path}. Go on with:\n  {again}", INTERRUPTED)
-    sys.exit(status)
-
-
-def _run(request: Request, directory: RunDirectory, plain: bool, how: str) -> None:
+def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover) -> None:
     from rich.console import Console
 
-    from calfat_plugin.cli.progress import LiveProgress, PlainProgress, results_table
+    from calfat_plugin.cli.progress import LiveProgress, PlainProgress, RunProgress, results_table
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
-    live = LiveProgress(console) if console.is_terminal and not plain else None
-    observer = live or PlainProgress(sys.stdout)
-    errors = sys.stderr
-    try:
-        result = session.run(request, directory, observer, lambda text: print(f"warning: {text}", file=errors))
-    except KeyboardInterrupt:
-        if live is not None:
-            live.stop()
-        fail("stopped.", _what_is_left(directory, request.resume, how), INTERRUPTED)
-    finally:
-        if live is not None:
-            live.stop()
+    live = console.is_terminal and not console.is_dumb_terminal and not plain
+    progress: RunProgress = LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
+    with progress:
+        try:
+            result = session.run(request, directory, progress, progress.warn)
+        finally:
+            left.begun = progress.run is not None
     console.print(results_table(result))
     console.print(f"results: {directory.path}", soft_wrap=True)
 
 
-def _resume_command(recipe: str, overrides: tuple[str, ...], seed: int | None, path: Path) -> str:
-    words = ["calfat", "run", recipe, *(word for override in overrides for word in ("--set", override))]
-    if seed is not None:
-        words += ["--seed", str(seed)]
-    return shlex.join([*words, "--resume", "--run-dir", str(path)])
+class _Leftover:
+    """What a run that ends early leaves behind, and how to go on with it.
 
+    Args:
+        command: the command line without where to write.
+        resumed: whether the run was begun by an earlier process.
 
-def _what_is_left(directory: RunDirectory, resumed: bool, how: str) -> str:
-    """How to go on; a new run that finished no round leaves nothing behind and says nothing."""
-    if not directory.last_checkpoint.exists() and not resumed:
+    Attributes:
+        directory: the run directory, once there is one.
+        begun: whether the run got as far as its rounds.
+    """
+
+    def __init__(self, command: list[str], resumed: bool) -> None:
+        self._command, self._resumed = command, resumed
+        self.directory: RunDirectory | None = None
+        self.begun = False
+
+    def after_stop(self) -> str:
+        """What to say when the user stopped the run."""
+        if self.directory is None or self._discarded(self.directory):
+            return "No round was finished, so nothing is kept."
+        return self._how_to_go_on(self.directory)
+
+    def after_error(self) -> str:
+        """What to say below an error: nothing, where going on would only meet it again."""
+        if self.directory is None or self._discarded(self.directory) or not self.begun:
+            return ""
+        return self._how_to_go_on(self.directory)
+
+    def _discarded(self, directory: RunDirectory) -> bool:
+        """Remove a run of this process in which no round was finished; whether it was so."""
+        if self._resumed or directory.last_checkpoint.exists():
+            return False
         directory.discard()
-        return ""
-    return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+        return True
+
+    def _how_to_go_on(self, directory: RunDirectory) -> str:
+        how = shlex.join([*self._command, "--resume", "--run-dir", str(directory.path)])
+        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+
+
+def _program() -> list[str]:
+    """How to call this program again: as it was called, for the scripts of an environment may not be on the PATH."""
+    called = Path(sys.argv[0])
+    if called.name not in ("calfat", "fedml"):
+        return [sys.executable, "-m", "calfat_plugin.cli.main"]
+    found = shutil.which(called.name)
+    on_path = found is not None and called.exists() and Path(found).samefile(called)
+    return [called.name if on_path else str(called)]
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let a polite kill (SIGTERM) end a run as Ctrl-C does."""
+def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
+    """End cleanly on Ctrl-C, and on a polite kill (SIGTERM) alike."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -197,5 +153,9 @@ def _terminable() -> Iterator[None]:
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last words
+        print(f"stopped. {what_is_left()}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -6,54 +6,65 @@ attack with a bug cannot report a win outside eps or outside the pixel range.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin import __version__
 from calfat_plugin.errors import ModelError
+from calfat_plugin.evaluators.budget import BudgetOptions, narrowed
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.metrics import Counts
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import ThreatModel, exact_text
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+
+_ROW_SUM_TOLERANCE = 1e-5  # of a softmax in float32
 
 
 class AttackEvaluator(Evaluator):
     """Counts, in both conventions, what a crafted batch does to the model. Subclasses are final and stateless."""
 
     implementation = f"calfat-plugin {__version__}"
+    has_budget: ClassVar[bool] = True  #: False where nothing is changed, so that no eps is reported
 
     def __init__(self, options: Any) -> None:
         self.options = options
 
     def threat(self, task: EvaluationTask) -> ThreatModel:
-        """The budget in force; default: the run's."""
+        """The budget in force, which is reported and checked; default: the run's."""
         return task.threat
+
+    def narrow(self, task: EvaluationTask) -> EvaluationTask:
+        """The examples to attack and the batch size; default: the whole task as it is."""
+        return task
 
     @abstractmethod
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        """How the adversarial examples are made, ready for JSON."""
+        """How the adversarial examples are made, ready for JSON. Norm and eps are added from :meth:`threat`."""
 
     @abstractmethod
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """Adversarial examples for one batch.
 
         Args:
-            task: the model and the budget.
-            x: (N, C, H, W) float32 in [0, 1].
-            y: (N,) labels.
-            noise: the only source of randomness, on ``task.device``.
+            task: the model and the budget; ``task.tally`` adds up what is worth reporting.
+            x: (N, C, H, W) float32 in [0, 1], a copy.
+            y: (N,) labels, a copy.
+            noise: the only source of randomness; a CPU generator, so that every device draws the same.
 
         Returns:
             Shape of x, inside the budget.
         """
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """Craft, re-check and count batch by batch. Random starts depend on the batch size, never on the machine.
+        """Craft, re-check and count batch by batch.
 
         Raises:
             BudgetError: what :meth:`craft` returned is outside eps, outside the pixel range, or not finite.
@@ -65,31 +76,80 @@ class AttackEvaluator(Evaluator):
 
         refuse_training_mode(task.model)
         started = time.perf_counter()
-        noise = generator(task.seed, f"evaluate/{label}", round=task.round, device=task.device)
-        threat = self.threat(task)
+        tally: Counter[str] = Counter()
+        task = dataclasses.replace(self.narrow(task), tally=lambda name, count: tally.update({name: count}))
+        noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
         verdicts: list[Tensor] = []
+        probabilities = True
         done = correct = 0
         for x, y in eval_batches(task.data, task.batch_size, task.device):
-            x_adv = self.craft(task, x, y, noise)
+            x_adv = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             threat.check(x_adv, x, who=f"evaluator '{label}'")
             with torch.no_grad():
-                verdicts.append((task.model(x_adv).argmax(dim=1) == y).cpu())
+                logits = task.model(x_adv)
+            probabilities = probabilities and are_probabilities(logits)
+            verdicts.append((logits.argmax(dim=1) == y).cpu())
             done, correct = done + len(y), correct + int(verdicts[-1].sum())
             task.on_progress(done, len(task.data), correct)
         counts = Counts.from_verdicts(
             task.clean_correct.cpu(), task.data.y.cpu(), task.num_classes, torch.cat(verdicts)
         )
+        details: dict[str, Any] = dict(tally)
+        if probabilities:
+            details["warnings"] = [PROBABILITIES]
         return result_from_counts(
             counts,
             label=label,
-            settings=self.settings(task),
+            settings={**(budget_as_json(threat) if self.has_budget else {}), **self.settings(task)},
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
+            details=details,
         )
 
 
+class BudgetedAttack(AttackEvaluator):
+    """Abstract: an attack whose options are :class:`BudgetOptions`."""
+
+    options: BudgetOptions
+
+    def threat(self, task: EvaluationTask) -> ThreatModel:
+        return self.options.threat(task.threat)
+
+    def narrow(self, task: EvaluationTask) -> EvaluationTask:
+        return narrowed(task, self.options.max_examples, self.options.batch_size)
+
+
+#: A finding in ``EvaluationResult.details["warnings"]``: a code for programs and a text for people.
+PROBABILITIES = {
+    "code": "probabilities",
+    "text": "the model returns probabilities, not logits: every row is in [0, 1] and sums to 1. The gradient of a "
+    "cross-entropy on top of a softmax vanishes, so the attacks are weak and the accuracy under them is too high. "
+    "Let the model return the logits in front of its softmax.",
+}
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether every row of (N, C), C > 1, is a probability distribution."""
+    if logits.shape[1] < 2:
+        return False
+    off = (logits.sum(dim=1) - 1).abs().amax()
+    low, high = logits.aminmax()
+    return bool((low >= 0) & (high <= 1 + _ROW_SUM_TOLERANCE) & (off <= _ROW_SUM_TOLERANCE))
+
+
+def budget_as_json(threat: ThreatModel) -> dict[str, str]:
+    """Norm and exact eps."""
+    return {"norm": threat.norm, "eps": exact_text(threat.eps)}
+
+
 def result_from_counts(
-    counts: Counts, *, label: str, settings: dict[str, Any], implementation: str, seconds: float
+    counts: Counts,
+    *,
+    label: str,
+    settings: dict[str, Any],
+    implementation: str,
+    seconds: float,
+    details: Mapping[str, Any],
 ) -> EvaluationResult:
     """Word counts of an attacked set as a result."""
     if counts.robust_acc is None or counts.robust_acc_strict is None:
@@ -104,6 +164,7 @@ def result_from_counts(
         settings=settings,
         implementation=implementation,
         seconds=seconds,
+        details=details,
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.attacks import attack_mode, gradient_ascent
 from calfat_plugin.entries import Citation, EvaluatorEntry
-from calfat_plugin.evaluators.base import AttackEvaluator
+from calfat_plugin.errors import OptionError
+from calfat_plugin.evaluators.base import BudgetedAttack
+from calfat_plugin.evaluators.budget import PIXELS, BudgetOptions, check_budget
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.losses import cross_entropy
 from calfat_plugin.options import option
@@ -17,119 +19,187 @@ from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, nn
 
-_PIXELS = "fraction of the pixel range"
+Start = Literal["x", "uniform"]
+
+_START = "x: the clean image; uniform: a random point of the ball"
+_SCALE = "the attack sees this factor times the logits; verdicts do not. 10 undoes CalFAT's flattened logits"
 
 
 @dataclass(frozen=True)
-class PGDOptions:
-    """Options of PGD and BIM; ``null`` takes the value of ``calfat.threat``."""
+class PGDOptions(BudgetOptions):
+    """Options of PGD; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
 
-    norm: Literal["linf", "l2"] | None = option(None, help="norm of the ball")
-    eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=_PIXELS)
-    step_size: Fraction | None = option(None, low=0, open_low=True, help="length of a step", unit=_PIXELS)
+    step_size: Fraction | None = option(None, low=0, open_low=True, help="length of a step", unit=PIXELS)
     steps: int = option(20, low=1, help="gradient steps")
-    start: Literal["x", "uniform"] = option("uniform", help="x: the clean image; uniform: a random point of the ball")
+    start: Start = option("uniform", help=_START)
     restarts: int = option(1, low=1, help="independent starts; an example is robust if it survives all of them")
+    logit_scale: float = option(1.0, low=0, open_low=True, help=_SCALE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm is not None and self.step_size is None:
+            raise OptionError(f"norm: {self.norm} needs a step_size beside it, in the same norm as its eps.")
+        if self.start == "x" and self.restarts > 1:
+            raise OptionError(
+                f"restarts: {self.restarts} from the clean image would all be the same; say start: uniform, or leave "
+                "restarts out."
+            )
+
+    def lengths(self) -> dict[str, Fraction | None]:
+        return {"eps": self.eps, "step_size": self.step_size}
+
+    def threat(self, run: ThreatModel) -> ThreatModel:
+        return _with_steps(super().threat(run), self.steps)
 
 
 @dataclass(frozen=True)
 class BIMOptions(PGDOptions):
     """BIM is PGD from the clean image."""
 
-    start: Literal["x", "uniform"] = option("x", help="x: the clean image; uniform: a random point of the ball")
+    start: Start = option("x", help=_START)
 
 
 @dataclass(frozen=True)
-class FGSMOptions:
-    """Options of FGSM; ``null`` takes the value of ``calfat.threat``."""
+class FGSMOptions(BudgetOptions):
+    """Options of FGSM, whose one step is as long as eps."""
 
-    norm: Literal["linf", "l2"] | None = option(None, help="norm of the ball")
-    eps: Fraction | None = option(None, low=0, help="radius of the ball and length of the step", unit=_PIXELS)
-    start: Literal["x", "uniform"] = option(
-        "x", help="x: the clean image; uniform: a random point of the ball (Wong et al. 2020)"
-    )
+    start: Start = option("x", help=f"{_START} (Wong et al. 2020)")
+    logit_scale: float = option(1.0, low=0, open_low=True, help=_SCALE)
+
+    def threat(self, run: ThreatModel) -> ThreatModel:
+        """The budget with eps as the step; with eps 0 any step does, for none leaves the clean image."""
+        budget = super().threat(run)
+        return _with_steps(budget, 1, budget.eps or budget.step_size)
 
 
-class PGD(AttackEvaluator):
+class PGD(BudgetedAttack):
     """Projected gradient ascent on CE(f(x'), y)."""
 
     options: PGDOptions
 
-    def threat(self, task: EvaluationTask) -> ThreatModel:
-        """The run's budget with this evaluator's own norm, eps and step size where given."""
-        own = {
-            key: getattr(self.options, key)
-            for key in ("norm", "eps", "step_size")
-            if getattr(self.options, key) is not None
-        }
-        return dataclasses.replace(task.threat, **own, steps=self.options.steps)
-
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        threat = self.threat(task)
-        return {
-            "norm": threat.norm,
-            "eps": exact_text(threat.eps),
-            "step_size": exact_text(threat.step_size),
-            "steps": threat.steps,
-            "start": self.options.start,
-            "restarts": self.options.restarts,
-            "loss": "cross-entropy of raw logits",
-            "seed": task.seed,
-            "batch_size": task.batch_size,
-        }
+        name = "bim" if self.options.start == "x" else "pgd"
+        return ascent_settings(name, self.options, self.threat(task), task)
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        x_adv = self._ascend(task, x, y, noise)
-        for _ in range(self.options.restarts - 1):
-            again = self._ascend(task, x, y, noise)
-            survived = _correct(task, x_adv, y)
-            x_adv = again.where(survived[:, None, None, None], x_adv)
-        return x_adv
-
-    def _ascend(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        threat = self.threat(task)
-        with attack_mode(task.model):
-            return gradient_ascent(
-                task.model,
-                x,
-                lambda logits: cross_entropy(logits, y, reduction="sum"),
-                threat=threat,
-                steps=threat.steps,
-                step_size=float(threat.step_size),
-                start=threat.random_start(x, noise) if self.options.start == "uniform" else x,
-            )
+        return climb(task, x, y, noise, cross_entropy_sum, threat=self.threat(task), how=self.options)
 
 
-class FGSM(AttackEvaluator):
+class FGSM(BudgetedAttack):
     """One step of length eps along the gradient of CE(f(x), y)."""
 
     options: FGSMOptions
 
-    def __init__(self, options: FGSMOptions) -> None:
-        super().__init__(options)
-
-    def _pgd(self, task: EvaluationTask) -> PGD:
-        eps = task.threat.eps if self.options.eps is None else self.options.eps
-        return PGD(PGDOptions(norm=self.options.norm, eps=eps, step_size=eps, steps=1, start=self.options.start))
-
-    def threat(self, task: EvaluationTask) -> ThreatModel:
-        return self._pgd(task).threat(task)
-
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        return self._pgd(task).settings(task)
+        return ascent_settings("fgsm", self._how(), self.threat(task), task)
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        return self._pgd(task).craft(task, x, y, noise)
+        return climb(task, x, y, noise, cross_entropy_sum, threat=self.threat(task), how=self._how())
+
+    def _how(self) -> PGDOptions:
+        return PGDOptions(steps=1, start=self.options.start, logit_scale=self.options.logit_scale)
 
 
-def _correct(task: EvaluationTask, x: Tensor, y: Tensor) -> Tensor:
+def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
+    """The loss that FGSM, BIM and PGD climb."""
+    return cross_entropy(logits, y, reduction="sum")
+
+
+def climb(
+    task: EvaluationTask,
+    x: Tensor,
+    y: Tensor,
+    noise: Generator,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    threat: ThreatModel,
+    how: PGDOptions,
+) -> Tensor:
+    """Gradient ascent with restarts; an example that is broken already is left out of the restarts after.
+
+    Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
+    Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
+
+    Args:
+        task: model and tally.
+        x: (N, C, H, W) in [0, 1].
+        y: (N,) labels.
+        noise: source of the random starts.
+        loss: (logits, y) to the sum to climb.
+        threat: the budget with step size and number of steps.
+        how: start, restarts, logit_scale; nothing else is read from it.
+
+    Returns:
+        x_adv, shape of x: for every example, the point of the last start that it took part in.
+    """
     import torch
 
-    with torch.no_grad():
-        verdict: Tensor = task.model(x).argmax(dim=1) == y
-    return verdict
+    x_adv, y_open = x, y
+    still_open = torch.arange(len(x), device=x.device)
+    with attack_mode(task.model):
+        for restart in range(how.restarts):
+            start = threat.random_start(x, noise) if how.start == "uniform" else x
+            if len(still_open) == 0:
+                continue  # for the draw alone
+            y_open = y[still_open]
+            found = gradient_ascent(
+                _watched(task) if restart == 0 else task.model,
+                x[still_open],
+                lambda logits, y_open=y_open: loss(_scaled(logits, how.logit_scale), y_open),  # type: ignore[misc]
+                threat=threat,
+                steps=threat.steps,
+                step_size=float(threat.step_size),
+                start=start[still_open],
+            )
+            x_adv = x_adv.index_copy(0, still_open, found)
+            if restart + 1 < how.restarts:
+                with torch.no_grad():
+                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
+    return x_adv
+
+
+def ascent_settings(attack: str, how: PGDOptions, threat: ThreatModel, task: EvaluationTask) -> dict[str, Any]:
+    """What a reader needs to make the same adversarial examples again."""
+    return {
+        "attack": attack,
+        "step_size": exact_text(threat.step_size),
+        "steps": threat.steps,
+        "start": how.start,
+        "restarts": how.restarts,
+        "logit_scale": how.logit_scale,
+        "loss": "cross-entropy",
+        "seed": task.seed,
+        "batch_size": task.batch_size,
+    }
+
+
+def _with_steps(threat: ThreatModel, steps: int, step_size: Fraction | None = None) -> ThreatModel:
+    return ThreatModel(threat.norm, threat.eps, step_size or threat.step_size, steps, threat.bounds)
+
+
+def _scaled(logits: Tensor, factor: float) -> Tensor:
+    return logits if factor == 1 else logits * factor
+
+
+def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
+    """The model, counting the examples whose first gradient is exactly zero as it passes by."""
+    model: nn.Module = task.model
+    seen = False
+
+    def count(grad: Tensor) -> None:
+        task.tally("zero_gradients", int((grad.flatten(1).abs().amax(dim=1) == 0).sum()))
+
+    def forward(x_adv: Tensor) -> Tensor:
+        nonlocal seen
+        if not seen and x_adv.requires_grad:
+            x_adv.register_hook(count)
+            seen = True
+        logits: Tensor = model(x_adv)
+        return logits
+
+    return forward
 
 
 PGD_ENTRY = EvaluatorEntry(
@@ -140,6 +210,7 @@ PGD_ENTRY = EvaluatorEntry(
     formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y))",
     citation=MADRY,
     number_option="steps",
+    check=check_budget,
 )
 BIM_ENTRY = EvaluatorEntry(
     "bim",
@@ -157,6 +228,7 @@ BIM_ENTRY = EvaluatorEntry(
 }""",
     ),
     number_option="steps",
+    check=check_budget,
 )
 FGSM_ENTRY = EvaluatorEntry(
     "fgsm",
@@ -173,4 +245,5 @@ FGSM_ENTRY = EvaluatorEntry(
   year      = {2015}
 }""",
     ),
+    check=check_budget,
 )

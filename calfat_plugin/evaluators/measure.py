@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import ModelError
+from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.loaders import eval_batches
@@ -27,6 +29,8 @@ def measure(
     device: torch.device,
     seed: int,
     round: int = 0,
+    correct: Tensor | None = None,
+    scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
 ) -> dict[str, EvaluationResult]:
     """Evaluate ``model`` in evaluation mode on ``device``.
@@ -34,17 +38,22 @@ def measure(
     Args:
         evaluators: (label, evaluator) pairs; labels are unique.
         round: enters the derived seeds; 0 for a final evaluation.
+        correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
+        scratch: where a long evaluation keeps what it needs to go on after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
 
     Returns:
         Label to result, in the order given.
 
     Raises:
-        ModelError: training mode, non-finite logits, or logits of another shape than (N, num_classes).
+        ModelError: training mode, non-finite logits, logits of another shape than (N, num_classes), images that the
+            model cannot take, or an evaluator that changed the model.
         BudgetError: an evaluator left the budget.
+        PluginError: an evaluator returned something that is no result.
     """
     refuse_training_mode(model)
-    correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
+    if correct is None:
+        correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     results = {}
     for label, evaluator in evaluators:
         task = EvaluationTask(
@@ -56,10 +65,18 @@ def measure(
             device=device,
             seed=seed,
             round=round,
-            clean_correct=correct,
+            clean_correct=correct.clone(),
+            scratch=scratch,
             on_progress=lambda done, total, right, label=label: on_progress(label, done, total, right),  # type: ignore[misc]
         )
-        results[label] = evaluator.evaluate(task, label)
+        before = _versions(model)
+        result = evaluator.evaluate(task, label)
+        if _versions(model) != before:
+            raise ModelError(
+                f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so no "
+                "number after it would be about the same model."
+            )
+        results[label] = _checked(result, label)
     return results
 
 
@@ -69,21 +86,65 @@ def clean_correct(
     """Which clean examples the model gets right: (N,) bool on the CPU.
 
     Raises:
-        ModelError: the logits are not finite or have another shape than (N, num_classes).
+        ModelError: the images do not fit the model, or its logits are not finite or have another shape than
+            (N, num_classes).
     """
     verdicts = []
     with torch.no_grad():
         for x, y in eval_batches(data, batch_size, device):
-            logits = model(x)
-            if logits.shape != (len(y), num_classes):
+            logits = _logits(model, x)
+            if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):
+                found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
                 raise ModelError(
-                    f"the model returned {tuple(logits.shape)} for {len(y)} images of shape {tuple(x.shape[1:])}; "
+                    f"the model returned {found} for {len(y)} images of shape {tuple(x.shape[1:])}; "
                     f"expected logits of shape ({len(y)}, {num_classes})."
                 )
             if not bool(logits.isfinite().all()):
-                raise ModelError(
-                    "the model returned nan or inf for clean images: its weights are not finite. The training diverged "
-                    "(lower train_args.learning_rate), or the checkpoint is damaged."
-                )
+                raise ModelError(f"the model returned nan or inf for clean images: {_cause_of_nan(model)}")
             verdicts.append((logits.argmax(dim=1) == y).cpu())
     return torch.cat(verdicts)
+
+
+def _logits(model: nn.Module, x: Tensor) -> object:
+    """The first contact of model and images, where what does not fit shows."""
+    try:
+        return model(x)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{x.device} has no memory for a batch of {len(x)} images; take a smaller batch size "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    except Exception as error:  # somebody else's model may fail in any way
+        first = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        raise ModelError(
+            f"the model cannot take images of shape {tuple(x.shape[1:])} ({type(error).__name__}: {first}). "
+            "Is it the model of this data set?"
+        ) from error
+
+
+def _cause_of_nan(model: nn.Module) -> str:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        broken = int(tensor.isfinite().logical_not().sum())
+        if broken:
+            return (
+                f"{broken} of {tensor.numel()} values of its tensor '{name}' are not finite. The training diverged "
+                "(lower train_args.learning_rate), or the checkpoint is damaged."
+            )
+    return "its weights are finite, so the numbers grow too large on the way."
+
+
+def _versions(model: nn.Module) -> list[object]:
+    """Changes when a tensor of the model is written to or replaced, or a module changes mode."""
+    tensors = (*model.parameters(), *model.buffers())
+    return [*((id(tensor), tensor._version) for tensor in tensors), *(module.training for module in model.modules())]
+
+
+def _checked(result: object, label: str) -> EvaluationResult:
+    """Refuse what the rest of the run could not work with."""
+    if not isinstance(result, EvaluationResult):
+        raise PluginError(f"evaluator '{label}' returned a {type(result).__name__}; expected an EvaluationResult.")
+    for name in ("accuracy", "accuracy_strict"):
+        value = getattr(result, name)
+        if not (isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1):
+            raise PluginError(f"evaluator '{label}' returned {name} {value!r}; expected a fraction in [0, 1].")
+    return result

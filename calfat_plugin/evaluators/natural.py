@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 class Natural(AttackEvaluator):
     """The attack that does nothing."""
 
+    has_budget = False
+
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        return {}
+        return {"attack": "none"}
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         return x

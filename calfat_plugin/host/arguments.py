@@ -14,17 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from calfat_plugin import __version__
-from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.silo import Address
 
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
-    """The host's view of a recipe.
-
-    Raises:
-        HostError: when the recipe asks for something that this runtime cannot do.
-    """
+    """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
     recipe = experiment.recipe
     args = SimpleNamespace(
         yaml_config_file=recipe.document.file,
@@ -75,7 +70,7 @@ def fingerprint(experiment: Experiment) -> str:
     for section in ("device_args", "comm_args", "tracking_args"):
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
-    for key in ("silo", "runtime", "evaluators", "monitor", "evaluation"):
+    for key in ("silo", "runtime", "evaluators", "monitor", "evaluation", "loggers", "reported"):
         plain["calfat"].pop(key, None)
     text = json.dumps([__version__, plain], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -136,6 +131,3 @@ def _refuse_in_cross_silo(experiment: Experiment) -> None:
             "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a network "
             "in which everyone may read and join.",
         )
-
-
-__all__ = ["HostError", "fingerprint", "host_arguments", "refuse_unsupported", "silo_arguments"]

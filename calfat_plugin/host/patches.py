@@ -34,9 +34,9 @@ def calls_home() -> Iterator[None]:
     """Keep ``fedml.init`` off the network and out of the home directory.
 
     Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out),
-    creates ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name is kept
-    in ``~/.fedml`` too; here it lives in this process's environment only. Its runner leaves a file named after the
-    process there for the vendor's agent, which no one else reads.
+    creates ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name
+    is kept in ``~/.fedml`` too; here it lives in this process's environment only. Its runner leaves a file named after
+    the process there for the vendor's agent, which no one else reads.
     """
     import fedml
 
@@ -69,7 +69,8 @@ def reseeds_the_world() -> Iterator[None]:
 
     python_state, numpy_state = random.getstate(), np.random.get_state()
     deterministic = torch.backends.cudnn.deterministic
-    with torch.random.fork_rng():
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
         try:
             yield
         finally:

@@ -12,7 +12,6 @@ from typing import Any
 from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
-from torch import Tensor
 
 from calfat_plugin.errors import HostError, UpdateError
 from calfat_plugin.host.client import BEAT
@@ -21,7 +20,7 @@ from calfat_plugin.host.transport import ALARM, Transport
 from calfat_plugin.parties import Server, Snapshot
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.wire import Wire, check_upload, pack_refusal
+from calfat_plugin.wire import Wire, check_extras, pack_refusal
 
 log = logging.getLogger(__name__)
 
@@ -180,15 +179,14 @@ class SiloServer(FedMLServerManager):  # type: ignore[misc]
         if fields["round"] != now.number or rank - 1 in now.answers:
             return  # the round ended while it waited, or it came twice
         wire, num_examples = fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS], fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES]
-        now.answers[rank - 1] = (num_examples, self._checked(rank - 1, num_examples, wire))
+        now.answers[rank - 1] = (num_examples, self._checked(rank - 1, wire))
         self._finish_round_if_over()
 
-    def _checked(self, client: int, num_examples: int, wire: Mapping[str, Tensor]) -> Wire:
+    def _checked(self, client: int, wire: Wire) -> Wire:
         """The message, or in its place a refusal that says what is wrong with it."""
         try:
-            if num_examples < 1:
-                raise UpdateError(f"client {client}: claims {num_examples} training examples")
-            return check_upload(wire, self.server.state, who=f"client {client}")
+            check_extras(wire, self.server.state, who=f"client {client}")
+            return wire
         except UpdateError as error:
             return pack_refusal(str(error))
 

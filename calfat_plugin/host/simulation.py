@@ -84,6 +84,9 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
     def _local_test_on_all_clients(self, round_idx: int) -> None:
         """Nothing: evaluation is part of the round, on the global model and once, not once a client."""
 
+    def _local_test_on_validation_set(self, round_idx: int) -> None:
+        """Nothing, likewise; the host comes here for data sets whose name begins with ``stackoverflow``."""
+
     def _snapshot(self) -> Snapshot:
         server = self.server
         return Snapshot(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
-from calfat_plugin.options import describe, describe_options, parse_options
+from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
-from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import HOST_KEYS
 from calfat_plugin.recipe.silo import Silo, SiloSettings, TLSSettings, parse_parties
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import ThreatModel, parse_number
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ CALFAT_KEYS = (
     "evaluation",
     "runtime",
     "silo",
+    "loggers",
+    "reported",
 )
 _OTHER_HOST_SECTIONS = (
     "validation_args",
@@ -40,6 +43,7 @@ _OTHER_HOST_SECTIONS = (
 )
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
+_MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
 _EXAMPLE = "such as {name: calfat, preset: release}"
 
 
@@ -49,11 +53,10 @@ def parse_recipe(document: Document) -> schema.Recipe:
     Raises:
         RecipeError: with place, key path, what was found and what was wanted.
     """
+    _refuse_misspelt_sections(document)
     if "calfat" not in document.data:
-        hint = did_you_mean("calfat", [key for key in document.data if key.startswith("cal")])
         raise RecipeError(
-            f"{document.file}: there is no section 'calfat'.{hint} "
-            "The shortest is calfat: {trainer: {name: calfat}}."
+            f"{document.file}: there is no section 'calfat'. The shortest is calfat: {{trainer: {{name: calfat}}}}."
         )
     warnings: list[str] = []
     host = {name: _host_section(document, name, warnings) for name in schema.HOST_SECTIONS}
@@ -66,8 +69,11 @@ def parse_recipe(document: Document) -> schema.Recipe:
             raise document.error(("calfat", key), f"unknown key.{hint}")
     train: schema.TrainArgs = host["train_args"][0]
     _check_clients(document, train)
+    aggregator = _choice(document, ("calfat", "aggregator"), default="fedavg")
+    _check_optimizer(document, train, aggregator, warnings)
     monitor_raw = dict(_section(document, ("calfat", "monitor")))
     monitored = monitor_raw.pop("evaluators", None)
+    evaluators = _picks(document, ("calfat", "evaluators"), calfat.get("evaluators"), "evaluator", DEFAULT_EVALUATORS)
     return schema.Recipe(
         name=Path(document.file).stem,
         document=document,
@@ -80,17 +86,21 @@ def parse_recipe(document: Document) -> schema.Recipe:
         tracking=host["tracking_args"][0],
         host_extra=extra,
         trainer=_trainer(document),
-        aggregator=_choice(document, ("calfat", "aggregator"), default="fedavg"),
+        aggregator=aggregator,
         partition=_named_elsewhere(document, "partition", host["data_args"][0].partition_method),
         dataset=_named_elsewhere(document, "dataset", host["data_args"][0].dataset),
         model_choice=_named_elsewhere(document, "model", host["model_args"][0].model),
         threat=_threat(document),
-        evaluators=_evaluators(document, ("calfat", "evaluators"), calfat.get("evaluators"), DEFAULT_EVALUATORS),
+        evaluators=evaluators,
         monitor=_options(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
-        monitor_evaluators=_evaluators(document, ("calfat", "monitor", "evaluators"), monitored, DEFAULT_MONITOR),
+        monitor_evaluators=_picks(
+            document, ("calfat", "monitor", "evaluators"), monitored, "evaluator", DEFAULT_MONITOR
+        ),
         evaluation=_options(document, ("calfat", "evaluation"), schema.EvaluationOptions),
         runtime=_options(document, ("calfat", "runtime"), schema.RuntimeOptions),
         silo=_silo(document, train.client_num_in_total),
+        loggers=_picks(document, ("calfat", "loggers"), calfat.get("loggers"), "logger"),
+        reported=_reported(document, [choice.label for choice in evaluators], warnings),
         warnings=tuple(warnings),
     )
 
@@ -137,6 +147,16 @@ def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[A
     return _options(document, (name,), config, typed), passed_on
 
 
+def _refuse_misspelt_sections(document: Document) -> None:
+    """A section that is nearly one of ours would be ignored as a whole, which nobody means."""
+    ours = (*schema.HOST_SECTIONS, "calfat")
+    for name in document.data:
+        if name not in ours and name not in _OTHER_HOST_SECTIONS:
+            near = difflib.get_close_matches(name.lower(), ours, n=1, cutoff=_MISSPELT)
+            if near and near[0] not in document.data:
+                raise document.error((name,), f"there is no such section. Did you mean '{near[0]}'?")
+
+
 def _other_sections(document: Document, warnings: list[str]) -> dict[str, dict[str, Any]]:
     others = {}
     known = (*schema.HOST_SECTIONS, *_OTHER_HOST_SECTIONS, "calfat")
@@ -161,6 +181,19 @@ def _check_clients(document: Document, train: schema.TrainArgs) -> None:
         )
 
 
+def _check_optimizer(
+    document: Document, train: schema.TrainArgs, aggregator: schema.Choice, warnings: list[str]
+) -> None:
+    """Warn who expects the host's key to choose the aggregator; FedAvg is what every host recipe says."""
+    asked = train.federated_optimizer
+    if asked.lower() not in ("fedavg", aggregator.name.lower()):
+        path: KeyPath = ("train_args", "federated_optimizer")
+        warnings.append(
+            f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator decides, "
+            f"and it is '{aggregator.name}'."
+        )
+
+
 def _choice(document: Document, path: KeyPath, default: str | None = None) -> schema.Choice:
     """``name`` or ``{name: ..., preset: ..., options...}`` at ``path``."""
     return _as_choice(document, path, document.get(path), default)
@@ -172,12 +205,13 @@ def _as_choice(document: Document, path: KeyPath, value: Any, default: str | Non
     if isinstance(value, str):
         return schema.Choice(value, {}, path, label=value)
     if not isinstance(value, Mapping):
-        raise document.error(path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.")
+        hint = quoting_hint(value)
+        raise document.error(path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{hint}")
     texts = {}
     for key in ("name", "preset", "label"):
         text = value.get(key)
-        if text is not None and not isinstance(text, str):
-            raise document.error((*path, key), f"got {describe(text)}, expected a text.")
+        if text is not None and (not isinstance(text, str) or not text.strip()):
+            raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
         texts[key] = text
     name = texts["name"] or default
     if name is None:
@@ -200,24 +234,58 @@ def _trainer(document: Document) -> schema.TrainerChoice:
 def _named_elsewhere(document: Document, key: str, name: str) -> schema.Choice:
     """Options in ``calfat.<key>`` for a name that a host section picks."""
     path: KeyPath = ("calfat", key)
+    value = document.get(path)
+    if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
+        where = {"dataset": "data_args.dataset", "model": "model_args.model"}.get(key, "data_args.partition_method")
+        raise document.error(path, f"the {key} is named by {where}; here stand only its options.")
     return schema.Choice(name, dict(_section(document, path)), path, label=name)
 
 
-def _evaluators(document: Document, path: KeyPath, raw: Any, default: tuple[str, ...]) -> tuple[schema.Choice, ...]:
+_LISTS = {"evaluator": "[natural, pgd20]", "logger": "[tensorboard]"}
+
+
+def _picks(
+    document: Document, path: KeyPath, raw: Any, kind: str, default: tuple[str, ...] = ()
+) -> tuple[schema.Choice, ...]:
+    """A list of plugins of one kind, each with a label of its own."""
     if raw is None:
         raw = list(default)
     if not isinstance(raw, list):
-        raise document.error(path, f"got {describe(raw)}, expected a list such as [natural, pgd20].")
+        raise document.error(path, f"got {describe(raw)}, expected a list such as {_LISTS[kind]}.")
     choices = [_as_choice(document, (*path, index), item, None) for index, item in enumerate(raw)]
     seen: set[str] = set()
     for choice in choices:
         if choice.label in seen:
             raise document.error(
                 choice.path,
-                f"the evaluator '{choice.label}' stands here twice; remove one, or give it a 'label' of its own.",
+                f"the {kind} '{choice.label}' stands here twice; remove one, or give it a 'label' of its own.",
             )
         seen.add(choice.label)
     return tuple(choices)
+
+
+def _reported(document: Document, labels: list[str], warnings: list[str]) -> schema.Reported:
+    """``{source: text, <label>: percent ...}``; a label that this recipe does not evaluate draws a warning."""
+    path: KeyPath = ("calfat", "reported")
+    raw = dict(_section(document, path))
+    source = raw.pop("source", "")
+    if not isinstance(source, str):
+        raise document.error((*path, "source"), f"got {describe(source)}, expected a text.")
+    percent = {}
+    for label, value in raw.items():
+        try:
+            percent[label] = float(parse_number(value))
+        except (ValueError, OverflowError):
+            percent[label] = -1.0
+        if not 0 <= percent[label] <= 100:
+            raise document.error(
+                (*path, label),
+                f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as the source has it.",
+            )
+        if label not in labels:
+            where = f"{document.place((*path, label))}: calfat.reported.{label}"
+            warnings.append(f"{where}: no evaluator of this recipe has that label.{did_you_mean(label, labels)}")
+    return schema.Reported(source, percent)
 
 
 def _threat(document: Document) -> ThreatModel:

@@ -161,6 +161,19 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """``calfat.reported``: what a paper reports for this recipe, shown beside what was measured.
+
+    Attributes:
+        source: where the numbers stand, such as ``arXiv:2205.14926, Table 1``.
+        percent: label of an evaluator to accuracy in percent, as the source prints it.
+    """
+
+    source: str = ""
+    percent: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
 
@@ -176,6 +189,8 @@ class Recipe:
         monitor, monitor_evaluators: during the run.
         evaluation, runtime: how to compute.
         silo: the parties of a cross-silo run.
+        loggers: who else hears of the run.
+        reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -201,6 +216,8 @@ class Recipe:
     evaluation: EvaluationOptions
     runtime: RuntimeOptions
     silo: Silo = field(default_factory=Silo)
+    loggers: tuple[Choice, ...] = ()
+    reported: Reported = field(default_factory=Reported)
     warnings: tuple[str, ...] = field(default=())
 
     @property

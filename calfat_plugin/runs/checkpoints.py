@@ -19,6 +19,7 @@ from torch import Tensor
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.parties import Snapshot
+from calfat_plugin.runs.disk import sync_file, telling_disk_errors
 
 _FORMAT = "1"
 
@@ -30,6 +31,9 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
         path: where to.
         snapshot: what to keep.
         notes: JSON-ready facts for people and tools, such as accuracies.
+
+    Raises:
+        RunError: the disk refuses.
     """
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
     tensors.update({f"server/{name}": tensor for name, tensor in snapshot.server_state.items()})
@@ -42,11 +46,12 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
         "clients": json.dumps(sorted(snapshot.client_states)),
         "notes": json.dumps(notes),
     }
-    temporary = path.with_suffix(".tmp")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-    sync_file(temporary)
-    os.replace(temporary, path)
-    sync_file(path.parent)
+    temporary = path.with_name(path.name + ".tmp")
+    with telling_disk_errors(path):
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        sync_file(temporary)
+        os.replace(temporary, path)
+        sync_file(path.parent)
 
 
 def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
@@ -80,15 +85,6 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         ),
         notes,
     )
-
-
-def sync_file(path: Path) -> None:
-    """Force a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@
     runs/<recipe>/<seed>-<time>/
         recipe.yaml       as run, every default and derived value written out
         environment.json  versions, device, threads, commit
+        partition.json    training examples per client and class (simulations only)
         rounds.csv        a row a round
         results.json      the final evaluation; its presence says that the run is finished
         checkpoints/      last, best-natural, best-robust
@@ -15,10 +16,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import shlex
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,36 @@ import yaml
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.runs.disk import write_text
+from calfat_plugin.runs.rounds import RoundsFile
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs go unlocked
+    fcntl = None  # type: ignore[assignment]
 
 DEFAULT_ROOT = Path("runs")
+CHECKPOINTS = ("last", "best-natural", "best-robust")
 _ATTEMPTS = 100
 
 
 class RunDirectory:
-    """Paths and files of one run. Use :meth:`create`, :meth:`open_for_resume` or :meth:`latest_unfinished`."""
+    """Paths and files of one run. Use :meth:`create`, :meth:`latest_unfinished`, or name one that exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._made: list[Path] = []  # folders that create() made, innermost first
 
     recipe = property(lambda self: self.path / "recipe.yaml", doc="The recipe as run.")
     environment = property(lambda self: self.path / "environment.json", doc="What it ran on.")
+    partition = property(lambda self: self.path / "partition.json", doc="Training examples per client and class.")
     rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
 
     def checkpoint(self, name: str) -> Path:
-        """Path of a checkpoint: ``last``, ``best-natural`` or ``best-robust``."""
+        """Path of one of :data:`CHECKPOINTS`."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     @property
@@ -65,17 +76,23 @@ class RunDirectory:
         Raises:
             RunError: it holds a run already, or cannot be written.
         """
-        chosen = cls(new_path(experiment) if path is None else path)
+        wanted = DEFAULT_ROOT / experiment.recipe.name if path is None else path
+        made = _missing(wanted)
+        if path is None:
+            path = _new_path(wanted, experiment.seed)
+            made.insert(0, path)
+        chosen = cls(path)
+        chosen._made = made
         if chosen.recipe.exists():
             raise RunError(
-                f"{chosen.path}: there is a run in this directory already. "
+                f"{path}: there is a run in this directory already. "
                 "Add --resume to go on with it, or choose another --run-dir."
             )
         try:
-            chosen.checkpoint("last").parent.mkdir(parents=True, exist_ok=True)
-            write_text(chosen.recipe, _recipe_text(experiment))
+            chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{chosen.path}: the run directory cannot be written ({error.strerror}).") from None
+            raise RunError(f"{path}: the run directory cannot be created ({error.strerror}).") from None
+        chosen.write_recipe(experiment)
         return chosen
 
     @classmethod
@@ -114,42 +131,87 @@ class RunDirectory:
             more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
             raise RunError(
                 f"{self.path}: the recipe is not the one this run was started with. {shown}{more}. "
-                f"Resume with the run's own recipe: calfat run {self.recipe} --resume --run-dir {self.path}"
+                "Resume with the run's own recipe: "
+                + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
-        write_text(self.recipe, _recipe_text(experiment))
+
+    def write_recipe(self, experiment: Experiment) -> None:
+        """Write the recipe as run."""
+        header = f"# {experiment.recipe.document.file} as run: every default and derived value is written out.\n"
+        write_text(self.recipe, header + yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120))
+
+    def begin(self, last_round: int) -> None:
+        """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.
+
+        Raises:
+            RunError: rows of finished rounds are missing.
+        """
+        if last_round > 0:
+            RoundsFile(self.rounds, (), 0).keep_until(last_round)
+        else:
+            self.rounds.unlink(missing_ok=True)
+        self.results.unlink(missing_ok=True)  # it goes on, so it is not finished
+        for path in self._files():
+            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing this run at the same time. The system frees the lock of a dead process.
+
+        Raises:
+            RunError: another process is at it.
+        """
+        if fcntl is None:
+            yield
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.path}: another process is writing this run. Let it finish, or stop it before you resume."
+                ) from None
+            except OSError:  # a network file system without locks
+                pass
+            yield
+        finally:
+            os.close(handle)
 
     def discard(self) -> None:
-        """Remove a run that has nothing worth keeping, and the recipe's folder if that leaves it empty."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for parent in (self.path.parent, self.path.parent.parent):
-            if parent.resolve().is_relative_to(DEFAULT_ROOT.resolve()):
-                with suppress(OSError):  # it holds other runs
-                    parent.rmdir()
+        """Remove a run that has nothing worth keeping: its own files, and the folders that were made for it.
+
+        Whatever else stands in a ``--run-dir`` that was there before stays.
+        """
+        for path in self._files():
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+        for folder in (self.last_checkpoint.parent, *self._made):
+            with suppress(OSError):  # it holds something else
+                folder.rmdir()
+
+    def _files(self) -> list[Path]:
+        checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
+        return [self.recipe, self.environment, self.partition, self.rounds, self.results, self.log, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""
         write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically and durably."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _recipe_text(experiment: Experiment) -> str:
-    header = f"# {experiment.recipe.document.file} as run: every default and derived value is written out.\n"
-    return header + yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120)
-
-
 def new_path(experiment: Experiment) -> Path:
+    """Make an empty folder for a run that another process is to create there."""
+    return _new_path(DEFAULT_ROOT / experiment.recipe.name, experiment.seed)
+
+
+def _missing(path: Path) -> list[Path]:
+    """``path`` and those of its parents that do not exist, innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]
+
+
+def _new_path(parent: Path, seed: int) -> Path:
     """A path that no run has; two runs started within a second get different ones."""
-    stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    parent = DEFAULT_ROOT / experiment.recipe.name
+    stem = f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):
         path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
         try:

@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 @contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Send records, warnings and prints of this process to ``path`` (appended) and nowhere else."""
+    """Send records, warnings and prints of this process to ``path`` (appended) and nowhere else, for a while.
+
+    Afterwards the process's handlers, levels, streams and way of showing warnings are what they were.
+    """
     root = logging.getLogger()
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))
-    previous_handlers, previous_level = root.handlers[:], root.level
+    # A logger of its own, not below the root: a library that puts a handler for sys.stderr on the root logger would
+    # else log its own output for ever.
+    prints = logging.Logger("prints")
+    prints.addHandler(handler)
+    stream = _PrintsToLog(prints)
+    shown = logging.Logger("py.warnings")
+    shown.addHandler(handler)
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        shown.warning("%s", warnings.formatwarning(message, category, filename, lineno, line).rstrip())
+
+    previous = root.handlers[:], root.level, warnings.showwarning
     root.handlers = [handler]
     root.setLevel(logging.INFO)
-    logging.captureWarnings(True)
-    prints = _PrintsToLog(logging.getLogger("prints"))
+    warnings.showwarning = show
     try:
-        with redirect_stdout(prints), redirect_stderr(prints):
+        with redirect_stdout(stream), redirect_stderr(stream):
             yield
     finally:
-        prints.flush()
-        logging.captureWarnings(False)
-        root.handlers = previous_handlers
-        root.setLevel(previous_level)
+        stream.flush()
+        root.handlers, level, warnings.showwarning = previous
+        root.setLevel(level)
         handler.close()
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """A file handler that gives up a record it cannot write: a full disk must not end a run for want of a log line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base class's name)
+        """Nothing; the base class would print to stderr, which leads back here."""
 
 
 class _PrintsToLog(io.TextIOBase):

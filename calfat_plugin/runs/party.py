@@ -28,7 +28,7 @@ from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request, choose_device, set_threads
+from calfat_plugin.runs.session import Request, choose_device, threads
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import Dataset, ImageData
@@ -97,9 +97,10 @@ def run_client(
     """
     experiment = request.experiment
     with ExitStack() as stack:
+        stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
         device = choose_device(experiment, lambda text: say(f"warning: {text}"))
-        set_threads(experiment)
+        stack.enter_context(threads(experiment))
         dataset = experiment.load_dataset()
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))

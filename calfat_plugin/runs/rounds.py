@@ -10,7 +10,7 @@ from pathlib import Path
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.runs.checkpoints import sync_file
+from calfat_plugin.runs.disk import telling_disk_errors, write_text
 
 TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
 
@@ -45,13 +45,17 @@ class RoundsFile:
         ]
 
     def append(self, record: RoundRecord) -> None:
-        """Add one row, and the header before the first."""
+        """Add one row, and the header before the first.
+
+        Raises:
+            RunError: the disk refuses.
+        """
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         if not self.path.exists():
             writer.writeheader()
         writer.writerow(self._row(record))
-        with self.path.open("a", encoding="utf-8") as file:
+        with telling_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(text.getvalue())
             file.flush()
             os.fsync(file.fileno())
@@ -62,24 +66,24 @@ class RoundsFile:
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        lines = text.splitlines(keepends=True)
         kept = lines[: last_round + 1]
-        if len(kept) < last_round + 1 or not all(line.endswith("\n") for line in kept):
+        rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
+        if rounds != ["round", *map(str, range(1, last_round + 1))]:
             raise RunError(
-                f"{self.path}: holds {max(0, len(lines) - 1)} rounds, the checkpoint is of round {last_round}; "
-                "the run directory was changed by hand. Start the run again without --resume."
+                f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint goes on from, are not all "
+                "there; the file was changed by hand. Start the run again without --resume."
             )
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        sync_file(temporary)
-        os.replace(temporary, self.path)
+        write_text(self.path, "".join(kept))
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
         row: dict[str, object] = {
             "round": record.round,
             "heterogeneity": repr(record.heterogeneity),
             "clients": " ".join(map(str, record.clients)),
-            "refused": "; ".join(f"{client}: {reason}" for client, reason in record.refused.items()),
+            # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
+            "refused": " ".join("; ".join(f"{who}: {why}" for who, why in record.refused.items()).split()),
             "bytes_down": record.bytes_down,
             "bytes_up": record.bytes_up,
             "seconds": f"{record.seconds:.3f}",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,17 +83,21 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     experiment = request.experiment
     started = time.perf_counter()
     with ExitStack() as stack:
+        stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
         snapshot, best = _restore(directory, experiment)
         device = choose_device(experiment, warn)
-        set_threads(experiment)
+        stack.enter_context(threads(experiment))
         dataset = experiment.load_dataset()
 
         from calfat_plugin.parties import shards_of
 
         across_silos = experiment.recipe.common.training_type == "cross_silo"
         shards = {} if across_silos else shards_of(experiment, dataset, device)
-        directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
+        last_round = 0 if snapshot is None else snapshot.round
+        directory.begin(last_round)
+        directory.write_recipe(experiment)
+        _write_environment(directory, experiment, device, request.command)
         import torch
 
         info = RunInfo(
@@ -100,7 +105,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             directory=directory.path,
             recipe=experiment.as_run(),
             num_rounds=experiment.num_rounds,
-            start_round=1 if snapshot is None else snapshot.round + 1,
+            start_round=last_round + 1,
             class_counts=tuple(
                 tuple(torch.bincount(shard.y, minlength=dataset.num_classes).tolist()) for shard in shards.values()
             ),
@@ -138,19 +143,30 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
     """(snapshot to go on from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
-        directory.rounds.unlink(missing_ok=True)
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
-    if snapshot.round > experiment.num_rounds or (directory.finished and snapshot.round == experiment.num_rounds):
+    done, asked = snapshot.round, experiment.num_rounds
+    if done > asked or (directory.finished and done == asked):
+        state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"
         raise RunError(
-            f"{directory.path}: this run is finished after {snapshot.round} rounds. To go further, resume it with "
-            f"--set train_args.comm_round={snapshot.round + 10}."
+            f"{directory.path}: {state}; {asked} are asked for. "
+            f"To go further, resume it with --set train_args.comm_round={done + 10}."
         )
-    directory.results.unlink(missing_ok=True)  # it goes on, so it is not finished
-    from calfat_plugin.runs.rounds import RoundsFile
-
-    RoundsFile(directory.rounds, (), experiment.num_clients).keep_until(snapshot.round)
+    log.info("going on after round %d", done)
     return snapshot, notes.get("best", {})
+
+
+def _write_environment(
+    directory: RunDirectory, experiment: Experiment, device: torch.device, command: list[str]
+) -> None:
+    """What this process runs on; what an earlier process of the same run ran on is kept under ``earlier``."""
+    now = describe_environment(device, experiment.registry, command)
+    now["earlier"] = []
+    if directory.environment.exists():
+        with suppress(ValueError):  # not JSON: somebody's edit, not worth stopping for
+            before = json.loads(directory.environment.read_text(encoding="utf-8"))
+            now["earlier"] = [*before.pop("earlier", []), before]
+    directory.write_json(directory.environment, now)
 
 
 def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
@@ -170,10 +186,16 @@ def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.
     return torch.device("cuda", wanted.gpu_id)
 
 
-def set_threads(experiment: Experiment) -> None:
-    """Give torch as many threads as the recipe says."""
+@contextmanager
+def threads(experiment: Experiment) -> Iterator[None]:
+    """The recipe's number of threads while the run lasts."""
     import torch
 
-    threads = experiment.recipe.runtime.threads
-    if threads is not None:
-        torch.set_num_threads(threads)
+    wanted, before = experiment.recipe.runtime.threads, torch.get_num_threads()
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        if wanted is not None:
+            torch.set_num_threads(before)

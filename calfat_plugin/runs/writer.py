@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from calfat_plugin import __version__
+from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.parties import Snapshot
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
@@ -78,6 +82,29 @@ class RunWriter:
 
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
-    """A result, ready for JSON."""
-    plain = dataclasses.asdict(evaluation)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
+    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
+
+    Raises:
+        RunError: naming evaluator and key, when an evaluator hands over something that JSON cannot hold.
+    """
+    return {
+        field.name: _as_json(getattr(evaluation, field.name), f"evaluator '{evaluation.label}': {field.name}")
+        for field in dataclasses.fields(evaluation)
+    }
+
+
+def _as_json(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunError(
+        f"{where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, lists and "
+        "mappings of them. This is the plugin's to mend: the run can be resumed for its final evaluation."
+    )

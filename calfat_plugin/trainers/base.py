@@ -7,11 +7,26 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, LossModifier
+from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
     from calfat_plugin.results import LocalUpdate
+
+# The columns of table 6.3 (docs/methods.md), and beyond the paper three more that follow its LogitAdj column.
+ALL_MODIFIERS = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
+
+
+def start_noise_option() -> Any:
+    """The option of methods whose attack starts at x plus Gaussian noise."""
+    return option(
+        1e-3,
+        low=0,
+        open_low=True,
+        help="standard deviation of the attack's Gaussian start; at x itself a divergence has no gradient",
+        unit="fraction of the pixel range",
+    )
 
 
 class AttackBatch:

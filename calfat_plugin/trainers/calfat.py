@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
 from calfat_plugin.interfaces import ClientLoss, LocalTask
-from calfat_plugin.losses import kl_divergence
+from calfat_plugin.losses import cross_entropy, kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option
+from calfat_plugin.trainers.mixing import SAMPLING_HELP, Sampling, mixed_rows
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -21,31 +22,45 @@ if TYPE_CHECKING:
 class CalFATOptions(CalibrationOptions):
     """The constants of CalFAT."""
 
-    start_noise: float = option(
-        1e-3,
-        low=0,
-        open_low=True,
-        help="standard deviation of the attack's Gaussian start; from x itself the gradient is zero",
-        unit="fraction of the pixel range",
+    start_noise: float = start_noise_option()
+    outer: Literal["calibrated", "plain"] = option(
+        "calibrated", help="loss that trains; plain: cross-entropy on raw logits, the paper's ablation without CCE"
     )
+    inner: Literal["ckl", "kl", "ce"] = option(
+        "ckl", help="loss that the attack climbs; kl, ce: on raw logits, two readings of the ablation without CKL"
+    )
+    adv_ratio: float = option(
+        1.0, low=0, high=1, help="r, share of adversarial examples; the others enter the outer loss clean"
+    )
+    sampling: Sampling = option("per_batch", help=SAMPLING_HELP)
 
 
 class CalFAT(AdversarialTrainer):
-    """Inner: climb KL(C_in f(x) || C_in f(x')); outer: CE(C_out f(x~), y), adversarial examples only (Algorithm 1)."""
+    """Inner: climb KL(C_in f(x) || C_in f(x')); outer: CE(C_out f(x~), y), adversarial examples only (Algorithm 1).
+
+    The options ``outer``, ``inner`` and ``adv_ratio`` give the ablations of the paper's appendix.
+    """
 
     options: CalFATOptions
 
     def bind_loss(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(self.options.calibration, class_counts)
+        return CalibratedLoss(self.options.calibration, class_counts, calibrate_attack=self.options.inner == "ckl")
+
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
+        return mixed_rows(index, task, generator, self.options.adv_ratio, self.options.sampling)
 
     def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
         return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
-        calibrated = batch.loss.attack_logits
-        return kl_divergence(calibrated(batch.logits_nat), calibrated(batch.logits_adv), reduction="sum")
+        if self.options.inner == "ce":
+            return super().attack_loss(batch)
+        seen = batch.loss.attack_logits
+        return kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv), reduction="sum")
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
+        if self.options.outer == "plain":
+            return cross_entropy(batch.logits_adv, batch.y)
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
 
 

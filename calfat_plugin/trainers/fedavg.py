@@ -25,7 +25,7 @@ ENTRY = TrainerEntry(
     build=StandardFL,
     summary="standard federated learning on clean examples",
     formula="min CE(f(x), y)",
-    modifiers=("plain", "calibrated"),
+    modifiers=("plain", "logitadj", "calibrated", "fedlc", "fedrs"),
     citation=Citation(
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
         """@inproceedings{mcmahan2017communication,

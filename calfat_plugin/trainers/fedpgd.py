@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
-from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,6 @@ ENTRY = TrainerEntry(
     build=FedPGD,
     summary="PGD adversarial training on every client",
     formula="min CE(f(x~), y), x~ = argmax CE(f(x'), y)",
-    modifiers=("plain", "calibrated"),
+    modifiers=ALL_MODIFIERS,
     citation=MADRY,
 )

@@ -1,0 +1,85 @@
+"""FedProx: FedAvg whose clients stay near the global model (Li et al., MLSys 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.aggregators.weights import WeightOptions, client_weights
+from calfat_plugin.averaging import weighted_average
+from calfat_plugin.drift import proximal_gradient
+from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.interfaces import (
+    ActiveCorrection,
+    Aggregate,
+    AggregationTask,
+    Aggregator,
+    LocalCorrection,
+    LocalTask,
+)
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class FedProxOptions(WeightOptions):
+    """Options of FedProx."""
+
+    mu: float = option(0.01, low=0, help="weight of the proximal term; 0 is FedAvg. CalFAT's paper does not give it")
+
+
+class Proximal(LocalCorrection):
+    """Adds mu (theta - theta_t) to the gradient: the proximal term is squared, and no attack climbs it."""
+
+    def __init__(self, mu: float) -> None:
+        self.mu = mu
+
+    def begin(self, task: LocalTask) -> ActiveCorrection:
+        return _ActiveProximal(task, self.mu) if self.mu > 0 else ActiveCorrection()
+
+
+class _ActiveProximal(ActiveCorrection):
+    def __init__(self, task: LocalTask, mu: float) -> None:
+        self.mu = mu
+        self.pairs = [(parameter, parameter.detach().clone()) for parameter in task.shared_parameters().values()]
+
+    def after_backward(self, model: nn.Module) -> None:
+        for parameter, anchor in self.pairs:
+            pull = proximal_gradient(parameter.detach(), anchor, mu=self.mu)
+            parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
+
+
+class FedProx(Aggregator):
+    """FedAvg on the server, the proximal term on the clients."""
+
+    def __init__(self, options: FedProxOptions) -> None:
+        self.options = options
+
+    def correction(self) -> LocalCorrection:
+        return Proximal(self.options.mu)
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        weights = client_weights(task.updates, self.options.weights)
+        states = [update.state for update in task.updates.values()]
+        return Aggregate(weighted_average(states, list(weights.values())), weights=weights)
+
+
+ENTRY = AggregatorEntry(
+    "fedprox",
+    build=FedProx,
+    config=FedProxOptions,
+    summary="FedAvg with a proximal term that keeps clients near the global model",
+    formula="local loss + (mu/2) ||theta - theta_t||^2; theta = sum_i w_i theta_i",
+    citation=Citation(
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        """@inproceedings{li2020federated,
+  title     = {Federated Optimization in Heterogeneous Networks},
+  author    = {Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and
+               Smith, Virginia},
+  booktitle = {Proceedings of Machine Learning and Systems},
+  year      = {2020}
+}""",
+    ),
+)

@@ -1,0 +1,153 @@
+"""FedAdam, FedYogi and FedAdagrad: an adaptive optimiser on the server (Reddi et al., ICLR 2021).
+
+The clients' weighted mean displacement is the negative gradient of one step of torch's optimiser (Yogi: of ours). As
+in torch, and unlike in the paper, Adam and Yogi correct the moments' bias, and second moments start at zero.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.aggregators.weights import WeightOptions, client_weights
+from calfat_plugin.averaging import weighted_average
+from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, State
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_CITATION = Citation(
+    "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+    """@inproceedings{reddi2021adaptive,
+  title     = {Adaptive Federated Optimization},
+  author    = {Reddi, Sashank J. and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
+               Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class ServerOptimizerOptions(WeightOptions):
+    """Options of every server optimiser."""
+
+    server_lr: float = option(0.01, low=0, open_low=True, help="step of the server's optimiser")
+    tau: float = option(1e-3, low=0, open_low=True, help="added to the root of the second moment: adaptivity's floor")
+
+
+@dataclass(frozen=True)
+class MomentOptions(ServerOptimizerOptions):
+    """Options of FedAdam and FedYogi."""
+
+    beta1: float = option(0.9, low=0, high=0.9999, help="decay of the first moment")
+    beta2: float = option(0.99, low=0, high=0.9999, help="decay of the second moment")
+
+
+class ServerOptimizer(Aggregator):
+    """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
+
+    def __init__(self, options: ServerOptimizerOptions) -> None:
+        self.options = options
+
+    @abstractmethod
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser, fresh."""
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        from torch import nn
+
+        weights = client_weights(task.updates, self.options.weights)
+        mean = weighted_average([update.state for update in task.updates.values()], list(weights.values()))
+        parameters = {name: nn.Parameter(task.global_state[name].clone()) for name in task.parameter_names}
+        for name, parameter in parameters.items():
+            parameter.grad = task.global_state[name] - mean[name]
+        optimizer = self.optimizer(list(parameters.values()))
+        _restore(optimizer, parameters, task.server_state)
+        optimizer.step()
+        moved = {name: parameter.detach() for name, parameter in parameters.items()}
+        return Aggregate({**mean, **moved}, server_state=_memory(optimizer, parameters), weights=weights)
+
+
+def _memory(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimiser's tensors as ``optimizer/<kind>/<parameter>``."""
+    return {
+        f"optimizer/{kind}/{name}": tensor
+        for name, parameter in parameters.items()
+        for kind, tensor in optimizer.state[parameter].items()
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], memory: State) -> None:
+    """The inverse of :func:`_memory`; a first round, without memory, leaves the optimiser fresh."""
+    for key, tensor in memory.items():
+        _, kind, name = key.split("/", 2)
+        optimizer.state[parameters[name]][kind] = tensor.clone()
+
+
+class FedAdam(ServerOptimizer):
+    """Adam on the server."""
+
+    options: MomentOptions
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        options = self.options
+        return torch.optim.Adam(
+            parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau, foreach=False
+        )
+
+
+class FedYogi(ServerOptimizer):
+    """Yogi on the server."""
+
+    options: MomentOptions
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        from calfat_plugin.aggregators.yogi import Yogi
+
+        options = self.options
+        return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
+
+
+class FedAdagrad(ServerOptimizer):
+    """Adagrad on the server."""
+
+    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        import torch
+
+        return torch.optim.Adagrad(parameters, lr=self.options.server_lr, eps=self.options.tau, foreach=False)
+
+
+ADAM_ENTRY = AggregatorEntry(
+    "fedadam",
+    build=FedAdam,
+    config=MomentOptions,
+    summary="Adam on the server",
+    formula="m = b1 m + (1 - b1) d, v = b2 v + (1 - b2) d^2, theta = theta + lr m / (sqrt(v) + tau), "
+    "d = sum_i w_i theta_i - theta",
+    citation=_CITATION,
+)
+YOGI_ENTRY = AggregatorEntry(
+    "fedyogi",
+    build=FedYogi,
+    config=MomentOptions,
+    summary="Yogi on the server",
+    formula="m = b1 m + (1 - b1) d, v = v - (1 - b2) d^2 sign(v - d^2), theta = theta + lr m / (sqrt(v) + tau), "
+    "d = sum_i w_i theta_i - theta",
+    citation=_CITATION,
+)
+ADAGRAD_ENTRY = AggregatorEntry(
+    "fedadagrad",
+    build=FedAdagrad,
+    config=ServerOptimizerOptions,
+    summary="Adagrad on the server",
+    formula="v = v + d^2, theta = theta + lr d / (sqrt(v) + tau), d = sum_i w_i theta_i - theta",
+    citation=_CITATION,
+)

@@ -1,0 +1,80 @@
+"""SFAT: an average that favours the clients with the smallest adversarial loss (Zhu et al., ICLR 2023)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.aggregators.weights import Weights, client_weights
+from calfat_plugin.averaging import slack_weights, weighted_average
+from calfat_plugin.entries import AggregatorEntry, Citation
+from calfat_plugin.errors import OptionError
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from calfat_plugin.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class SFATOptions:
+    """Options of SFAT."""
+
+    ratio: float = option(
+        1.4, low=1, help="p = (1 + alpha) / (1 - alpha), factor of a favoured client's weight; 1 is FedAvg"
+    )
+    top: int = option(1, low=1, help="how many clients are favoured a round", unit="clients")
+    start_round: int = option(2, low=1, help="first round that favours anyone; a plain mean before it", unit="rounds")
+    weights: Weights = option(
+        "uniform", help="base weight of a client: the same for all (release), or its number of examples"
+    )
+
+
+class SFAT(Aggregator):
+    """theta <- sum_i w_i a_i theta_i / sum_i w_i a_i, a = p for the clients whose last epoch's loss was smallest."""
+
+    def __init__(self, options: SFATOptions) -> None:
+        self.options = options
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        weights = client_weights(task.updates, self.options.weights)
+        if task.round >= self.options.start_round:
+            losses = [update.metrics.get("loss", math.nan) for update in task.updates.values()]
+            slack = slack_weights(list(weights.values()), losses, ratio=self.options.ratio, top=self.options.top)
+            weights = dict(zip(weights, slack, strict=True))
+        states = [update.state for update in task.updates.values()]
+        return Aggregate(weighted_average(states, list(weights.values())), weights=weights)
+
+
+def _check(options: SFATOptions, recipe: Recipe) -> None:
+    if options.top > recipe.clients_per_round:
+        raise OptionError(
+            f"top: got {options.top} favoured clients, expected at most the {recipe.clients_per_round} that train in a "
+            "round (train_args.client_num_per_round)."
+        )
+
+
+ENTRY = AggregatorEntry(
+    "sfat",
+    build=SFAT,
+    config=SFATOptions,
+    check=_check,
+    summary="alpha-slack: the clients with the smallest adversarial loss count more",
+    formula="theta = sum_i w_i a_i theta_i / sum_i w_i a_i, a_i = (1 + alpha) / (1 - alpha) for the smallest losses, "
+    "else 1",
+    conflicts={
+        "fedavg": "SFAT ranks clients by their adversarial loss, and standard federated learning has none.",
+        "fedrbn": "SFAT ranks clients by their adversarial loss, and FedRBN's losses mix clean and adversarial parts "
+        "that differ from client to client.",
+    },
+    citation=Citation(
+        "Zhu et al., Combating Exacerbated Heterogeneity for Robust Models in Federated Learning, ICLR 2023",
+        """@inproceedings{zhu2023combating,
+  title     = {Combating Exacerbated Heterogeneity for Robust Models in Federated Learning},
+  author    = {Zhu, Jianing and Yao, Jiangchao and Liu, Tongliang and Yao, Quanming and Xu, Jianliang and Han, Bo},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2023}
+}""",
+    ),
+)

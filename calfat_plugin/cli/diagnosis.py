@@ -1,0 +1,289 @@
+"""The checks behind ``calfat doctor``: each looks at one thing and says what to do about it.
+
+They expect a broken installation, so whatever a third party's import raises is a finding, not a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlparse
+
+from calfat_plugin import __version__
+from calfat_plugin.cli.bounds import DISTRIBUTION, SOURCE, Declared, Requirement, allows, declared
+from calfat_plugin.errors import PluginError
+from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
+
+Status = Literal["ok", "warn", "fail"]
+
+_HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
+_DOOR = b"calfat_plugin.cli.fedml_door"
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        status: ``fail``: runs cannot work; ``warn``: something is not as it should be; ``ok``.
+        check: what was looked at.
+        found: what is there.
+        todo: how to mend it; empty when there is nothing to mend.
+    """
+
+    status: Status
+    check: str
+    found: str
+    todo: str = ""
+
+
+def diagnose() -> Iterator[Finding]:
+    """All findings, the quick ones first."""
+    ours = declared()
+    yield check_python(ours.python)
+    yield check_package(ours)
+    for requirement in ours.requirements:
+        yield check_requirement(requirement, version_of(requirement.name))
+    yield check_command(shutil.which("fedml"), Path(sysconfig.get_path("scripts")))
+    yield from check_plugins()
+    yield check_runs(Path("runs"))
+    yield from check_torch()
+    yield check_host()
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def pip_install(*arguments: str) -> str:
+    """The command that installs into this very environment."""
+    return " ".join((sys.executable, "-m pip install", *arguments))
+
+
+def reinstall() -> str:
+    """How to install this package once more, from where it came."""
+    try:
+        origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        return pip_install("-e", str(SOURCE))
+    source = DISTRIBUTION
+    if origin.get("url", "").startswith("file:"):
+        folder = unquote(urlparse(origin["url"]).path)
+        source = f"-e {folder}" if origin.get("dir_info", {}).get("editable") else folder
+    return pip_install("--force-reinstall --no-deps", source)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def check_python(bounds: str) -> Finding:
+    """The version of Python against ``bounds``."""
+    version = platform.python_version()
+    if allows(bounds, version):
+        return Finding("ok", "python", f"{version} ({sys.executable})")
+    return Finding(
+        "fail",
+        "python",
+        f"{version} ({sys.executable}); fedml {TESTED_VERSIONS[-1]} installs on {bounds} only.",
+        "Make an environment with another Python, such as: python3.11 -m venv .venv",
+    )
+
+
+def check_package(ours: Declared) -> Finding:
+    """Whether this package is installed."""
+    place = f"{__version__} in {SOURCE}"
+    if ours.installed:
+        return Finding("ok", DISTRIBUTION, place)
+    return Finding(
+        "warn",
+        DISTRIBUTION,
+        f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command.",
+        pip_install("-e", str(SOURCE)),
+    )
+
+
+def check_requirement(requirement: Requirement, version: str | None) -> Finding:
+    """An installed version against its bounds; the host's also against the versions that our patches know."""
+    name, bounds = requirement.name, requirement.bounds
+    mend = pip_install(f"'{name} {bounds}'" if bounds else name)
+    if version is None:
+        return Finding("fail", name, "is not installed.", mend)
+    if not requirement.allows(version):
+        return Finding("fail", name, f"{version}; allowed: {bounds}.", mend)
+    if name == "fedml" and version not in TESTED_VERSIONS:
+        return Finding("fail", name, f"{version}; tested: {', '.join(TESTED_VERSIONS)}.", mend)
+    return Finding("ok", name, f"{version} ({bounds or 'any version'})")
+
+
+# --- torch, torchvision, GPU, host ------------------------------------------------------------------------------------
+
+
+def check_torch() -> Iterator[Finding]:
+    """Whether torch and torchvision can be imported together, and what torch sees."""
+    try:
+        import torch
+    except Exception as error:
+        yield Finding("fail", "import torch", _reason(error), pip_install("--force-reinstall torch torchvision"))
+        return
+    yield _check_torchvision()
+    yield check_gpu(
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        cuda=torch.version.cuda,
+        driver=_DRIVER.exists() or shutil.which("nvidia-smi") is not None,
+    )
+
+
+def _check_torchvision() -> Finding:
+    from calfat_plugin.compat import make_torchvision_importable
+
+    check = "import torchvision"
+    try:
+        mended = make_torchvision_importable()
+        import torchvision  # noqa: F401
+    except Exception as error:
+        return Finding("fail", check, _reason(error), pip_install("--force-reinstall torch torchvision"))
+    if mended:
+        return Finding("ok", check, "built for CUDA beside a torch without it; calfat_plugin supplies what is missing")
+    return Finding("ok", check, "built for this torch")
+
+
+def check_gpu(names: list[str], *, cuda: str | None, driver: bool) -> Finding:
+    """What torch can train on.
+
+    Args:
+        names: the GPUs that torch sees.
+        cuda: the CUDA version that torch was built for, or None.
+        driver: whether there is an NVIDIA driver on this machine.
+    """
+    if names:
+        return Finding("ok", "gpu", f"{', '.join(names)}; used where device_args.using_gpu is true")
+    if not driver:
+        return Finding("ok", "gpu", "none; runs use the CPU")
+    if cuda is None:
+        return Finding(
+            "warn",
+            "gpu",
+            "there is an NVIDIA driver, but torch is a build without CUDA: runs use the CPU.",
+            "Install the CUDA build of torch; pytorch.org says which command that is here.",
+        )
+    return Finding(
+        "warn",
+        "gpu",
+        f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) sees no GPU: runs use the CPU.",
+        "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES.",
+    )
+
+
+def check_host() -> Finding:
+    """Whether the host and our adapters import, in a process of its own."""
+    check = "import fedml"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.getenv("PYTHONPATH"))))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import calfat_plugin.host.simulation"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_HOST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("fail", check, f"took more than {_HOST_SECONDS} seconds.", "Try again on a machine less busy.")
+    if done.returncode == 0:
+        return Finding("ok", check, "works, and so do our adapters")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Finding("fail", check, last, reinstall().replace(" --no-deps", ""))
+
+
+# --- command, plugins, folder -----------------------------------------------------------------------------------------
+
+
+def check_command(first: str | None, scripts: Path) -> Finding:
+    """Which ``fedml`` runs when somebody types it.
+
+    Args:
+        first: the first ``fedml`` on PATH, or None.
+        scripts: the folder of this environment's commands.
+    """
+    check, own = "fedml command", scripts / "fedml"
+    if not own.exists():
+        return Finding("fail", check, f"there is none in {scripts}.", reinstall())
+    if not _is_our_door(own):
+        return Finding(
+            "fail",
+            check,
+            f"{own} is the host's own, which does not run recipes: fedml was installed after calfat-plugin.",
+            reinstall(),
+        )
+    if first is None:
+        return Finding("ok", check, f"{own}, which is not on PATH: type it whole, or activate the environment")
+    if Path(first).resolve() != own.resolve():
+        return Finding(
+            "warn",
+            check,
+            f"{first} comes first on PATH and belongs to another environment.",
+            f"Activate this environment, or type {own}",
+        )
+    return Finding("ok", check, f"{first} is calfat-plugin's, which hands all but 'run RECIPE' to the host")
+
+
+def _is_our_door(script: Path) -> bool:
+    try:
+        return _DOOR in script.read_bytes()
+    except OSError:
+        return False
+
+
+def check_plugins() -> Iterator[Finding]:
+    """What was loaded beside the built-ins, and what was not."""
+    try:
+        registry = Registry.load()
+    except PluginError as error:
+        yield Finding("fail", "plugins", str(error), "No recipe can be run until then.")
+        return
+    for failure in registry.failures:
+        leave_out = f"{BLOCK_VARIABLE}={failure.provider.distribution}"
+        yield Finding(
+            "warn", "plugins", f"not loaded: {failure}", f"Mend, update or uninstall it, or start with {leave_out}"
+        )
+    others = [f"{plugin.plugin} ({plugin})" for plugin in registry.plugins() if plugin is not BUILT_IN]
+    yield Finding("ok", "plugins", ", ".join(["the built-ins", *others]))
+
+
+def check_runs(folder: Path) -> Finding:
+    """Whether run directories can be made in ``folder``, which need not exist yet."""
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        return Finding(
+            "warn",
+            "run directories",
+            f"{nearest} cannot be written ({error.strerror}).",
+            "Start runs from another folder, or say where to write with --run-dir",
+        )
+    return Finding("ok", "run directories", f"{folder.absolute()} can be written")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

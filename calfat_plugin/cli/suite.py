@@ -1,0 +1,180 @@
+"""``calfat suite FILE``: a grid of runs, and their table beside the paper's."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.cli.options import set_option
+from calfat_plugin.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from calfat_plugin.suites.plan import Plan
+    from calfat_plugin.suites.runner import Outcome
+
+SOME_FAILED = 1
+_MAX_SEED = 2**32 - 1
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs at a time. Default: one a core; on GPU, 1.")
+@click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
+@set_option
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Run only these cells: 'CIFAR-10/CalFAT', 'SVHN/*', or a label: CalFAT. Repeatable.",
+)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
+@click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
+@click.option("--download", is_flag=True, help="Fetch missing data sets first.")
+def suite(
+    file: str,
+    jobs: int | None,
+    seeds: str | None,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    out: Path | None,
+    dry_run: bool,
+    download: bool,
+) -> None:
+    """Run the suite FILE cell by cell, then show and write its table.
+
+    Finished runs are never repeated and interrupted ones go on, so the same command continues after Ctrl-C.
+    """
+    from calfat_plugin.registry import Registry
+    from calfat_plugin.suites import load_suite
+    from calfat_plugin.suites.plan import make_plan
+
+    with user_errors():
+        plan = make_plan(
+            load_suite(file),
+            Registry.load(),
+            overrides=overrides,
+            only=only,
+            seeds=None if seeds is None else _seeds(seeds),
+        )
+        for warning in plan.warnings:
+            warn(warning)
+        if dry_run:
+            _show_plan(plan)
+            return
+        if download:
+            _download(plan)
+        _run(plan, jobs, out)
+
+
+def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
+    from rich.console import Console
+
+    from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
+    from calfat_plugin.suites.runner import cores, default_jobs, run_all
+
+    console = Console(highlight=False)
+    total = len(plan.left)
+    at_a_time = min(jobs or default_jobs(plan), max(1, total))
+    click.echo(
+        f"{plan.suite.name}: {_runs(total)} to do of {len(plan.runs)}, {at_a_time} at a time with "
+        f"{max(1, cores() // at_a_time)} thread(s) each, in {plan.directory.with_name(plan.suite.runs)}"
+    )
+    live = LiveSuiteProgress(console, total) if console.is_terminal and total else None
+    observer = live or PlainSuiteProgress(sys.stdout, total)
+    outcomes: list[Outcome] = []
+    try:
+        with _ending_together():
+            run_all(plan, at_a_time, observer, outcomes)
+    except KeyboardInterrupt:
+        if live is not None:
+            live.stop()
+        _show_and_write(plan, outcomes, out, console)
+        fail("stopped.", f"Finished runs are kept. Go on with:\n  {_this_command()}", INTERRUPTED)
+    finally:
+        if live is not None:
+            live.stop()
+    _show_and_write(plan, outcomes, out, console)
+    bad = [outcome for outcome in outcomes if outcome.status != "finished"]
+    if bad:
+        fail(
+            f"{_runs(len(bad))} of {len(outcomes)} did not finish.",
+            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {_this_command()}",
+            SOME_FAILED,
+        )
+
+
+def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, console: Console) -> None:
+    from calfat_plugin.cli.suite_view import remarks, suite_table
+    from calfat_plugin.suites.summary import summarise
+    from calfat_plugin.suites.tables import markdown, write_tables
+
+    summary = summarise(plan, outcomes)
+    folders = write_tables(summary, out)
+    if console.is_terminal:
+        console.print(suite_table(summary))
+        for remark in remarks(summary):
+            console.print(remark, markup=False, soft_wrap=True)
+    else:
+        click.echo("\n" + markdown(summary))
+    click.echo(f"tables: {', '.join(map(str, folders))}")
+
+
+def _show_plan(plan: Plan) -> None:
+    from calfat_plugin.cli.suite_view import plan_lines
+    from calfat_plugin.suites.runner import command
+
+    for line in plan_lines(plan):
+        click.echo(line)
+    if plan.left:
+        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0])])}")
+    click.echo(f"{plan.suite.document.file}: good. {len(plan.cells)} cells, {_runs(len(plan.left))} to do.")
+
+
+def _download(plan: Plan) -> None:
+    """Fetch each data set once, here: runs side by side would fetch it side by side."""
+    from calfat_plugin.suites.data import fetch
+
+    for what in fetch(plan):
+        click.echo(what)
+
+
+def _seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) <= _MAX_SEED for word in words) or len(set(words)) < len(words):
+        raise OptionError(f"--seeds: got '{text}', expected different whole numbers such as 0,1,2.")
+    return [int(word) for word in words]
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _this_command() -> str:
+    return shlex.join(["calfat", *sys.argv[1:]])
+
+
+@contextmanager
+def _ending_together() -> Iterator[None]:
+    """Let a polite kill, or a closed terminal, end the suite and its runs as Ctrl-C does."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # no SIGHUP on Windows
+    previous = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,146 @@
+"""What a suite looks like on the console: live bars on a terminal, a plain line a run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from calfat_plugin.cli.progress import clock
+from calfat_plugin.suites.plan import Plan, PlannedRun
+from calfat_plugin.suites.runner import Outcome, SuiteObserver
+from calfat_plugin.suites.summary import Score, SuiteSummary
+from calfat_plugin.suites.tables import NOTHING, beside, caption, measured, notes
+
+_REFRESH_PER_SECOND = 5
+_STYLES = {"finished": "green", "failed": "bold red", "interrupted": "yellow", "elsewhere": "cyan", "not tried": "red"}
+
+
+def outcome_line(outcome: Outcome, done: int, total: int) -> str:
+    """One ended run in a line: ``[ 3/21] CalFAT seed 0: finished in 1:15``."""
+    width = len(str(total))
+    text = f"[{done:>{width}}/{total}] {outcome.run.name}: {outcome.status}"
+    if outcome.seconds:
+        text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
+    if outcome.message:
+        text += f": {outcome.message}"
+    if outcome.status == "failed":
+        text += f"  ({outcome.run.output})"
+    return text
+
+
+class PlainSuiteProgress(SuiteObserver):
+    """A line when a run starts and one when it ends."""
+
+    def __init__(self, stream: TextIO, total: int) -> None:
+        self._stream, self._total, self._done = stream, total, 0
+
+    def run_started(self, run: PlannedRun) -> None:
+        self._say(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}")
+
+    def run_ended(self, outcome: Outcome) -> None:
+        self._done += 1
+        self._say(outcome_line(outcome, self._done, self._total))
+
+    def _say(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class LiveSuiteProgress(SuiteObserver):
+    """A bar for the suite, one for each running cell, and a line above them for each run that ended."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total, self._done = console, total, 0
+        self._tasks: dict[str, TaskID] = {}
+        self._fractions: dict[str, float] = {}
+        self._started = time.perf_counter()
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            transient=True,
+        )
+        self._whole = self._bars.add_task("suite", total=total, detail=f"0/{total} runs")
+        self._bars.start()
+
+    def stop(self) -> None:
+        """Take the bars away; safe to call at any time."""
+        self._bars.stop()
+
+    def run_started(self, run: PlannedRun) -> None:
+        self._tasks[run.name] = self._bars.add_task(run.name, total=None, detail="starting")
+
+    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
+        detail = f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else "")
+        self._bars.update(self._tasks[run.name], total=num_rounds, completed=round, detail=detail)
+        self._fractions[run.name] = round / num_rounds
+        self._show_whole()
+
+    def run_ended(self, outcome: Outcome) -> None:
+        self._done += 1
+        task = self._tasks.pop(outcome.run.name, None)
+        if task is not None:
+            self._bars.remove_task(task)
+        self._fractions.pop(outcome.run.name, None)
+        line = outcome_line(outcome, self._done, self._total)
+        self._console.print(Text(line, style=_STYLES[outcome.status]), soft_wrap=True)
+        self._show_whole()
+
+    def _show_whole(self) -> None:
+        done = self._done + sum(self._fractions.values())
+        spent = time.perf_counter() - self._started
+        eta = clock(spent * (self._total - done) / done) if done else "-:--"
+        self._bars.update(self._whole, completed=done, detail=f"{self._done}/{self._total} runs  ETA {eta}")
+
+
+def suite_table(summary: SuiteSummary) -> Table:
+    """The table for a terminal: measured, and beneath it the published number with the difference."""
+    table = Table(title=summary.suite.title, title_justify="left", caption=caption(summary), caption_justify="left")
+    for axis in summary.suite.axes:
+        table.add_column(Text(axis.name))
+    table.add_column("n", justify="right")
+    for metric in summary.metrics:
+        table.add_column(Text(metric.heading), justify="right")
+    for index, cell in enumerate(summary.cells):
+        following = summary.cells[index + 1 : index + 2]
+        ends_group = len(cell.cell.labels) > 1 and any(
+            other.cell.labels[0] != cell.cell.labels[0] for other in following
+        )
+        table.add_row(
+            *map(Text, cell.cell.labels),
+            NOTHING if cell.cell.skipped else str(cell.finished),
+            *map(_score, cell.scores),
+            end_section=ends_group,
+        )
+    return table
+
+
+def _score(score: Score) -> Text:
+    text = Text(measured(score), no_wrap=True)
+    known = beside(score)
+    if known:
+        style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
+        text.append(f"\n({known})", style=style)
+    return text
+
+
+def remarks(summary: SuiteSummary) -> list[str]:
+    """The lines beneath the table."""
+    return [f"{cell}: {note}" for cell, note in notes(summary)]
+
+
+def plan_lines(plan: Plan) -> Iterable[str]:
+    """What ``--dry-run`` shows: every run with its state."""
+    for run in plan.runs:
+        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out by --only"
+        yield f"{state:<10}  {run.name}  {run.directory}"
+    for cell in plan.cells:
+        if cell.skipped:
+            yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"

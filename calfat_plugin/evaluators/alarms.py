@@ -1,0 +1,191 @@
+"""Signs that a robust accuracy is too good to be true, read off finished results. Findings, never errors.
+
+An accuracy under attack is an upper bound that is worth what the attack is worth. Each alarm says which numbers
+contradict each other or what the attack could not do, the likely cause, and what to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.threat import parse_number
+
+# Shares of the examples. AutoAttack's own check of Square uses the first; the second lies between the gaps of CalFAT
+# (6.4 points, on flattened logits) and FedPGD (2.4) in the CalFAT paper's CIFAR-10 table.
+SLACK = 0.002
+FLATTENED = 0.04
+RISE = 0.005
+ZERO_GRADIENTS = 0.01
+
+_COMPLETE = ("standard", "plus")  # versions of AutoAttack that no other attack here should beat
+_WEAKER = ("fgsm", "bim", "pgd", "cw")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One finding.
+
+    Attributes:
+        code: for programs: ``flattened-logits``.
+        text: for people: what was seen, what it may mean, what to do.
+        labels: the evaluators that it is about.
+    """
+
+    code: str
+    text: str
+    labels: tuple[str, ...]
+
+
+def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:
+    """All findings about one model.
+
+    Args:
+        results: of one model on one data set, in any order, at one eps or several.
+    """
+    every = tuple(results)
+    return (
+        *_autoattack_above(every),
+        *_flattened_logits(every),
+        *_robust_above_natural(every),
+        *_rises_with_eps(every),
+        *_zero_gradients(every),
+        *_warnings(every),
+    )
+
+
+def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    for strong in results:
+        if _attack(strong) != "autoattack" or strong.settings.get("version") not in _COMPLETE:
+            continue
+        weaker = [other for other in results if _attack(other) in _WEAKER and _comparable(strong, other)]
+        lowest = min(weaker, key=lambda other: other.accuracy_strict, default=None)
+        if lowest is not None and _clearly_below(lowest, strong, SLACK):
+            yield Alarm(
+                "autoattack-above",
+                f"{_name(strong)} leaves {_percent(strong)}, more than {lowest.label} with {_percent(lowest)}. "
+                "AutoAttack should be the strongest here: its gradients are masked (a randomised model? flattened or "
+                "saturated logits?), or it ran with fewer iterations. Report the lower number.",
+                (strong.label, lowest.label),
+            )
+
+
+def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    for other in results:
+        scaled = _attack(other) in ("pgd", "bim") and other.settings.get("logit_scale", 1) > 1
+        if not scaled and _attack(other) != "cw":
+            continue
+        plain = [pgd for pgd in results if _is_plain_pgd(pgd) and _comparable(pgd, other)]
+        lowest = min(plain, key=lambda result: result.accuracy_strict, default=None)
+        if lowest is not None and _clearly_below(other, lowest, FLATTENED):
+            advice = (
+                f"Report {other.label}."
+                if scaled
+                else f"Evaluate {lowest.label} with logit_scale: 10 beside it, and report the lower number."
+            )
+            yield Alarm(
+                "flattened-logits",
+                f"{other.label} leaves {_percent(other)}, far fewer than {_name(lowest)} with {_percent(lowest)}. The "
+                "logits may be small, so that the cross-entropy hardly tells PGD where to go, as with CalFAT's "
+                f"release preset, which trains 10 f. {advice}",
+                (other.label, lowest.label),
+            )
+
+
+def _is_plain_pgd(result: EvaluationResult) -> bool:
+    return _attack(result) in ("pgd", "bim") and result.settings.get("logit_scale", 1) == 1
+
+
+def _robust_above_natural(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    natural = next((result for result in results if _attack(result) == "none"), None)
+    if natural is None:
+        return
+    for result in results:
+        same = result is not natural and result.num_examples == natural.num_examples
+        if same and _clearly_below(natural, result, 0.0):
+            yield Alarm(
+                "robust-above-natural",
+                f"{_name(result)} counts {_percent(result)} right both clean and under attack, more than the "
+                f"{_percent(natural)} right clean. That cannot be: the two were not measured on the same model and "
+                "examples, or the evaluator counts otherwise.",
+                (result.label, natural.label),
+            )
+
+
+def _rises_with_eps(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    sweeps: dict[tuple[str, str, int], list[EvaluationResult]] = {}
+    for result in results:
+        if "eps" in result.settings:
+            sweeps.setdefault((result.label, result.settings["norm"], result.num_examples), []).append(result)
+    for sweep in sweeps.values():
+        ordered = sorted(sweep, key=lambda result: parse_number(result.settings["eps"]))
+        for smaller, larger in pairwise(ordered):
+            if _clearly_below(smaller, larger, RISE):
+                yield Alarm(
+                    "rises-with-eps",
+                    f"{larger.label} leaves {_percent(larger)} at eps {larger.settings['eps']}, more than the "
+                    f"{_percent(smaller)} at the smaller eps {smaller.settings['eps']}. The larger ball holds the "
+                    "smaller one, so the attack fails to use it: steps too long or too few, or masked gradients. Take more "
+                    "steps, a smaller step_size, or AutoAttack.",
+                    (larger.label,),
+                )
+
+
+def _zero_gradients(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    for result in results:
+        count = result.details.get("zero_gradients", 0)
+        if count > ZERO_GRADIENTS * result.num_examples:
+            scale = result.settings.get("logit_scale", 1)
+            advice = (
+                f"logit_scale: {scale:g} saturates the softmax; take a smaller one."
+                if scale > 1
+                else "A softmax that saturates can be undone with a logit_scale below 1; other masking needs Square "
+                "(autoattack runs it) or an adaptive attack."
+            )
+            yield Alarm(
+                "zero-gradients",
+                f"{_name(result)} began at a gradient of exactly zero for {count} of {result.num_examples} examples, "
+                f"which it then cannot move. {advice}",
+                (result.label,),
+            )
+
+
+def _warnings(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    """What evaluators said themselves, each text once."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        for warning in result.details.get("warnings", ()):
+            labels = said.setdefault((warning["code"], warning["text"]), [])
+            if result.label not in labels:
+                labels.append(result.label)
+    for (code, text), labels in said.items():
+        yield Alarm(code, f"{', '.join(labels)}: {text}", tuple(labels))
+
+
+def _attack(result: EvaluationResult) -> str | None:
+    """What kind of attack a built-in evaluator says it is; None for others."""
+    attack = result.settings.get("attack")
+    return attack if isinstance(attack, str) else None
+
+
+def _comparable(first: EvaluationResult, second: EvaluationResult) -> bool:
+    """Whether both had the same budget and number of examples."""
+    same = all(first.settings.get(key) == second.settings.get(key) for key in ("norm", "eps"))
+    return same and first.num_examples == second.num_examples
+
+
+def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) -> bool:
+    """Whether ``low`` is below ``high`` by more than ``share`` of the examples, and by more than one if share > 0."""
+    apart = round((high.accuracy_strict - low.accuracy_strict) * high.num_examples)
+    return apart > max(share * high.num_examples, 1 if share else 0)
+
+
+def _name(result: EvaluationResult) -> str:
+    budget = result.settings
+    return f"{result.label} ({budget['norm']} {budget['eps']})" if "eps" in budget else result.label
+
+
+def _percent(result: EvaluationResult) -> str:
+    return f"{100 * result.accuracy_strict:.1f} %"

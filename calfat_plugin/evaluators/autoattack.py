@@ -1,0 +1,327 @@
+"""AutoAttack (Croce and Hein 2020), by its official implementation, resumable after every batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal
+
+from calfat_plugin.attacks import attack_mode
+from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.errors import OptionError, did_you_mean, listed
+from calfat_plugin.evaluators import subattacks
+from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_counts
+from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
+from calfat_plugin.evaluators.resume import AttackState, StateFile, fingerprint
+from calfat_plugin.evaluators.subattacks import PUBLISHED, SubAttacks
+from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.metrics import Counts
+from calfat_plugin.options import option
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.threat import ThreatModel
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_COUNTING = (
+    "strict only: AutoAttack attacks what is classified correctly, and counts an example as broken once any sub-attack "
+    "has broken it"
+)
+
+
+@dataclass(frozen=True)
+class SubAttackOptions(BudgetOptions):
+    """Options of a single sub-attack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    seed: int | None = option(None, low=0, high=2**63 - 1, help="handed to pyautoattack; null: the run's seed")
+    iterations: int = option(
+        PUBLISHED["iterations"], low=1, help="of APGD and FAB; fewer than 100 are a weaker attack than published"
+    )
+    queries: int = option(
+        PUBLISHED["queries"], low=1, help="of Square; fewer than 5000 are a weaker attack than published"
+    )
+
+
+@dataclass(frozen=True)
+class AutoAttackOptions(SubAttackOptions):
+    """Options of AutoAttack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    version: Literal["standard", "plus", "rand", "custom"] = option(
+        "standard", help="standard: the one that papers report; rand: for randomised models; custom: see attacks"
+    )
+    attacks: str | None = option(
+        None,
+        help="with version custom: sub-attacks in order, such as apgd-ce, square (restarts as pyautoattack's custom)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.version == "custom") != (self.attacks is not None):
+            raise OptionError(
+                "version: custom and attacks: go together; attacks lists sub-attacks, such as 'apgd-ce, square'. "
+                f"Known: {listed(subattacks.NAMES)}."
+            )
+        for name in self.names:
+            if name not in subattacks.NAMES:
+                hint = did_you_mean(name, subattacks.NAMES) or f" Known: {listed(subattacks.NAMES)}."
+                raise OptionError(f"attacks: AutoAttack has no sub-attack '{name}'.{hint}")
+            if self.names.count(name) > 1:
+                raise OptionError(f"attacks: '{name}' stands there twice; it would repeat itself exactly.")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sub-attacks, in order."""
+        if self.attacks is None:
+            return subattacks.VERSIONS[self.version]
+        return tuple(name.strip() for name in self.attacks.split(","))
+
+
+class AutoAttack(Evaluator):
+    """The ensemble of parameter-free attacks; each one works on what those before it have not broken."""
+
+    def __init__(self, options: AutoAttackOptions) -> None:
+        self.options = options
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """Attack; go on from what an earlier, interrupted call left in ``task.scratch``.
+
+        Raises:
+            BudgetError: a sub-attack left the budget.
+            ModelError: the model is in training mode.
+        """
+        import torch
+
+        refuse_training_mode(task.model)
+        task = narrowed(task, self.options.max_examples, self.options.batch_size)
+        threat = self.options.threat(task.threat)
+        names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
+        settings = self._settings(task, threat, names)
+        implementation = f"pyautoattack {metadata.version('pyautoattack')}"
+        digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
+        file = StateFile(task.scratch, "autoattack", digest)
+        state = file.load(task.clean_correct.cpu())
+        with attack_mode(task.model), torch.no_grad(), _own_random_stream(task.device):
+            _Run(task, label, threat, names, self.options, settings["seed"], file, state).finish()
+        y = task.data.y.cpu()
+        counts = Counts.from_verdicts(task.clean_correct.cpu(), y, task.num_classes, state.robust)
+        return result_from_counts(
+            counts,
+            label=label,
+            settings=settings,
+            implementation=implementation,
+            seconds=state.seconds,
+            details={
+                "sub_attacks": state.finished,
+                "warnings": [*self._warnings(task, names, left_out), *state.warnings],
+            },
+        )
+
+    def _settings(self, task: EvaluationTask, threat: ThreatModel, names: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            **budget_as_json(threat),
+            "attack": "autoattack",
+            "version": self.options.version,
+            "sub_attacks": list(names),
+            "iterations": self.options.iterations,
+            "queries": self.options.queries,
+            "target_classes": _targets(task),
+            "seed": task.seed if self.options.seed is None else self.options.seed,
+            "batch_size": task.batch_size,
+            "counting": _COUNTING,
+        }
+
+    def _warnings(
+        self, task: EvaluationTask, names: tuple[str, ...], left_out: dict[str, str]
+    ) -> Iterator[dict[str, str]]:
+        """Findings that need no attack to be known."""
+        asked = {"iterations": self.options.iterations, "queries": self.options.queries}
+        other = {name: value for name, value in asked.items() if value != PUBLISHED[name]}
+        if other:
+            yield subattacks.reduced(other)
+        if left_out:
+            yield subattacks.not_run(left_out)
+        if _targets(task) < PUBLISHED["targets"] and set(names) & set(subattacks.TARGETED):
+            yield subattacks.few_classes(task.num_classes, _targets(task))
+
+
+class _Run:
+    """One evaluation on its way through sub-attacks and batches."""
+
+    def __init__(
+        self,
+        task: EvaluationTask,
+        label: str,
+        threat: ThreatModel,
+        names: tuple[str, ...],
+        options: AutoAttackOptions,
+        seed: int,
+        file: StateFile,
+        state: AttackState,
+    ) -> None:
+        self.task, self.label, self.threat, self.names, self.file, self.state = task, label, threat, names, file, state
+        self.model = subattacks.Counted(task.model, self._on_call)
+        self.attacks = SubAttacks(
+            self.model,
+            names,
+            version=options.version,
+            threat=threat,
+            num_classes=task.num_classes,
+            seed=seed,
+            iterations=options.iterations,
+            queries=options.queries,
+            device=task.device,
+        )
+        self.before = state.seconds
+        self.started = time.perf_counter()
+        self._batch_share = 0.0  # of the current sub-attack's work, one batch
+        self._expected_calls = 1
+        self._told = -1
+
+    def finish(self) -> None:
+        """Do what is left."""
+        if not self.names:
+            return
+        if self.state.position == 0 and self.state.batch == 0:
+            x, y = self._images(slice(0, self.task.batch_size))
+            self.state.warnings += self.attacks.check_model(x, y)
+        for position, name in enumerate(self.names):
+            self.attacks.configure(name)
+            if position < self.state.position or not bool(self.state.attacked.any()):
+                continue
+            self._sub_attack(name)
+        self._tell(len(self.names), 0.0)
+
+    def _sub_attack(self, name: str) -> None:
+        state, task = self.state, self.task
+        where = state.attacked.nonzero().squeeze(1)
+        batches = where.split(task.batch_size)
+        self._batch_share = 1 / len(batches)
+        self._expected_calls = self.attacks.forward_passes(name)
+        for batch in range(state.batch, len(batches)):
+            self.model.calls = 0
+            self._attack(name, batches[batch])
+            state.batch, state.seconds = batch + 1, self._seconds()
+            state.zero_gradients += self.attacks.heard.zero_gradients()
+            self.file.save(state)
+            self._tell(state.position, state.batch * self._batch_share)
+        spent = self._seconds() - sum(row["seconds"] for row in state.finished)
+        accuracy = int(state.robust.sum()) / len(state.robust)
+        state.finished.append(
+            {
+                "name": name,
+                "accuracy": accuracy,
+                "attacked": len(where),
+                "restarts": self.attacks.restarts,
+                "seconds": spent,
+            }
+        )
+        if name == self.names[-1]:
+            state.warnings += self._last_warnings()
+        state.position, state.batch, state.attacked = state.position + 1, 0, state.robust.clone()
+        self.file.save(state)
+
+    def _attack(self, name: str, where: Tensor) -> None:
+        """One batch of one sub-attack: craft, re-check the budget, judge."""
+        x, y = self._images(where.to(self.task.data.x.device))
+        x_adv = self.attacks.perturb(x, y)
+        self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
+        broken = (self.task.model(x_adv).max(dim=1)[1] != y).cpu()
+        self.state.robust[where[broken]] = False
+
+    def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
+        from calfat_plugin.datasets.data import pixels
+
+        x, y = (
+            self.task.data.x[where].clone().to(self.task.device),
+            self.task.data.y[where].clone().to(self.task.device),
+        )
+        return pixels(x), y
+
+    def _last_warnings(self) -> list[dict[str, str]]:
+        """Findings that show only when everything has run."""
+        clean = int(self.task.clean_correct.sum()) / len(self.state.robust)
+        after = {"clean": clean, **{row["name"]: row["accuracy"] for row in self.state.finished}}
+        zero = self.state.zero_gradients
+        return [*([subattacks.zero_gradients(zero)] if zero else []), *self.attacks.check_square(after)]
+
+    def _seconds(self) -> float:
+        return self.before + time.perf_counter() - self.started
+
+    def _on_call(self, calls: int) -> None:
+        within = min(1.0, calls / self._expected_calls)
+        self._tell(self.state.position, (self.state.batch + within) * self._batch_share)
+
+    def _tell(self, position: int, share: float) -> None:
+        """Progress in examples times sub-attacks; ``correct`` keeps the share that is still robust."""
+        examples = len(self.state.robust)
+        done = min(examples, int(share * examples)) + position * examples
+        if done > self._told:
+            self._told = done
+            robust = int(self.state.robust.sum())
+            self.task.on_progress(done, len(self.names) * examples, round(done * robust / examples))
+
+
+def _targets(task: EvaluationTask) -> int:
+    return min(PUBLISHED["targets"], task.num_classes - 1)
+
+
+@contextmanager
+def _own_random_stream(device: torch.device) -> Iterator[None]:
+    """Give torch's global streams, which pyautoattack seeds and draws from, back as they were."""
+    import torch
+
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _single(name: str, options: SubAttackOptions) -> AutoAttack:
+    values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
+    return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
+
+
+CROCE = Citation(
+    "Croce and Hein, Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks, "
+    "ICML 2020",
+    """@inproceedings{croce2020reliable,
+  title     = {Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks},
+  author    = {Croce, Francesco and Hein, Matthias},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2020}
+}""",
+)
+_SUMMARIES = {
+    "apgd-ce": "APGD on the cross-entropy, five restarts",
+    "apgd-dlr": "APGD on the difference of logits ratio, five restarts",
+    "apgd-t": "APGD on the targeted difference of logits ratio, nine targets",
+    "fab": "FAB, the smallest change that crosses a boundary, five restarts",
+    "fab-t": "targeted FAB, nine targets",
+    "square": "Square, a random search that needs no gradients, 5000 queries",
+}
+ENTRIES = (
+    EvaluatorEntry(
+        "autoattack",
+        build=AutoAttack,
+        config=AutoAttackOptions,
+        summary="AutoAttack by pyautoattack, the official implementation: the headline robustness",
+        citation=CROCE,
+        check=check_budget,
+    ),
+    *(
+        EvaluatorEntry(
+            name,
+            build=partial(_single, name),
+            config=SubAttackOptions,
+            summary=f"AutoAttack's sub-attack alone: {summary}",
+            citation=CROCE,
+            check=check_budget,
+        )
+        for name, summary in _SUMMARIES.items()
+    ),
+)

@@ -1,0 +1,257 @@
+"""pyautoattack's sub-attacks, one batch at a time, exactly as its own loop would call them.
+
+``pyautoattack.AutoAttack.run_standard_evaluation`` cannot be stopped and resumed (the state it writes does not load),
+and it re-checks the clean images on every call. Its sub-attacks seed themselves anew for every batch, so that calling
+them batch by batch, configured as its loop configures them, gives the very same adversarial examples. What depends on
+the order of the sub-attacks (``fab-t`` leaves one restart to a ``fab`` that follows) is kept by configuring one object
+through the whole list in order, also through the part that an earlier process has done.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.evaluators.base import PROBABILITIES
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from calfat_plugin.threat import ThreatModel
+
+VERSIONS: Mapping[str, tuple[str, ...]] = {
+    "standard": ("apgd-ce", "apgd-t", "fab-t", "square"),
+    "plus": ("apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"),
+    "rand": ("apgd-ce", "apgd-dlr"),
+}
+NAMES = VERSIONS["plus"]
+TARGETED = ("apgd-t", "fab-t")
+PUBLISHED = {"iterations": 100, "queries": 5000, "targets": 9}
+
+_LEAST_CLASSES = {"apgd-dlr": 3, "apgd-t": 4}  # the losses look at the third and the fourth largest logit
+_L2_SQUARE_LEAST_HEIGHT = 5  # its first perturbation is a 5x5 tiling
+_NORMS = {"linf": "Linf", "l2": "L2"}
+
+
+def playable(
+    names: Sequence[str], threat: ThreatModel, num_classes: int, image_height: int
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Which sub-attacks can run at all: (names in order, the others with the reason)."""
+    reasons = {}
+    for name in names:
+        if threat.eps == 0:
+            reasons[name] = "nothing can be changed within eps 0"
+        elif num_classes < _LEAST_CLASSES.get(name, 2):
+            reasons[name] = f"its loss needs {_LEAST_CLASSES[name]} classes; there are {num_classes}"
+        elif name == "square" and threat.norm == "l2" and image_height < _L2_SQUARE_LEAST_HEIGHT:
+            reasons[name] = f"in L2 it needs images of {_L2_SQUARE_LEAST_HEIGHT} pixels; they have {image_height}"
+    return tuple(name for name in names if name not in reasons), reasons
+
+
+class SubAttacks:
+    """One configured ``pyautoattack.AutoAttack``, driven sub-attack by sub-attack.
+
+    Args:
+        model: pixels to logits.
+        names: the sub-attacks in order.
+        version: of pyautoattack; ``custom`` when ``names`` is the user's own list.
+        threat: norm and eps.
+        num_classes: C; targeted sub-attacks aim at 9 other classes, or at all of them where there are fewer.
+        seed: given to pyautoattack as it is, and taken anew for every batch.
+        iterations: of APGD and FAB: the first so many of the published schedule.
+        queries: of Square.
+        device: of the images.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        names: Sequence[str],
+        *,
+        version: str,
+        threat: ThreatModel,
+        num_classes: int,
+        seed: int,
+        iterations: int,
+        queries: int,
+        device: torch.device,
+    ) -> None:
+        from pyautoattack import AutoAttack
+
+        self.heard = Heard()
+        self._model, self._names, self._version, self._seed, self._device = model, names, version, seed, device
+        self._whole = AutoAttack(
+            model,
+            attacks=list(names) if version == "custom" else None,
+            version=version,
+            eps=float(threat.eps),
+            norm=_NORMS[threat.norm],
+            seed=seed,
+            device=device,
+        )
+        self._whole.apgd.logger = self._whole.apgd_targeted.logger = self.heard
+        self.targets = min(PUBLISHED["targets"], num_classes - 1)
+        self._whole.apgd_targeted.n_target_classes = self._whole.fab.n_target_classes = self.targets
+        for attack in (self._whole.apgd, self._whole.apgd_targeted, self._whole.fab):
+            attack.n_iter = iterations
+        self._whole.square.n_queries = queries
+        self._current: Any = None
+
+    def configure(self, name: str) -> None:
+        """Make ``name`` the current sub-attack; call this for every sub-attack of the list, in order."""
+        whole = self._whole
+        if name in ("apgd-ce", "apgd-dlr"):
+            whole.apgd.loss = name.removeprefix("apgd-")
+            self._current = whole.apgd
+        elif name in ("fab", "fab-t"):
+            whole.fab.targeted = name == "fab-t"
+            if whole.fab.targeted:
+                whole.fab.n_restarts = 1
+            self._current = whole.fab
+        else:
+            self._current = whole.apgd_targeted if name == "apgd-t" else whole.square
+
+    def perturb(self, x: Tensor, y: Tensor) -> Tensor:
+        """Adversarial examples of the current sub-attack; x itself where it found none.
+
+        Args:
+            x: (N, C, H, W) float32 in [0, 1].
+            y: (N,) labels.
+        """
+        # Also taken by pyautoattack from its global stream; the caller keeps that stream out of everything else.
+        self._current.seed = self._seed
+        x_adv: Tensor = self._current.perturb(x, y)
+        return x_adv
+
+    @property
+    def restarts(self) -> int:
+        """Random restarts of the current sub-attack."""
+        return int(self._current.n_restarts)
+
+    def forward_passes(self, name: str) -> int:
+        """About how often the current sub-attack, called ``name``, calls the model in one batch; for progress."""
+        attack = self._current
+        targets = self.targets if name in TARGETED else 1
+        if name == "square":
+            return int(attack.n_queries) + 3
+        if name in ("fab", "fab-t"):
+            return int(1 + targets * attack.n_restarts * (3 + 2 * attack.n_iter))
+        return int(1 + targets * attack.n_restarts * (1 + (attack.n_iter + 1) * attack.eot_iter))
+
+    def check_model(self, x: Tensor, y: Tensor) -> list[dict[str, str]]:
+        """pyautoattack's checks on a first batch, as findings: code and text."""
+        from pyautoattack import checks
+
+        found = []
+        if self._version != "rand":
+            checks.check_randomized(self._model, x, y, bs=len(x), logger=self.heard)
+            if self.heard.take():
+                found.append(RANDOMISED)
+        checks.check_range_output(self._model, x, logger=self.heard)
+        if self.heard.take():
+            found.append(PROBABILITIES)
+        self._check_dynamic(checks, x)
+        if self.heard.take():
+            found.append(DYNAMIC)
+        return found
+
+    def _check_dynamic(self, checks: Any, x: Tensor) -> None:
+        """The check counts calls in a module's global that it never resets, and takes away any tracer (a debugger)."""
+        tracer = sys.gettrace()
+        for name in checks.funcs:
+            checks.funcs[name] = 0
+        try:
+            checks.check_dynamic(self._model, x, False, logger=self.heard)
+        finally:
+            sys.settrace(tracer)
+
+    def check_square(self, accuracies: Mapping[str, float]) -> list[dict[str, str]]:
+        """pyautoattack's check after Square: ``clean`` and each sub-attack to the accuracy after it."""
+        from pyautoattack import checks
+
+        checks.check_square_sr(dict(accuracies), logger=self.heard)
+        return [SQUARE] if self.heard.take() else []
+
+
+class Heard:
+    """Takes the place of pyautoattack's logger and remembers its warnings."""
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+
+    def warning(self, message: str) -> None:
+        """Called by pyautoattack."""
+        self._messages.append(message)
+
+    def take(self) -> list[str]:
+        """The messages since the last call."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def zero_gradients(self) -> int:
+        """Like :meth:`take`, for warnings of APGD, which speak of points with zero gradient: their number."""
+        found = [re.search(r"there are (\d+) points", message) for message in self.take()]
+        return sum(1 if match is None else int(match[1]) for match in found)
+
+
+class Counted:
+    """The model, telling how often it was called."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor], on_call: Callable[[int], None]) -> None:
+        self._model, self._on_call = model, on_call
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self._on_call(self.calls)
+        return self._model(x)
+
+
+RANDOMISED = {
+    "code": "randomised",
+    "text": "the model answers differently each time it is asked about the same images: it is randomised. Attacks that "
+    "believe one gradient are then too weak; use autoattack with version: rand.",
+}
+DYNAMIC = {
+    "code": "dynamic",
+    "text": "the model takes gradients while it predicts (a defence that optimises at test time). AutoAttack does not "
+    "follow those, so its accuracy may be too high; an adaptive attack is needed.",
+}
+SQUARE = {
+    "code": "square-helps",
+    "text": "Square, which uses no gradients, broke examples that all gradient attacks before it left standing: the "
+    "gradients are masked. Try Square with more queries, or an adaptive attack.",
+}
+
+
+def zero_gradients(points: int) -> dict[str, str]:
+    """The finding for ``points`` starts of APGD whose gradient was exactly zero."""
+    return {
+        "code": "zero-gradients",
+        "text": f"{points} starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks "
+        "cannot move. Trust Square more than the others here.",
+    }
+
+
+def few_classes(num_classes: int, targets: int) -> dict[str, str]:
+    """The finding for fewer classes than the published attack aims at."""
+    return {
+        "code": "few-classes",
+        "text": f"with {num_classes} classes the targeted sub-attacks aim at {targets} classes instead of "
+        f"{PUBLISHED['targets']}.",
+    }
+
+
+def not_run(reasons: Mapping[str, str]) -> dict[str, str]:
+    """The finding for sub-attacks that cannot run."""
+    each = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return {"code": "not-run", "text": f"some sub-attacks were left out, so this is not the published attack. {each}."}
+
+
+def reduced(settings: Mapping[str, int]) -> dict[str, str]:
+    """The finding for other numbers of iterations or queries than published."""
+    each = ", ".join(f"{value} {name} instead of {PUBLISHED[name]}" for name, value in settings.items())
+    return {"code": "not-published", "text": f"{each}: this is not the published attack."}

@@ -1,0 +1,30 @@
+"""The numbers of a run under the names that every logger uses for them."""
+
+from __future__ import annotations
+
+import math
+
+from calfat_plugin.results import EvaluationResult, RoundRecord
+
+
+def round_scalars(record: RoundRecord) -> dict[str, float]:
+    """One finished round as name to number. Accuracies are fractions; what is not finite is left out."""
+    numbers = {
+        "heterogeneity": record.heterogeneity,
+        "seconds": record.seconds,
+        "bytes/down": float(record.bytes_down),
+        "bytes/up": float(record.bytes_up),
+        "refused": float(len(record.refused)),
+    }
+    for result in record.evaluations.values():
+        numbers |= accuracies("accuracy", result)
+    if record.losses:
+        numbers["loss/mean"] = math.fsum(record.losses.values()) / len(record.losses)
+    numbers |= {f"loss/client_{client}": loss for client, loss in record.losses.items()}
+    numbers |= {f"update_norm/client_{client}": norm for client, norm in record.update_norms.items()}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def accuracies(group: str, result: EvaluationResult) -> dict[str, float]:
+    """Both counting conventions of one evaluation: ``accuracy/pgd20`` and ``accuracy/pgd20_strict``."""
+    return {f"{group}/{result.label}": result.accuracy, f"{group}/{result.label}_strict": result.accuracy_strict}

@@ -1,0 +1,97 @@
+"""Weights & Biases: one W&B run for a run of ours, offline by default, so that nothing leaves the machine unasked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.entries import LoggerEntry
+from calfat_plugin.errors import PluginError
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.loggers.public import public_recipe
+from calfat_plugin.loggers.scalars import accuracies, round_scalars
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+
+
+@dataclass(frozen=True)
+class WandbOptions:
+    """The options of the W&B logger."""
+
+    project: str = option("calfat", help="project of the W&B run")
+    entity: str | None = option(None, help="user or team; null: the account's default")
+    mode: str = option(
+        "offline",
+        choices=("offline", "online"),
+        help="offline: files in the run directory, sent later by `wandb sync`; online: sent while the run lasts",
+    )
+
+
+class Wandb:
+    """Logs scalars and the parts of the recipe that hold no secret.
+
+    Raises:
+        PluginError: the package wandb is missing, or there is no key to go online with.
+    """
+
+    def __init__(self, options: WandbOptions) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise PluginError(f"wandb cannot be imported ({error}): pip install 'calfat-plugin[wandb]'.") from error
+        # Without a key W&B asks for one on the terminal, and the run would wait for an answer to a question in its log.
+        if options.mode == "online" and not wandb.api.api_key:
+            raise PluginError("mode: online needs an API key: run `wandb login` once, or set WANDB_API_KEY.")
+        self._options = options
+        self._run: Any = None
+
+    @hookimpl
+    def calfat_run_started(self, run: RunInfo) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=self._options.project,
+            entity=self._options.entity,
+            mode=self._options.mode,
+            name=f"{run.name}/{run.directory.name}",
+            id=_identity(run),
+            resume="allow",  # the same directory is the same W&B run, also after --resume
+            reinit=True,  # a suite runs several in one process
+            dir=os.fspath(run.directory),
+            config=public_recipe(run.recipe),
+            save_code=False,
+            # No copy of our console, which the run's log has; no command line, which may hold a secret; no repository.
+            settings=wandb.Settings(console="off", disable_git=True, disable_code=True, _disable_meta=True),
+        )
+
+    @hookimpl
+    def calfat_round_finished(self, record: RoundRecord) -> None:
+        self._run.log(round_scalars(record), step=record.round)
+
+    @hookimpl
+    def calfat_run_finished(self, result: RunResult) -> None:
+        for evaluation in result.evaluations:
+            self._run.summary.update(accuracies("final", evaluation))
+        self._run.finish(exit_code=0)
+
+    @hookimpl
+    def calfat_run_stopped(self) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=1)
+
+
+def _identity(run: RunInfo) -> str:
+    """A W&B id that is the same each time this run directory goes on."""
+    return hashlib.sha256(os.fspath(run.directory.resolve()).encode()).hexdigest()[:16]
+
+
+ENTRY = LoggerEntry(
+    "wandb",
+    build=Wandb,
+    config=WandbOptions,
+    summary="Weights & Biases, offline unless told otherwise",
+)

@@ -1,0 +1,125 @@
+"""Normalisation with two sets of batch statistics, one for clean and one for adversarial inputs (FedRBN)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from calfat_plugin.errors import ModelError
+
+Branch = Literal["clean", "noise"]
+
+
+class DualNorm(nn.Module):
+    """Two branches of batch statistics without affine terms, then one shared affine pair.
+
+    The branch in use is a switch on the module, ``noise`` unless :func:`using_branch` says otherwise: so the model is
+    attacked and evaluated through one branch, and no caller has to know of two.
+    """
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        """norm: the layer to replace; its kind, momentum, eps and affine pair are taken over."""
+        super().__init__()
+        if norm.running_mean is None or norm.momentum is None:
+            raise ModelError(
+                "FedRBN needs batch normalisation that tracks running statistics with a constant momentum."
+            )
+        self.momentum, self.eps = norm.momentum, norm.eps
+        self.clean, self.noise = _without_affine(norm), _without_affine(norm)
+        ones = torch.ones_like(norm.running_mean)
+        self.weight = nn.Parameter(norm.weight.detach().clone() if norm.affine else ones)
+        self.bias = nn.Parameter(norm.bias.detach().clone() if norm.affine else ones - 1)
+        self.branch: Branch = "noise"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, ...) to the same shape."""
+        norm = self.noise if self.branch == "noise" else self.clean
+        if norm.training and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        # One call with the shared pair does what a branch and an affine layer after it would do in two passes.
+        return F.batch_norm(
+            x, norm.running_mean, norm.running_var, self.weight, self.bias, norm.training, self.momentum, self.eps
+        )
+
+
+def with_dual_norms(model: nn.Module) -> nn.Module:
+    """Replace every batch normalisation of ``model`` by a :class:`DualNorm`, in place; returns the model.
+
+    A model without one gets a dual normalisation after each 2-d convolution, before whatever follows it.
+
+    Raises:
+        ModelError: the model has neither, or a layer without running statistics of constant momentum.
+    """
+    if any(isinstance(module, _BatchNorm) for module in model.modules()):
+        found = _replace(model, _BatchNorm, _dual)
+    else:
+        found = _replace(model, nn.Conv2d, _normalised)
+    if not found:
+        raise ModelError(
+            f"model {type(model).__name__}: FedRBN needs batch normalisation, or 2-d convolutions to put it after; "
+            "there is neither."
+        )
+    return model
+
+
+def dual_norms(model: nn.Module) -> dict[str, DualNorm]:
+    """Name to layer, in the model's order."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, DualNorm)}
+
+
+@contextmanager
+def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> Iterator[None]:
+    """Let ``model`` compute through one branch; the noise branch again on leaving.
+
+    Args:
+        model: with dual normalisation.
+        branch: which statistics.
+        frozen: normalise by that branch's running statistics and leave them alone, whatever mode the model is in.
+    """
+    norms = dual_norms(model).values()
+    modes = [(getattr(norm, branch), getattr(norm, branch).training) for norm in norms]
+    try:
+        for norm in norms:
+            norm.branch = branch
+        for module, _ in modes:
+            module.training = module.training and not frozen
+        yield
+    finally:
+        for norm in norms:
+            norm.branch = "noise"
+        for module, mode in modes:
+            module.training = mode
+
+
+def _without_affine(norm: _BatchNorm) -> _BatchNorm:
+    bare: _BatchNorm = type(norm)(norm.num_features, eps=norm.eps, momentum=norm.momentum, affine=False)
+    return bare
+
+
+def _dual(norm: nn.Module) -> nn.Module:
+    assert isinstance(norm, _BatchNorm)
+    return DualNorm(norm)
+
+
+def _normalised(conv: nn.Module) -> nn.Module:
+    assert isinstance(conv, nn.Conv2d)
+    return nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels))))
+
+
+def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> int:
+    """Replace every descendant of ``kind`` by what ``make`` builds around it; returns how many there were."""
+    count = 0
+    for name, child in list(model.named_children()):
+        if isinstance(child, kind):
+            setattr(model, name, make(child))
+            count += 1
+        else:
+            count += _replace(child, kind, make)
+    return count

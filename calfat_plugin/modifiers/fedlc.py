@@ -1,0 +1,59 @@
+"""FedLC: a margin on every logit that grows as the class gets rarer (Zhang et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.margins import fedlc_margins
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FedLCOptions:
+    """The constant of FedLC."""
+
+    tau: float = option(1.0, low=0, help="factor of the margins; 0.5 to 1 are usual")
+
+
+class FedLCLoss(ClientLoss):
+    """CE(z - tau n^(-1/4), y)."""
+
+    def __init__(self, options: FedLCOptions, class_counts: Tensor) -> None:
+        self.margins = fedlc_margins(class_counts, tau=options.tau)  # (C,)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().cross_entropy(logits - self.margins, y)
+
+
+class FedLC(LossModifier):
+    """Presses the logits of a client's rare classes down, and those of its missing classes out of the softmax."""
+
+    def __init__(self, options: FedLCOptions) -> None:
+        self.options = options
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        return FedLCLoss(self.options, class_counts)
+
+
+ENTRY = ModifierEntry(
+    "fedlc",
+    build=FedLC,
+    config=FedLCOptions,
+    summary="subtract a margin that grows as a class gets rarer on the client from each logit",
+    formula="CE(z_k - tau n_k^(-1/4), y)",
+    citation=Citation(
+        "Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022",
+        """@inproceedings{zhang2022federated,
+  title     = {Federated Learning with Label Distribution Skew via Logits Calibration},
+  author    = {Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2022}
+}""",
+    ),
+)

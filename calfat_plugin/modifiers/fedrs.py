@@ -1,0 +1,60 @@
+"""FedRS: a softmax in which a client's missing classes count less (Li and Zhan, KDD 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.margins import fedrs_factors
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class FedRSOptions:
+    """The constants of FedRS."""
+
+    alpha: float = option(0.5, low=0, high=1, help="factor of a missing class's logit; 1 changes nothing")
+    absent_below: int = option(3, low=1, help="a class with fewer examples counts as missing", unit="examples")
+
+
+class FedRSLoss(ClientLoss):
+    """CE(a z, y), a = alpha for the client's missing classes and 1 for the others."""
+
+    def __init__(self, options: FedRSOptions, class_counts: Tensor) -> None:
+        self.factors = fedrs_factors(class_counts, alpha=options.alpha, absent_below=options.absent_below)  # (C,)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().cross_entropy(logits * self.factors, y)
+
+
+class FedRS(LossModifier):
+    """Restricts the softmax of client i to the classes it has, more or less."""
+
+    def __init__(self, options: FedRSOptions) -> None:
+        self.options = options
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        return FedRSLoss(self.options, class_counts)
+
+
+ENTRY = ModifierEntry(
+    "fedrs",
+    build=FedRS,
+    config=FedRSOptions,
+    summary="scale the logits of classes that the client misses",
+    formula="CE(a_k z_k, y), a_k = alpha for missing classes, else 1",
+    citation=Citation(
+        "Li and Zhan, FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021",
+        """@inproceedings{li2021fedrs,
+  title     = {{FedRS}: Federated Learning with Restricted Softmax for Label Distribution Non-{IID} Data},
+  author    = {Li, Xin-Chun and Zhan, De-Chuan},
+  booktitle = {ACM SIGKDD Conference on Knowledge Discovery and Data Mining},
+  year      = {2021}
+}""",
+    ),
+)

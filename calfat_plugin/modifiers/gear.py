@@ -1,0 +1,59 @@
+"""GEAR: a margin on the true class that is larger for rare classes (Chen et al., FL-AAAI 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.margins import gear_margins, subtract_at_label
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GEAROptions:
+    """The constant of GEAR."""
+
+    delta: float = option(0.01, low=0, help="margin of the client's rarest class")
+
+
+class GEARLoss(ClientLoss):
+    """CE on logits whose true class lost delta (n_min / n_y)^(1/4)."""
+
+    def __init__(self, options: GEAROptions, class_counts: Tensor) -> None:
+        self.margins = gear_margins(class_counts, delta=options.delta)  # (C,)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().cross_entropy(subtract_at_label(logits, y, self.margins), y)
+
+
+class GEAR(LossModifier):
+    """Asks for a larger margin where a client has few examples."""
+
+    def __init__(self, options: GEAROptions) -> None:
+        self.options = options
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        return GEARLoss(self.options, class_counts)
+
+
+ENTRY = ModifierEntry(
+    "gear",
+    build=GEAR,
+    config=GEAROptions,
+    summary="subtract a margin that is larger for the client's rare classes from the true class's logit",
+    formula="CE(z_k - 1[k = y] delta (n_min / n_y)^(1/4), y)",
+    citation=Citation(
+        "Chen et al., GEAR: A Margin-based Federated Adversarial Training Approach, FL-AAAI 2022",
+        """@inproceedings{chen2022gear,
+  title     = {{GEAR}: A Margin-based Federated Adversarial Training Approach},
+  author    = {Chen, Chen and Zhang, Jie and Lyu, Lingjuan},
+  booktitle = {International Workshop on Trustable, Verifiable and Auditable Federated Learning (FL-AAAI)},
+  year      = {2022}
+}""",
+    ),
+)

@@ -1,0 +1,70 @@
+"""LogitAdj: logits adjusted by the client's class prior in the classification loss only (Menon et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, ModifierEntry
+from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.margins import adjusted_logits
+from calfat_plugin.options import option
+from calfat_plugin.priors import log_frequencies
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LogitAdjOptions:
+    """The constants of LogitAdj."""
+
+    tau: float = option(1.0, low=0, help="factor of the log prior; 0 changes nothing")
+    delta: float = option(1e-6, low=0, open_low=True, help="floor added to class frequencies, for missing classes")
+    calibrate_inner: bool = option(False, help="adjust the logits that the attack climbs, too")
+
+
+class LogitAdjLoss(ClientLoss):
+    """CE(z + tau log pi, y); divergences, probabilities and (unless asked for) attacks stay on raw logits."""
+
+    def __init__(self, options: LogitAdjOptions, class_counts: Tensor) -> None:
+        self.options = options
+        self.log_prior = log_frequencies(class_counts, delta=options.delta)  # (C,)
+
+    def attack_logits(self, logits: Tensor) -> Tensor:
+        return self._adjusted(logits) if self.options.calibrate_inner else logits
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().cross_entropy(self._adjusted(logits), y)
+
+    def _adjusted(self, logits: Tensor) -> Tensor:
+        return adjusted_logits(logits, self.log_prior, tau=self.options.tau)
+
+
+class LogitAdj(LossModifier):
+    """Adds tau log pi_i to the logits of client i, where it classifies in training."""
+
+    def __init__(self, options: LogitAdjOptions) -> None:
+        self.options = options
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        return LogitAdjLoss(self.options, class_counts)
+
+
+ENTRY = ModifierEntry(
+    "logitadj",
+    build=LogitAdj,
+    config=LogitAdjOptions,
+    summary="add the client's log class prior to the logits of the classification loss, not of attack or divergence",
+    formula="CE(z + tau log pi, y)",
+    citation=Citation(
+        "Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021",
+        """@inproceedings{menon2021longtail,
+  title     = {Long-tail Learning via Logit Adjustment},
+  author    = {Menon, Aditya Krishna and Jayasumana, Sadeep and Rawat, Ankit Singh and Jain, Himanshu and
+               Veit, Andreas and Kumar, Sanjiv},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2021}
+}""",
+    ),
+)

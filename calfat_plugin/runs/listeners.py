@@ -1,0 +1,90 @@
+"""Who hears of a run's life: installed plugins with such hooks, and the loggers that the recipe switches on.
+
+None of them can stop a run: one that raises is told to the user once and hears no more of this run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pluggy
+
+from calfat_plugin import hookspecs
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+
+log = logging.getLogger(__name__)
+
+Warn = Callable[[str], None]
+
+
+class Listeners:
+    """Calls the hooks of a run's life, each plugin apart from the others.
+
+    Args:
+        plugins: (name for messages, plugin object).
+        warn: shows the user a finding that does not stop the run.
+    """
+
+    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Warn) -> None:
+        self._warn = warn
+        self._managers: dict[str, pluggy.PluginManager] = {}
+        for name, plugin in plugins:
+            self._guard(name, "is not used", lambda name=name, plugin=plugin: self._add(name, plugin))  # type: ignore[misc]
+
+    @classmethod
+    def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
+        """Everyone who listens to a run of ``experiment``; a logger that cannot be built is told and left out."""
+        registry = experiment.registry
+        listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
+        for pick in experiment.loggers:
+            name = f"logger '{pick.label}'"
+            listeners._guard(
+                name,
+                "is not used",
+                lambda name=name, pick=pick: listeners._add(name, pick.entry.load()(pick.options)),  # type: ignore[misc]
+            )
+        return listeners
+
+    def run_started(self, run: RunInfo) -> None:
+        """Before the first round."""
+        self._tell("calfat_run_started", run=run)
+
+    def round_finished(self, run: RunInfo, record: RoundRecord) -> None:
+        """After each round."""
+        self._tell("calfat_round_finished", run=run, record=record)
+
+    def run_finished(self, run: RunInfo, result: RunResult) -> None:
+        """After the final evaluation."""
+        self._tell("calfat_run_finished", run=run, result=result)
+
+    def run_stopped(self, run: RunInfo, error: BaseException) -> None:
+        """Instead of ``run_finished``, when the run ends early."""
+        self._tell("calfat_run_stopped", run=run, error=error)
+
+    def _add(self, name: str, plugin: Any) -> None:
+        # A manager of its own for each: pluggy then checks its hooks, fills in the arguments that they take, and what
+        # one raises does not keep the next from being called.
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(plugin)
+        manager.check_pending()
+        self._managers[name] = manager
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        for name, manager in list(self._managers.items()):
+            call = getattr(manager.hook, hook)
+            if not self._guard(name, f"failed in {hook} and is off for this run", lambda call=call: call(**arguments)):  # type: ignore[misc]
+                del self._managers[name]
+
+    def _guard(self, name: str, verdict: str, action: Callable[[], Any]) -> bool:
+        """Whether ``action`` went well."""
+        try:
+            action()
+        except Exception as error:  # a third party's code may raise anything
+            log.exception("%s %s", name, verdict)
+            self._warn(f"{name} {verdict}: {type(error).__name__}: {error}")
+            return False
+        return True

@@ -1,0 +1,296 @@
+"""Suite file to :class:`Suite`: structure, types and units. Looks no plugin up; ``plan`` does."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calfat_plugin.errors import RecipeError, did_you_mean, listed
+from calfat_plugin.options import describe, parse_options
+from calfat_plugin.recipe.document import Document, KeyPath, read_document
+from calfat_plugin.recipe.parse import failing_at
+from calfat_plugin.suites.schema import (
+    Axis,
+    Metric,
+    Reported,
+    Selector,
+    Setting,
+    Skip,
+    Suite,
+    SuiteOptions,
+    Variant,
+    slug,
+)
+from calfat_plugin.threat import parse_number
+
+STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "reported", "skip")
+_REPORTED_KEYS = ("source", "percent", "tolerance")
+_MAX_SEED = 2**32 - 1
+_FORBIDDEN_IN_LABELS = "/*?[]"
+SEED_PATH: KeyPath = ("common_args", "random_seed")
+
+
+def load_suite(path: str | Path) -> Suite:
+    """Read a suite file and its base recipe.
+
+    Raises:
+        RecipeError: with file, line, key, what was found and what was wanted.
+    """
+    return parse_suite(read_document(path))
+
+
+def parse_suite(document: Document) -> Suite:
+    """Check the structure of a whole suite.
+
+    Raises:
+        RecipeError: as :func:`load_suite`.
+    """
+    plain = {key: value for key, value in document.data.items() if key not in STRUCTURED_KEYS}
+    options = parse_options(
+        SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=tuple(STRUCTURED_KEYS)
+    )
+    name = Path(document.file).stem
+    base = Path(os.path.normpath(Path(document.file).parent / options.base))
+    axes = _axes(document)
+    metrics = _metrics(document)
+    names = ["/".join(labels) for labels in grid(axes)]
+    reported, tolerance = _reported(document, names, metrics)
+    return Suite(
+        name=name,
+        title=options.title or name,
+        document=document,
+        base=base,
+        base_document=_base(document, base),
+        settings=_settings(document, ("set",)),
+        axes=axes,
+        seeds=_seeds(document),
+        metrics=metrics,
+        reported=reported,
+        tolerance=tolerance,
+        skip=_skip(document, axes),
+        runs=_runs(document, options.runs or name),
+    )
+
+
+def grid(axes: Iterable[Axis]) -> list[tuple[str, ...]]:
+    """The labels of every cell, the last axis running fastest."""
+    return list(itertools.product(*([variant.label for variant in axis.variants] for axis in axes)))
+
+
+def check_selector(selector: Selector, axes: tuple[Axis, ...]) -> str:
+    """What is wrong with a selector that matches no cell; empty when it matches one."""
+    cells = grid(axes)
+    if any(selector.matches(labels) for labels in cells):
+        return ""
+    parts = selector.text.split("/")
+    if len(parts) not in (1, len(axes)):
+        shape = "/".join(axis.name for axis in axes)
+        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite is written {shape}."
+    labels = [variant.label for axis in axes for variant in axis.variants]
+    names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
+    hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
+    return f"'{selector.text}' matches no cell.{hint}"
+
+
+def _base(document: Document, base: Path) -> Document:
+    try:
+        return read_document(base)
+    except RecipeError as error:
+        raise document.error(("base",), str(error)) from None
+
+
+def _runs(document: Document, name: str) -> str:
+    if not slug(name) or "/" in name or "\\" in name:
+        raise document.error(("runs",), f"got '{name}', expected the name of a suite, such as table1.")
+    return name
+
+
+def _mapping(document: Document, path: KeyPath, example: str) -> Mapping[str, Any]:
+    value = document.get(path)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise document.error(path, f"got {describe(value)}, expected a mapping such as {example}.")
+    return value
+
+
+def _settings(document: Document, path: KeyPath) -> tuple[Setting, ...]:
+    """Recipe values to change, written as dotted keys."""
+    settings = []
+    for key, value in _mapping(document, path, "{train_args.comm_round: 20}").items():
+        steps: KeyPath = tuple(key.split("."))
+        if len(steps) < 2 or not all(steps):
+            raise document.error(
+                (*path, key), "this is no SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
+            )
+        if steps == SEED_PATH:
+            raise document.error((*path, key), "the suite's 'seeds' say which seeds to run; leave this out.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise document.error(
+                (*path, key), f"got {describe(value)}, which a recipe cannot hold; quote it to make it a text."
+            ) from None
+        settings.append(Setting(steps, value, document.place((*path, key))))
+    for first, second in itertools.combinations(settings, 2):
+        if _same_or_below(first.path, second.path) or _same_or_below(second.path, first.path):
+            raise document.error(
+                (*path, second.key), f"'{first.key}' stands here too, and the two overlap; write them as one."
+            )
+    return tuple(settings)
+
+
+def _same_or_below(above: KeyPath, path: KeyPath) -> bool:
+    return path[: len(above)] == above
+
+
+def _axes(document: Document) -> tuple[Axis, ...]:
+    example = "{method: {CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}}"
+    axes = []
+    for name in _mapping(document, ("axes",), example):
+        _check_label(document, ("axes", name), name)
+        written = _mapping(document, ("axes", name), "{CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}")
+        if not written:
+            raise document.error(("axes", name), "the axis has no labels; give it at least one, or leave it out.")
+        folders: dict[str, str] = {}
+        for label in written:
+            path: KeyPath = ("axes", name, label)
+            _check_label(document, path, label)
+            other = folders.setdefault(slug(label), label)
+            if other != label:
+                raise document.error(path, f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
+        variants = (Variant(label, _settings(document, ("axes", name, label))) for label in written)
+        axes.append(Axis(name, tuple(variants)))
+    if not axes:
+        raise document.error(("axes",), f"there are no axes; expected a mapping such as {example}.")
+    _refuse_wiped_out(document, axes)
+    return tuple(axes)
+
+
+def _check_label(document: Document, path: KeyPath, label: str) -> None:
+    bad = [character for character in label if character in _FORBIDDEN_IN_LABELS or not character.isprintable()]
+    if bad or not slug(label):
+        what = f"holds {bad[0]!r}" if bad else "holds no letter or digit"
+        raise document.error(path, f"the label '{label}' {what}; labels name folders and are matched by --only.")
+
+
+def _refuse_wiped_out(document: Document, axes: list[Axis]) -> None:
+    """Later axes are applied later: one that replaces what an earlier one set would make its cells all alike."""
+    for early, late in itertools.combinations(axes, 2):
+        for first, second in itertools.product(early.variants, late.variants):
+            for before, after in itertools.product(first.settings, second.settings):
+                if _same_or_below(after.path, before.path):
+                    raise document.error(
+                        ("axes", late.name, second.label, after.key),
+                        f"replaces '{before.key}' of axes.{early.name}.{first.label}. Two axes must not set the same "
+                        f"value; where one sets a part of the other's, put it last.",
+                    )
+
+
+def _seeds(document: Document) -> tuple[int, ...]:
+    raw = document.get(("seeds",))
+    if not isinstance(raw, list) or not raw:
+        found = "an empty list" if raw == [] else describe(raw)
+        raise document.error(("seeds",), f"got {found}, expected a list of whole numbers such as [0, 1, 2].")
+    seeds: list[int] = []
+    for index, seed in enumerate(raw):
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
+            raise document.error(
+                ("seeds", index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {_MAX_SEED}."
+            )
+        if seed in seeds:
+            raise document.error(("seeds", index), f"the seed {seed} stands here twice; keep one.")
+        seeds.append(seed)
+    return tuple(seeds)
+
+
+def _metrics(document: Document) -> tuple[Metric, ...]:
+    """A list of evaluator labels, or a mapping from label to heading."""
+    raw = document.get(("metrics",))
+    pairs = raw.items() if isinstance(raw, Mapping) else zip(raw, raw, strict=True) if isinstance(raw, list) else ()
+    metrics: list[Metric] = []
+    for index, (label, heading) in enumerate(pairs):
+        path: KeyPath = ("metrics", label) if isinstance(raw, Mapping) else ("metrics", index)
+        if not isinstance(label, str) or not isinstance(heading, str):
+            raise document.error(path, f"got {describe(heading)}, expected a text.")
+        if label in [metric.label for metric in metrics]:
+            raise document.error(path, f"the metric '{label}' stands here twice; keep one.")
+        metrics.append(Metric(label, heading))
+    if not metrics:
+        raise document.error(
+            ("metrics",),
+            f"got {describe(raw)}, expected labels of evaluators such as [natural, pgd20] or {{pgd20: PGD-20}}.",
+        )
+    return tuple(metrics)
+
+
+def _reported(
+    document: Document, names: list[str], metrics: tuple[Metric, ...]
+) -> tuple[dict[str, Reported], dict[str, float]]:
+    """Published numbers by cell name, and what passes unmarked."""
+    path: KeyPath = ("reported",)
+    section = _mapping(document, path, "{source: 'arXiv:2205.14926, Table 1', percent: {CalFAT: {natural: 64.69}}}")
+    for key in section:
+        if key not in _REPORTED_KEYS:
+            hint = did_you_mean(key, _REPORTED_KEYS) or f" Known: {listed(_REPORTED_KEYS)}."
+            raise document.error((*path, key), f"unknown key.{hint}")
+    source = _text(document, (*path, "source"), "")
+    labels = [metric.label for metric in metrics]
+    cells = {}
+    for name in _mapping(document, (*path, "percent"), "{CalFAT: {natural: 64.69}}"):
+        at: KeyPath = (*path, "percent", name)
+        if name not in names:
+            hint = did_you_mean(name, names) or f" The first one is '{names[0]}'."
+            raise document.error(at, f"there is no cell '{name}'.{hint}")
+        written = dict(_mapping(document, at, "{natural: 64.69, pgd20: 31.12}"))
+        written.pop("source", None)
+        own = _text(document, (*at, "source"), source)
+        if not own:
+            raise document.error(
+                at, "these numbers have no source; write reported.source, such as 'arXiv:2205.14926, Table 1'."
+            )
+        numbers = {label: _percent(document, (*at, label), labels) / 100 for label in written}
+        cells[name] = Reported(own, numbers)
+    passing = _mapping(document, (*path, "tolerance"), "{natural: 3, pgd20: 2}")
+    return cells, {label: _percent(document, (*path, "tolerance", label), labels) for label in passing}
+
+
+def _text(document: Document, path: KeyPath, default: str) -> str:
+    value = document.get(path)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise document.error(path, f"got {describe(value)}, expected a text.")
+    return value
+
+
+def _percent(document: Document, path: KeyPath, labels: list[str]) -> float:
+    label, value = str(path[-1]), document.get(path)
+    if label not in labels:
+        hint = did_you_mean(label, labels) or f" Known: {listed(labels)}."
+        raise document.error(path, f"'{label}' is not among the suite's metrics.{hint}")
+    try:
+        number = float(parse_number(value))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 100:
+        raise document.error(path, f"got {describe(value)}, expected percent, 0 <= value <= 100.")
+    return number
+
+
+def _skip(document: Document, axes: tuple[Axis, ...]) -> tuple[Skip, ...]:
+    skips = []
+    for text in _mapping(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
+        selector = Selector(text)
+        problem = check_selector(selector, axes)
+        if problem:
+            raise document.error(("skip", text), problem)
+        reason = document.get(("skip", text))
+        if not isinstance(reason, str) or not reason.strip():
+            raise document.error(("skip", text), f"got {describe(reason)}, expected the reason as a text.")
+        skips.append(Skip(selector, reason.strip()))
+    return tuple(skips)

@@ -1,0 +1,289 @@
+"""Suite and registry become a plan: every cell resolved, and what is left to run known, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from calfat_plugin.errors import CalfatError, OptionError, RecipeError, RunError, listed
+from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
+from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.recipe.document import Document, KeyPath, read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
+from calfat_plugin.suites.parse import SEED_PATH, check_selector
+from calfat_plugin.suites.schema import Selector, Setting, Suite, slug
+
+SUITES_ROOT = DEFAULT_ROOT / "suites"
+_SHOWN = 3  # changed runs that a message names
+
+State = Literal["new", "unfinished", "finished"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the grid.
+
+    Attributes:
+        labels: one an axis.
+        settings: what it changes in the base recipe, in order: the suite's, then each axis's.
+        experiment: the recipe resolved; None for a skipped cell.
+        skipped: why it is not run; empty when it is.
+    """
+
+    labels: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    experiment: Experiment | None
+    skipped: str = ""
+
+    @property
+    def name(self) -> str:
+        """``CIFAR-10/CalFAT``."""
+        return "/".join(self.labels)
+
+    @property
+    def folder(self) -> str:
+        """``cifar-10_calfat``."""
+        return "_".join(map(slug, self.labels))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One cell with one seed.
+
+    Attributes:
+        state: ``finished``: its results are there; ``unfinished``: a run directory to go on with; else ``new``.
+    """
+
+    cell: Cell
+    seed: int
+    directory: Path
+    state: State
+
+    @property
+    def name(self) -> str:
+        """``CIFAR-10/CalFAT seed 0``."""
+        return f"{self.cell.name} seed {self.seed}"
+
+    @property
+    def output(self) -> Path:
+        """Where what the command printed is kept."""
+        return self.directory.with_name(f"{self.directory.name}.txt")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A suite with every cell checked.
+
+    Attributes:
+        overrides: ``--set`` of the command line, applied to every cell after the suite's own settings.
+        seeds: the suite's, or those of the command line.
+        cells: all of them, in the order of the table.
+        runs: of all cells that are not skipped; the first seed of each before the second of any.
+        chosen: names of the cells to run now.
+        warnings: findings that stop nothing, each once.
+    """
+
+    suite: Suite
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    runs: tuple[PlannedRun, ...]
+    chosen: frozenset[str]
+    warnings: tuple[str, ...]
+
+    @property
+    def directory(self) -> Path:
+        """Where the tables go."""
+        return SUITES_ROOT / self.suite.name
+
+    @property
+    def left(self) -> tuple[PlannedRun, ...]:
+        """What is to run now."""
+        return tuple(run for run in self.runs if run.state != "finished" and run.cell.name in self.chosen)
+
+
+def make_plan(
+    suite: Suite,
+    registry: Registry,
+    *,
+    overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+) -> Plan:
+    """Resolve every cell and look at the run directories.
+
+    Args:
+        suite: what to run.
+        registry: the plugins.
+        overrides: ``SECTION.KEY=VALUE`` texts for every cell.
+        only: selectors of the cells to run; none: all.
+        seeds: instead of the suite's.
+
+    Raises:
+        RecipeError, PluginError: a cell that cannot be; with file, line, key and the cell's name.
+        OptionError: a selector that matches no cell.
+        RunError: a run directory that another recipe was run in.
+    """
+    selectors = _selectors(suite, only)
+    _refuse_hidden_axes(suite, overrides)
+    cells = tuple(_cells(suite, registry, overrides))
+    _refuse_twins(suite, cells)
+    chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
+    root = SUITES_ROOT / suite.runs
+    runs, changes = [], []
+    for seed in chosen_seeds:
+        for cell in cells:
+            if cell.experiment is None:
+                continue
+            directory = root / cell.folder / f"seed-{seed}"
+            state, change = _state(RunDirectory(directory), cell.experiment, seed)
+            runs.append(PlannedRun(cell, seed, directory, state))
+            if change:
+                changes.append(f"{directory}: {change}")
+    if changes:
+        raise RunError(_changed(changes))
+    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
+    return Plan(
+        suite=suite,
+        overrides=tuple(overrides),
+        seeds=chosen_seeds,
+        cells=cells,
+        runs=tuple(runs),
+        chosen=frozenset(
+            cell.name for cell in cells if not selectors or any(selector.matches(cell.labels) for selector in selectors)
+        ),
+        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.recipe.warnings)),
+    )
+
+
+def look_again(run: PlannedRun) -> PlannedRun:
+    """The run with its state as it is now: another process may have come by since the plan was made.
+
+    Raises:
+        RunError: another recipe was run in its directory.
+    """
+    if run.cell.experiment is None:
+        return run
+    state, change = _state(RunDirectory(run.directory), run.cell.experiment, run.seed)
+    if change:
+        raise RunError(_changed([f"{run.directory}: {change}"]))
+    return dataclasses.replace(run, state=state)
+
+
+def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
+    selectors = [Selector(text) for text in only]
+    for selector in selectors:
+        problem = check_selector(selector, suite.axes)
+        if problem:
+            raise OptionError(f"--only: {problem}")
+    return selectors
+
+
+def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
+    """``--set`` comes last: on what an axis sets, it would make the axis's cells all alike."""
+    written = Document("--set", {}).with_overrides(overrides)
+    for axis in suite.axes:
+        for variant in axis.variants:
+            for setting in variant.settings:
+                if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
+                    raise OptionError(
+                        f"--set: '{setting.key}' is what the axis '{axis.name}' of {suite.document.file} sets "
+                        f"({setting.place}); choose cells with --only, or change the suite file."
+                    )
+
+
+def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
+    for variants in itertools.product(*(axis.variants for axis in suite.axes)):
+        labels = tuple(variant.label for variant in variants)
+        settings = (*suite.settings, *(setting for variant in variants for setting in variant.settings))
+        reasons = [skip.reason for skip in suite.skip if skip.selector.matches(labels)]
+        experiment = None
+        if not reasons:
+            try:
+                experiment = _resolve(suite, registry, settings, overrides)
+            except CalfatError as error:
+                raise RecipeError(f"{error} (In cell '{'/'.join(labels)}' of {suite.document.file}.)") from None
+        yield Cell(labels, settings, experiment, reasons[0] if reasons else "")
+
+
+def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], overrides: Sequence[str]) -> Experiment:
+    document = suite.base_document
+    for setting in settings:
+        document = document.with_value(setting.path, setting.value, setting.place)
+    experiment = assemble(document.with_overrides(overrides), registry)
+    refuse_unsupported(experiment)
+    measured = [pick.label for pick in experiment.evaluators]
+    for metric in suite.metrics:
+        if metric.label not in measured:
+            raise suite.document.error(
+                ("metrics",),
+                f"'{metric.label}' is not among the evaluators of the run: {listed(measured)}. "
+                f"Add it to calfat.evaluators.",
+            )
+    return experiment
+
+
+def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
+    """Two labels for one and the same run are a slip of the pen, and would count one result twice."""
+    seen: dict[str, str] = {}
+    for cell in cells:
+        if cell.experiment is not None:
+            key = json.dumps(cell.experiment.as_run(), sort_keys=True, default=str)
+            other = seen.setdefault(key, cell.name)
+            if other != cell.name:
+                raise suite.document.error(
+                    ("axes",), f"the cells '{other}' and '{cell.name}' are the same run; nothing tells them apart."
+                )
+
+
+def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[State, str]:
+    """(state, what has changed since the run was started)."""
+    if not directory.recipe.exists():
+        return "new", ""
+    try:
+        then = assemble(read_document(directory.recipe), experiment.registry).as_run()
+    except CalfatError as error:
+        return "unfinished", f"its recipe can no longer be read: {error}"
+    now = as_run(experiment, seed)
+    keys = same_but_rounds(then, now)
+    rounds: KeyPath = ("train_args", "comm_round")
+    asked, done = _at(now, rounds), _at(then, rounds)
+    if asked < done:
+        keys.append("train_args.comm_round")
+    if keys:
+        shown = "; ".join(
+            f"{key}: {_at(then, key.split('.'))!r} then, {_at(now, key.split('.'))!r} now" for key in keys[:3]
+        )
+        return "unfinished", shown + (f" (and {len(keys) - 3} more)" if len(keys) > 3 else "")
+    return ("finished" if directory.finished and asked == done else "unfinished"), ""
+
+
+def as_run(experiment: Experiment, seed: int) -> dict[str, Any]:
+    """The recipe of one run of a cell, in full."""
+    written = experiment.as_run()
+    section, key = SEED_PATH
+    written[str(section)][key] = seed
+    return written
+
+
+def _at(tree: Mapping[str, Any], path: Iterable[str | int]) -> Any:
+    value: Any = tree
+    for step in path:
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
+
+
+def _changed(changes: list[str]) -> str:
+    more = f"\n  and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+    return (
+        "these runs were started with another recipe than the suite gives them now:\n  "
+        + "\n  ".join(changes[:_SHOWN])
+        + more
+        + "\nTake the change back, or move these directories away to run them anew."
+    )

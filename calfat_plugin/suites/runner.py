@@ -1,0 +1,276 @@
+"""Runs of a suite as processes, several at a time; each is an ordinary ``calfat run``."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, Literal
+
+from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs go unlocked
+    fcntl = None  # type: ignore[assignment]
+
+GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
+_ROUND = re.compile(r"round +(\d+)/(\d+)\b")
+_ETA = re.compile(r"ETA (\S+)$")
+_INTERRUPTED = 130
+
+Status = Literal["finished", "failed", "interrupted", "elsewhere", "not tried"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended.
+
+    Attributes:
+        status: ``elsewhere``: another process is at it; ``not tried``: the cell failed with an earlier seed before
+            its first round was done.
+        message: what went wrong, for people.
+        seconds: wall-clock time in this session.
+    """
+
+    run: PlannedRun
+    status: Status
+    message: str = ""
+    seconds: float = 0.0
+
+
+class SuiteObserver:
+    """Hears of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
+
+    def run_started(self, run: PlannedRun) -> None:
+        """A process was started."""
+
+    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
+        """A round is done; ``eta`` as the run says it, such as ``1:15``."""
+
+    def run_ended(self, outcome: Outcome) -> None:
+        """A run ended, or will not be started."""
+
+
+def command(plan: Plan, run: PlannedRun) -> list[str]:
+    """The ``calfat run`` of one run, without the interpreter."""
+    words = ["run", str(plan.suite.base)]
+    for override in (*(setting.override for setting in run.cell.settings), *plan.overrides):
+        words += ["--set", override]
+    words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
+    return words if run.state == "new" else [*words, "--resume"]
+
+
+def default_jobs(plan: Plan) -> int:
+    """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one."""
+    experiments = [cell.experiment for cell in plan.cells if cell.experiment is not None]
+    if any(experiment.recipe.device.using_gpu for experiment in experiments):
+        return max(1, len(_gpus()))
+    return cores()
+
+
+def cores() -> int:
+    """CPU cores of this process; an OMP_NUM_THREADS that is set says how many it may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name.strip() for name in listed if name.strip() not in ("", "-1")]
+
+
+def environment(slot: int, jobs: int) -> dict[str, str]:
+    """Environment of a run: its share of the cores, and one of the GPUs where several are listed.
+
+    Args:
+        slot: which of the runs at a time it is, 0-based.
+        jobs: how many run at a time.
+    """
+    changed = {"OMP_NUM_THREADS": str(max(1, cores() // jobs))}
+    gpus = _gpus()
+    if len(gpus) > 1 and jobs > 1:
+        changed["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return {**os.environ, **changed}
+
+
+def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome]) -> None:
+    """Run what is left of a plan, ``jobs`` at a time, until all have ended.
+
+    A failed run does not stop the others. KeyboardInterrupt (Ctrl-C) ends all running ones; what they had finished
+    stays on disk, and the interrupt goes on to the caller.
+
+    Args:
+        plan: the suite.
+        jobs: runs at a time, >= 1.
+        observer: hears of progress.
+        outcomes: gets one outcome a run, in the order they end, also when interrupted.
+    """
+    waiting = deque(plan.left)
+    jobs = max(1, min(jobs, len(waiting)))
+    pool = _Pool(plan, jobs, observer, outcomes)
+    try:
+        while waiting or pool.children:
+            while waiting and pool.free:
+                pool.start(waiting.popleft())
+            if pool.children:
+                pool.wait()
+    except KeyboardInterrupt:
+        pool.stop()
+        raise
+
+
+@dataclass
+class _Child:
+    """A running process, and what was heard of it."""
+
+    run: PlannedRun
+    slot: int
+    process: subprocess.Popen[str]
+    started: float = field(default_factory=time.perf_counter)
+    reader: threading.Thread | None = None
+    rounds: int = 0
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+
+
+_Event = tuple[_Child, str | None]  # a line of output, or None when the process has ended
+
+
+class _Pool:
+    """The running processes; every event is handled in the caller's thread."""
+
+    def __init__(self, plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome]) -> None:
+        self.plan, self.jobs, self.observer, self.outcomes = plan, jobs, observer, outcomes
+        self.children: list[_Child] = []
+        self.free = list(range(jobs))
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._hopeless: dict[str, PlannedRun] = {}
+
+    def start(self, run: PlannedRun) -> None:
+        """Start one run, unless it is known not to work or another process is at it."""
+        failed = self._hopeless.get(run.cell.name)
+        if failed is not None:
+            self._end(Outcome(run, "not tried", f"seed {failed.seed} failed before its first round was done"))
+            return
+        run.output.parent.mkdir(parents=True, exist_ok=True)
+        kept = run.output.open("a", encoding="utf-8")
+        if not _lock(kept):
+            kept.close()
+            self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
+            return
+        run = look_again(run)
+        if run.state == "finished":
+            kept.close()
+            self._end(Outcome(run, "finished"))
+            return
+        slot = self.free.pop(0)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "calfat_plugin.cli.main", *command(self.plan, run), "--plain"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment(slot, self.jobs),
+            start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
+        )
+        child = _Child(run, slot, process)
+        self.children.append(child)
+        child.reader = threading.Thread(target=self._read, args=(child, kept), daemon=True)
+        child.reader.start()
+        self.observer.run_started(run)
+
+    def wait(self) -> None:
+        """Handle one event."""
+        child, line = self._events.get()
+        if line is None:
+            self._ended(child)
+            return
+        child.lines.append(line)
+        match = _ROUND.match(line)
+        if match:
+            child.rounds += 1
+            eta = _ETA.search(line)
+            self.observer.run_progress(child.run, int(match[1]), int(match[2]), eta[1] if eta else "")
+
+    def stop(self) -> None:
+        """Ask every child to stop, kill those that do not, and report them."""
+        for child in self.children:
+            child.process.terminate()
+        deadline = time.monotonic() + GRACE_SECONDS
+        try:
+            for child in self.children:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            pass
+        for child in self.children[:]:
+            if child.process.poll() is None:
+                child.process.kill()
+                child.process.wait()
+            if child.reader is not None:
+                child.reader.join(timeout=1.0)  # its last words are in the file then
+            self.children.remove(child)
+            self._end(Outcome(child.run, "interrupted", seconds=time.perf_counter() - child.started))
+
+    def _read(self, child: _Child, kept: IO[str]) -> None:
+        """Copy a child's output to its file and to the queue. In a thread of its own."""
+        output = child.process.stdout
+        if output is None:
+            raise AssertionError("the process was started with a pipe")
+        with kept:
+            for line in output:
+                kept.write(line)
+                kept.flush()
+                self._events.put((child, line.rstrip("\n")))
+            child.process.wait()
+        self._events.put((child, None))
+
+    def _ended(self, child: _Child) -> None:
+        self.children.remove(child)
+        self.free.append(child.slot)
+        seconds = time.perf_counter() - child.started
+        code = child.process.returncode
+        if code == 0:
+            self._end(Outcome(child.run, "finished", seconds=seconds))
+        elif code == _INTERRUPTED:
+            self._end(Outcome(child.run, "interrupted", "someone else stopped it", seconds))
+        else:
+            if child.rounds == 0:
+                self._hopeless.setdefault(child.run.cell.name, child.run)
+            self._end(Outcome(child.run, "failed", _what_went_wrong(child.lines, code), seconds))
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self.observer.run_ended(outcome)
+
+
+def _lock(file: IO[str]) -> bool:
+    """Claim a file for as long as it is open, and with it the run whose output it keeps."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a network file system without locks
+        return True
+    return True
+
+
+def _what_went_wrong(lines: Sequence[str], code: int) -> str:
+    """The error that a command printed, or its last line."""
+    for line in reversed(lines):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{last} ({how})" if last else how

@@ -1,0 +1,154 @@
+"""The typed suite. What a suite file says, checked for structure; recipes and plugins are looked up by ``plan``."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from calfat_plugin.options import option
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
+
+
+def slug(text: str) -> str:
+    """``SVHN (r = 0.3)`` as a folder is called: ``svhn-r-0.3``. Empty when nothing is left."""
+    return _NOT_IN_NAMES.sub("-", text.lower()).strip("-.")
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """The plain keys of a suite file."""
+
+    base: str = option(help="recipe that every cell starts from, relative to the suite file")
+    title: str = option("", help="one line above the table")
+    runs: str | None = option(
+        None, help="name of the suite whose run directories to share; its cells of the same names are not run twice"
+    )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One recipe value that a suite changes.
+
+    Attributes:
+        path: where in the recipe.
+        value: the raw YAML value.
+        place: where the suite says so, for messages.
+    """
+
+    path: KeyPath
+    value: Any
+    place: str
+
+    @property
+    def key(self) -> str:
+        """``train_args.comm_round``."""
+        return dotted(self.path)
+
+    @property
+    def override(self) -> str:
+        """What ``calfat run --set`` takes to do the same."""
+        written = yaml.safe_dump(self.value, default_flow_style=True, width=10**9, allow_unicode=True)
+        return f"{self.key}={written.removesuffix('...' + chr(10)).strip()}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A labelled step of an axis, such as the method ``FedPGD``."""
+
+    label: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the grid, such as ``method``; its variants in the order of the table."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the table: the evaluator's label in the final evaluation, and the column's heading."""
+
+    label: str
+    heading: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Published numbers of one cell.
+
+    Attributes:
+        source: where they stand, such as ``arXiv:2205.14926, Table 1``.
+        accuracy: evaluator label to accuracy, a fraction in [0, 1].
+    """
+
+    source: str
+    accuracy: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Picks cells: ``CIFAR-10/CalFAT``, ``*/CalFAT``, or a label of any axis: ``CalFAT``. Case does not matter."""
+
+    text: str
+
+    def matches(self, labels: tuple[str, ...]) -> bool:
+        """Whether the cell with these labels, one an axis, is meant."""
+        parts = [part.strip().lower() for part in self.text.split("/")]
+        found = [label.lower() for label in labels]
+        if len(parts) == 1:
+            return any(fnmatch.fnmatchcase(label, parts[0]) for label in found)
+        return len(parts) == len(found) and all(map(fnmatch.fnmatchcase, found, parts))
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Cells that cannot be run, with the reason that the table shows."""
+
+    selector: Selector
+    reason: str
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite file whose structure is right.
+
+    Attributes:
+        name: the file's stem; tables are written to ``runs/suites/<name>``.
+        title: one line above the table.
+        document: raw values with their places, for later errors.
+        base: the base recipe, as a path from the working directory.
+        base_document: its raw values.
+        settings: changes that all cells share.
+        axes: the grid; a cell is one variant of each.
+        seeds: seeds of every cell.
+        metrics: the columns.
+        reported: cell name to published numbers.
+        tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
+        skip: cells that are not run.
+        runs: name of the suite whose run directories these are; usually ``name``.
+    """
+
+    name: str
+    title: str
+    document: Document
+    base: Path
+    base_document: Document
+    settings: tuple[Setting, ...]
+    axes: tuple[Axis, ...]
+    seeds: tuple[int, ...]
+    metrics: tuple[Metric, ...]
+    reported: Mapping[str, Reported] = field(default_factory=dict)
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    skip: tuple[Skip, ...] = ()
+    runs: str = ""

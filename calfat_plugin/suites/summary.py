@@ -1,0 +1,182 @@
+"""What a suite has measured so far: mean and sample standard deviation over seeds, beside the published numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.metrics import mean_std
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
+from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.schema import Metric, Suite
+
+_ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the table. Accuracies are fractions in [0, 1].
+
+    Attributes:
+        values: one a finished seed, in the order of the seeds.
+        mean: over seeds; None when none has finished.
+        std: sample standard deviation (ddof 1); None for fewer than two seeds.
+        reported: the published number, or None.
+        tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
+    """
+
+    values: tuple[float, ...]
+    mean: float | None
+    std: float | None
+    reported: float | None
+    tolerance: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus reported."""
+        return None if self.mean is None or self.reported is None else self.mean - self.reported
+
+    @property
+    def beyond(self) -> bool | None:
+        """Whether the difference exceeds the tolerance; None where there is nothing to compare."""
+        difference = self.difference
+        return None if difference is None or self.tolerance is None else abs(difference) > self.tolerance + _ROUNDING
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run of a cell.
+
+    Attributes:
+        status: ``finished``, ``failed``, ``interrupted``, ``unfinished``, ``new``, ``elsewhere`` or ``not tried``.
+        message: what went wrong, for people.
+        results: ``results.json``; empty until the run is finished.
+    """
+
+    run: PlannedRun
+    status: str
+    message: str
+    results: Mapping[str, Any]
+
+    def accuracy(self, label: str) -> float | None:
+        """Accuracy of one evaluator by the convention of the paper's tables."""
+        for evaluation in self.results.get("evaluations", ()):
+            if evaluation["label"] == label:
+                return float(evaluation["accuracy"])
+        return None
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """One row of the table.
+
+    Attributes:
+        runs: one a seed; none for a skipped cell.
+        scores: one a metric, in the suite's order.
+        source: where the published numbers stand, or None.
+    """
+
+    cell: Cell
+    runs: tuple[RunSummary, ...]
+    scores: tuple[Score, ...]
+    source: str | None
+
+    @property
+    def finished(self) -> int:
+        """How many seeds the numbers are over."""
+        return sum(run.status == "finished" for run in self.runs)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers alone do not say: skipped, failed, not run yet."""
+        if self.cell.skipped:
+            return [f"skipped: {self.cell.skipped}"]
+        told = {
+            f"seed {run.run.seed} {run.status}" + (f": {run.message}" if run.message else "")
+            for run in self.runs
+            if run.status not in ("finished", "new", "unfinished")
+        }
+        left = [str(run.run.seed) for run in self.runs if run.status in ("new", "unfinished")]
+        if left:
+            told.add(f"not finished yet: seed {', '.join(left)}")
+        return sorted(told)
+
+
+@dataclass(frozen=True)
+class SuiteSummary:
+    """The whole table."""
+
+    plan: Plan
+    cells: tuple[CellSummary, ...]
+
+    @property
+    def suite(self) -> Suite:
+        """The suite it is of."""
+        return self.plan.suite
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The columns."""
+        return self.plan.suite.metrics
+
+
+def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
+    """Read the results of all finished runs.
+
+    Args:
+        plan: the suite; what is finished is looked up on disk.
+        outcomes: how the runs of this session ended.
+
+    Raises:
+        RunError: a results file that cannot be read.
+    """
+    ended = {(outcome.run.cell.name, outcome.run.seed): outcome for outcome in outcomes}
+    by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
+    for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
+        by_cell[run.cell.name].append(_run_summary(run, ended.get((run.cell.name, run.seed))))
+    return SuiteSummary(plan, tuple(_cell_summary(plan.suite, cell, by_cell[cell.name]) for cell in plan.cells))
+
+
+def score(values: Sequence[float], reported: float | None = None, tolerance: float | None = None) -> Score:
+    """Mean and sample standard deviation of accuracies, beside a published one."""
+    if not values:
+        return Score((), None, None, reported, tolerance)
+    mean, std = mean_std(values)
+    return Score(tuple(values), mean, std, reported, tolerance)
+
+
+def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
+    reported = suite.reported.get(cell.name)
+    published: Mapping[str, float] = {} if reported is None else reported.accuracy
+    scores = []
+    for metric in suite.metrics:
+        measured = [run.accuracy(metric.label) for run in runs if run.status == "finished"]
+        points = suite.tolerance.get(metric.label)
+        scores.append(
+            score(
+                [value for value in measured if value is not None],
+                published.get(metric.label),
+                None if points is None else points / 100,
+            )
+        )
+    return CellSummary(cell, tuple(runs), tuple(scores), None if reported is None else reported.source)
+
+
+def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
+    status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
+    if status != "finished":
+        return RunSummary(run, status, message, {})
+    path = RunDirectory(run.directory).results
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(results, dict):
+            raise ValueError("it holds no mapping")
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path}: the results cannot be read ({error}). Move {run.directory} away to run it anew."
+        ) from None
+    return RunSummary(run, "finished", message, results)

@@ -1,0 +1,278 @@
+"""A suite's table as Markdown, LaTeX, CSV and JSON. Texts show percent; JSON holds fractions, as results files do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from calfat_plugin import __version__
+from calfat_plugin.errors import RunError
+from calfat_plugin.options import to_plain
+from calfat_plugin.runs.disk import write_text
+from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
+
+NOTHING = "-"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def percent(fraction: float) -> str:
+    """``0.6469`` becomes ``64.69``."""
+    return f"{100 * fraction:.2f}"
+
+
+def measured(score: Score) -> str:
+    """``61.35 ± 0.42``; without the deviation for a single seed, ``-`` for none."""
+    if score.mean is None:
+        return NOTHING
+    return percent(score.mean) if score.std is None else f"{percent(score.mean)} ± {percent(score.std)}"
+
+
+def beside(score: Score) -> str:
+    """``64.69, -3.34!``: the published number and the difference, marked when beyond the tolerance; empty for none."""
+    if score.reported is None:
+        return ""
+    if score.difference is None:
+        return percent(score.reported)
+    return f"{percent(score.reported)}, {100 * score.difference:+.2f}{'!' if score.beyond else ''}"
+
+
+def caption(summary: SuiteSummary) -> str:
+    """What the numbers mean, in a few sentences."""
+    seeds = ", ".join(map(str, summary.plan.seeds))
+    text = (
+        f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
+        "the global model after the final round."
+    )
+    sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
+    if sources:
+        text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
+        headings = {metric.label: metric.heading for metric in summary.metrics}
+        limits = ", ".join(f"{headings[label]} {points:g}" for label, points in summary.suite.tolerance.items())
+        text += f" (! marks more points than: {limits})." if limits else "."
+    return text
+
+
+def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
+    """(cell, remark) for whatever the numbers alone do not say."""
+    return [(cell.cell.name, note) for cell in summary.cells for note in cell.notes]
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def markdown(summary: SuiteSummary) -> str:
+    """A pipe table with caption and notes."""
+    axes = [axis.name for axis in summary.suite.axes]
+    rows = [[*axes, "n", *(metric.heading for metric in summary.metrics)]]
+    for cell in summary.cells:
+        rows.append([*cell.cell.labels, _count(cell), *map(_in_text, cell.scores)])
+    rows = [[text.replace("|", "\\|") for text in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    lines = [_padded(rows[0], widths, len(axes)), _padded(rule, widths, len(axes))]
+    lines += [_padded(row, widths, len(axes)) for row in rows[1:]]
+    text = f"# {summary.suite.title}\n\n" + "\n".join(lines) + f"\n\n{caption(summary)}\n"
+    remarks = "".join(f"- {cell}: {note}\n" for cell, note in notes(summary))
+    return text + (f"\n{remarks}" if remarks else "")
+
+
+def latex(summary: SuiteSummary) -> str:
+    """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
+    axes = [axis.name for axis in summary.suite.axes]
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        "\\begin{table}",
+        "  \\centering",
+        f"  \\caption{{{_escape(_sentence(summary.suite.title) + ' ' + caption(summary))}}}",
+        f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
+        f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.metrics))}}}",
+        "    \\toprule",
+        _latex_row([*map(_escape, axes), "$n$", *(_escape(metric.heading) for metric in summary.metrics)]),
+    ]
+    group = None
+    for cell in summary.cells:
+        first = cell.cell.labels[0] if len(axes) > 1 else ""
+        if first != group:
+            lines.append("    \\midrule")
+            group = first
+        lines.append(_latex_row([*map(_escape, cell.cell.labels), _count(cell), *map(_in_latex, cell.scores)]))
+    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
+    lines += [f"% {cell}: {note}" for cell, note in notes(summary)]
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(summary: SuiteSummary) -> str:
+    """A row for each cell and metric."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            *(axis.name for axis in summary.suite.axes),
+            *(
+                "metric",
+                "n",
+                "mean_percent",
+                "std_percent",
+                "reported_percent",
+                "difference_points",
+                "beyond",
+                "source",
+            ),
+            "note",
+        ]
+    )
+    for cell in summary.cells:
+        for metric, score in zip(summary.metrics, cell.scores, strict=True):
+            numbers = (score.mean, score.std, score.reported, score.difference)
+            writer.writerow(
+                [
+                    *cell.cell.labels,
+                    metric.label,
+                    len(score.values),
+                    *("" if number is None else f"{100 * number:.4f}" for number in numbers),
+                    "" if score.beyond is None else str(score.beyond).lower(),
+                    (cell.source or "") if score.reported is not None else "",
+                    "; ".join(cell.notes),
+                ]
+            )
+    return text.getvalue()
+
+
+def as_json(summary: SuiteSummary) -> dict[str, Any]:
+    """Everything: settings, runs with their directories and full evaluations, scores."""
+    suite = summary.suite
+    return {
+        "suite": suite.name,
+        "title": suite.title,
+        "file": suite.document.file,
+        "base": str(suite.base),
+        "overrides": list(summary.plan.overrides),
+        "seeds": list(summary.plan.seeds),
+        "axes": [{"name": axis.name, "labels": [variant.label for variant in axis.variants]} for axis in suite.axes],
+        "metrics": [{"label": metric.label, "heading": metric.heading} for metric in suite.metrics],
+        "tolerance_points": dict(suite.tolerance),
+        "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds",
+        "cells": [_cell_as_json(cell, summary) for cell in summary.cells],
+        "calfat_plugin": __version__,
+    }
+
+
+def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
+    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
+
+    Returns:
+        The folders written to.
+
+    Raises:
+        RunError: one of them cannot be written.
+    """
+    texts: Mapping[str, str] = {
+        "table.md": markdown(summary),
+        "table.tex": latex(summary),
+        "table.csv": as_csv(summary),
+        "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
+    }
+    folders: dict[Path, Callable[[str], str]] = {summary.plan.directory: lambda name: name}
+    if out is not None:
+        folders[out] = lambda name: f"{summary.suite.name}{Path(name).suffix}"
+    for folder, named in folders.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in texts.items():
+                write_text(folder / named(name), text)
+        except OSError as error:
+            raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
+    return list(folders)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _count(cell: CellSummary) -> str:
+    return NOTHING if cell.cell.skipped else str(cell.finished)
+
+
+def _in_text(score: Score) -> str:
+    known = beside(score)
+    return measured(score) + (f" ({known})" if known else "")
+
+
+def _in_latex(score: Score) -> str:
+    if score.mean is None:
+        text = "--"
+    elif score.std is None:
+        text = percent(score.mean)
+    else:
+        text = f"${percent(score.mean)} \\pm {percent(score.std)}$"
+    known = beside(score).replace("+", "$+$").replace("-", "$-$")
+    return text + (f" {{\\scriptsize ({known})}}" if known else "")
+
+
+def _padded(row: list[str], widths: list[int], left: int) -> str:
+    cells = (
+        text.ljust(width) if index < left else text.rjust(width)
+        for index, (text, width) in enumerate(zip(row, widths, strict=True))
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _latex_row(cells: list[str]) -> str:
+    return "    " + " & ".join(cells) + " \\\\"
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
+    return {
+        "name": cell.cell.name,
+        "labels": list(cell.cell.labels),
+        "settings": {setting.key: to_plain(setting.value) for setting in cell.cell.settings},
+        "skipped": cell.cell.skipped or None,
+        "source": cell.source,
+        "scores": {
+            metric.label: {
+                "n": len(score.values),
+                "values": list(score.values),
+                "mean": score.mean,
+                "std": score.std,
+                "reported": score.reported,
+                "difference": score.difference,
+                "beyond_tolerance": score.beyond,
+            }
+            for metric, score in zip(summary.metrics, cell.scores, strict=True)
+        },
+        "runs": [
+            {
+                "seed": run.run.seed,
+                "directory": str(run.run.directory),
+                "status": run.status,
+                "message": run.message or None,
+                "seconds": run.results.get("seconds"),
+                "evaluations": run.results.get("evaluations", []),
+            }
+            for run in cell.runs
+        ],
+        "notes": cell.notes,
+    }

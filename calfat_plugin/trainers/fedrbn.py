@@ -1,0 +1,230 @@
+"""FedRBN: robustness propagated through batch statistics (Hong et al., AAAI 2023).
+
+Clients of role ``at`` train adversarially and own statistics of adversarial inputs (the noise branch); clients of role
+``st`` do not, and borrow them. All tensors of the dual normalisation are personal. The server sends along the ``at``
+clients' statistics, and each ``st`` client works out its own mixture of them: the same numbers as if the server did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.errors import OptionError
+from calfat_plugin.interfaces import LocalTask, State
+from calfat_plugin.options import option
+from calfat_plugin.propagation import BranchStatistics, propagated_noise, propagation_weights
+from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
+from calfat_plugin.trainers.gradients import carrying, clipped, gradients_of
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+    from calfat_plugin.recipe.schema import Recipe
+    from calfat_plugin.results import LocalUpdate
+
+_SENT = "fedrbn/at/"  # broadcast: fedrbn/at/<client>/<tensor>
+_CLEAN_MEAN = ".clean.running_mean"
+_CLIP_NORM = 10.0  # of the gradient through the frozen noise branch
+
+
+@dataclass(frozen=True)
+class FedRBNOptions:
+    """The constants of FedRBN, and who trains adversarially."""
+
+    at_fraction: float = option(
+        1.0, low=0, open_low=True, high=1, help="share of clients that train adversarially, spread evenly over the ids"
+    )
+    roles: str | None = option(
+        None, help="role of each client in turn, at or st, such as 'at st st st st'; null: by at_fraction"
+    )
+    lam: float = option(0.5, low=0, high=1, help="weight of the adversarial loss on at clients; the rest is clean")
+    pnc: float = option(
+        0.5, low=0, high=1, help="weight of the loss through the frozen noise branch on st clients; 0: none"
+    )
+    pnc_warmup: int = option(10, low=0, help="rounds before pnc sets in", unit="rounds")
+    similarity: Literal["cosine", "equal"] = option(
+        "cosine", help="how st clients weigh the at clients' statistics: by likeness of the clean ones, or all alike"
+    )
+    debias: float = option(0.0, low=0, help="how far borrowed statistics move along the difference of the clean ones")
+
+    def __post_init__(self) -> None:
+        if self.roles is None:
+            return
+        words = self.roles.split()
+        wrong = [word for word in words if word not in ("at", "st")]
+        if wrong:
+            raise OptionError(f"roles: got '{wrong[0]}' in '{self.roles}', expected at or st for each client.")
+        if "at" not in words:
+            raise OptionError(f"roles: got '{self.roles}', expected at least one client of role at.")
+
+    def trains_adversarially(self, client: int) -> bool:
+        """Whether a client's role is ``at``; a function of the options and its 0-based id, so all parties agree."""
+        if self.roles is not None:
+            return self.roles.split()[client] == "at"
+        # 0.29 * 100 is 28.999999999999996; the slack makes it the 29 that was meant.
+        before, after = (math.floor(self.at_fraction * count + 1e-9) for count in (client, client + 1))
+        return after > before
+
+
+class FedRBN(AdversarialTrainer):
+    """``at``: (1 - lam) CE(f_clean(x)) + lam CE(f_noise(x~)).
+
+    ``st``: (1 - pnc) CE(f_clean(x)) + pnc CE(f_noise(x)), noise branch frozen, and that part's gradient clipped.
+    """
+
+    options: FedRBNOptions
+
+    # --- what is different about the model ----------------------------------------------------------------------------
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        from calfat_plugin.models.dual_norm import with_dual_norms
+
+        return with_dual_norms(super().adapt_model(model))
+
+    def personal_names(self, model: nn.Module) -> frozenset[str]:
+        from calfat_plugin.models.dual_norm import dual_norms
+
+        return frozenset(f"{name}.{key}" for name, norm in dual_norms(model).items() for key in norm.state_dict())
+
+    # --- one client ---------------------------------------------------------------------------------------------------
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        if not self.options.trains_adversarially(task.client):
+            sources = _received(task.broadcast)
+            own = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
+            task.model.load_state_dict(self._lent(own, sources), strict=False)
+        return super().fit(task)
+
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
+        return None if self.options.trains_adversarially(task.client) else index < 0  # all, or none
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        from calfat_plugin.models.dual_norm import using_branch
+
+        with using_branch(batch.model, "clean"):
+            clean = batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
+        if self.options.trains_adversarially(batch.task.client):
+            adversarial = batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+            return (1 - self.options.lam) * clean + self.options.lam * adversarial
+        pnc = self.options.pnc
+        if pnc == 0 or batch.task.round <= self.options.pnc_warmup:
+            return clean
+        with using_branch(batch.model, "noise", frozen=True):
+            borrowed = pnc * batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
+        gradients = clipped(gradients_of(borrowed, batch.model), _CLIP_NORM)
+        return (1 - pnc) * clean + carrying(borrowed, batch.model, gradients)
+
+    # --- the server's part --------------------------------------------------------------------------------------------
+
+    def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
+        sources = self._sources(updates)
+        if len(sources) == len(updates):
+            return {}  # nobody borrows
+        return {
+            f"{_SENT}{client}/{name}": state[name]
+            for client, state in sources.items()
+            for layer in _layers(state)
+            for name in _statistics(layer)
+        }
+
+    def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
+        """Uniform mean over clients, after ``st`` clients got this round's noise statistics."""
+        from calfat_plugin.averaging import weighted_average
+
+        sources = list(self._sources(updates).values())
+        states = []
+        for client, update in updates.items():
+            own = {name: update.state[name] for name in names}
+            lent = {} if self.options.trains_adversarially(client) else self._lent(own, sources)
+            states.append({**own, **lent})
+        return weighted_average(states, [1.0] * len(states))
+
+    def _sources(self, updates: Mapping[int, LocalUpdate]) -> dict[int, State]:
+        return {c: update.state for c, update in updates.items() if self.options.trains_adversarially(c)}
+
+    def _lent(self, own: State, sources: Sequence[State]) -> dict[str, Tensor]:
+        """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part."""
+        if not sources:
+            return {}
+        layers = _layers(own)
+        clean = [_branch(own, layers, "clean")] + [_branch(source, layers, "clean") for source in sources]
+        weights = [1 / len(sources)] * len(sources)
+        if self.options.similarity == "cosine":
+            weights = propagation_weights(clean[0], clean[1:])
+        noise = propagated_noise(
+            weights,
+            [_branch(source, layers, "noise") for source in sources],
+            debias=self.options.debias,
+            target_clean=clean[0],
+            sources_clean=clean[1:],
+        )
+        lent: dict[str, Tensor] = {}
+        for layer, statistics in zip(layers, noise, strict=True):
+            lent[f"{layer}.noise.running_mean"] = statistics.mean
+            lent[f"{layer}.noise.running_var"] = statistics.var
+        return lent
+
+
+def _layers(names: Iterable[str]) -> list[str]:
+    return [name.removesuffix(_CLEAN_MEAN) for name in names if name.endswith(_CLEAN_MEAN)]
+
+
+def _statistics(layer: str) -> list[str]:
+    return [f"{layer}.{branch}.running_{kind}" for branch in ("clean", "noise") for kind in ("mean", "var")]
+
+
+def _branch(state: State, layers: Sequence[str], branch: str) -> list[BranchStatistics]:
+    return [
+        BranchStatistics(state[f"{layer}.{branch}.running_mean"], state[f"{layer}.{branch}.running_var"])
+        for layer in layers
+    ]
+
+
+def _received(broadcast: State) -> list[State]:
+    """The ``at`` clients' statistics in the server's message, in order of the clients' ids."""
+    by_client: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in broadcast.items():
+        if key.startswith(_SENT):
+            client, name = key.removeprefix(_SENT).split("/", 1)
+            by_client.setdefault(int(client), {})[name] = tensor.cpu()
+    return [by_client[client] for client in sorted(by_client)]
+
+
+def _check(options: FedRBNOptions, recipe: Recipe) -> None:
+    clients = recipe.train.client_num_in_total
+    if options.roles is not None and len(options.roles.split()) != clients:
+        raise OptionError(
+            f"roles: got {len(options.roles.split())} roles in '{options.roles}', expected one for each of the "
+            f"{clients} clients (train_args.client_num_in_total)."
+        )
+    if not any(options.trains_adversarially(client) for client in range(clients)):
+        raise OptionError(
+            f"at_fraction: got {options.at_fraction:g}, which leaves none of the {clients} clients to train "
+            f"adversarially; expected at least {1 / clients:g}."
+        )
+
+
+ENTRY = TrainerEntry(
+    "fedrbn",
+    build=FedRBN,
+    config=FedRBNOptions,
+    check=_check,
+    summary="dual batch normalisation; clients that train adversarially lend their statistics to those that do not",
+    formula="at: min (1 - lam) CE(f_clean(x), y) + lam CE(f_noise(x~), y), x~ = argmax CE(f_noise(x'), y); "
+    "st: min (1 - pnc) CE(f_clean(x), y) + pnc CE(f_noise(x), y), noise branch frozen",
+    modifiers=("plain",),
+    citation=Citation(
+        "Hong et al., Federated Robustness Propagation: Sharing Adversarial Robustness in Heterogeneous Federated "
+        "Learning, AAAI 2023",
+        """@inproceedings{hong2023federated,
+  title     = {Federated Robustness Propagation: Sharing Adversarial Robustness in Heterogeneous Federated Learning},
+  author    = {Hong, Junyuan and Wang, Haotao and Wang, Zhangyang and Zhou, Jiayu},
+  booktitle = {AAAI Conference on Artificial Intelligence},
+  year      = {2023}
+}""",
+    ),
+)

@@ -1,0 +1,63 @@
+"""FedTRADES: TRADES on every client (Zhang et al., ICML 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.losses import kl_divergence
+from calfat_plugin.options import option
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+
+@dataclass(frozen=True)
+class FedTRADESOptions:
+    """The constants of TRADES."""
+
+    beta: float = option(6.0, low=0, help="weight of the divergence; 0 trains on clean examples")
+    start_noise: float = start_noise_option()
+
+
+class FedTRADES(AdversarialTrainer):
+    """CE(f(x), y) + beta KL(f(x) || f(x~)); the attack climbs the divergence. Gradients flow through both branches."""
+
+    options: FedTRADESOptions
+
+    def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
+        return task.threat.gaussian_start(x_nat, generator, self.options.start_noise)
+
+    def attack_loss(self, batch: AttackBatch) -> Tensor:
+        seen = batch.loss.attack_logits
+        return kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv), reduction="sum")
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        natural = batch.loss.cross_entropy(batch.logits_nat, batch.y).mean()
+        if self.options.beta == 0:
+            return natural
+        seen = batch.loss.kl_logits
+        return natural + self.options.beta * kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv))
+
+
+ENTRY = TrainerEntry(
+    "fedtrades",
+    build=FedTRADES,
+    config=FedTRADESOptions,
+    summary="TRADES on every client: clean accuracy plus a divergence between clean and adversarial predictions",
+    formula="min CE(f(x), y) + beta KL(f(x) || f(x~)), x~ = argmax KL(f(x) || f(x'))",
+    modifiers=ALL_MODIFIERS,
+    citation=Citation(
+        "Zhang et al., Theoretically Principled Trade-off between Robustness and Accuracy, ICML 2019",
+        """@inproceedings{zhang2019theoretically,
+  title     = {Theoretically Principled Trade-off between Robustness and Accuracy},
+  author    = {Zhang, Hongyang and Yu, Yaodong and Jiao, Jiantao and Xing, Eric and El Ghaoui, Laurent and
+               Jordan, Michael},
+  booktitle = {International Conference on Machine Learning},
+  year      = {2019}
+}""",
+    ),
+)

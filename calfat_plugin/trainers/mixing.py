@@ -1,0 +1,38 @@
+"""Which examples of a batch a method attacks when it trains on a mixture of clean and adversarial ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from calfat_plugin.losses_methods import adversarial_mask
+from calfat_plugin.seeds import generator
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from calfat_plugin.interfaces import LocalTask
+
+Sampling = Literal["per_batch", "fixed"]
+SAMPLING_HELP = (
+    "per_batch: a new random share of every mini-batch; fixed: one split of the client's data for all rounds"
+)
+
+
+def mixed_rows(
+    index: Tensor, task: LocalTask, batch_noise: Generator, ratio: float, sampling: Sampling
+) -> Tensor | None:
+    """The rows of a batch that become adversarial: (N,) bool, or None for all of them.
+
+    Args:
+        index: (N,) positions of the batch's examples in ``task.data``.
+        task: the client's work.
+        batch_noise: source of the draw of mode ``per_batch``.
+        ratio: share of adversarial examples in [0, 1]; rounded down to whole examples.
+        sampling: ``per_batch``, or ``fixed``, whose split depends on seed and client alone.
+    """
+    if ratio == 1.0:
+        return None  # nothing is drawn, so that the attack's noise is that of a method without a mixture
+    if sampling == "fixed":
+        split = adversarial_mask(len(task.data), ratio, generator(task.seed, "adversarial split", client=task.client))
+        return split[index.to(split.device)]
+    return adversarial_mask(len(index), ratio, batch_noise)
