@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.experiment import Experiment
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
+_POLL = 0.5  # seconds
 _GRACE = 15.0  # seconds that the clients have to end after the server has
 
 
@@ -57,7 +58,8 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
     try:
         for rank in range(num_parties):
             parties.append(_start(rank, num_parties, words, run_dir, resume=resume))
-        status = parties[0].process.wait()
+        needed = experiment.recipe.silo.settings.min_clients or experiment.num_clients
+        status = _watch(parties, needed)
         deadline = time.monotonic() + (_GRACE if status == 0 else 0)
         for party in parties[1:]:
             try:
@@ -67,6 +69,27 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
         return status
     finally:
         _end(parties)
+
+
+def _watch(parties: Sequence[Party], needed: int) -> int:
+    """Wait for the server; end it at once when too few clients are left for it to go on."""
+    server, *clients = parties
+    failed: set[str] = set()
+    while server.process.poll() is None:
+        for client in clients:
+            if client.process.poll() and client.name not in failed:
+                failed.add(client.name)
+                _say(f"{client.name} ended with status {client.process.returncode}")
+        if len(clients) - len(failed) < needed:
+            _say(f"{len(clients) - len(failed)} clients are left, {needed} are needed: ending the run")
+            return 1
+        with suppress(subprocess.TimeoutExpired):
+            server.process.wait(_POLL)
+    return server.process.returncode
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _start(rank: int, num_parties: int, words: Sequence[str], run_dir: Path, *, resume: bool) -> Party:

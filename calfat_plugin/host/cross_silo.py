@@ -30,6 +30,8 @@ from calfat_plugin.host.grpc import GRPCTransport  # noqa: E402
 from calfat_plugin.host.server import SiloServer  # noqa: E402
 from calfat_plugin.host.transport import Transport  # noqa: E402
 
+__all__ = ["ClientStates", "serve", "work"]
+
 log = logging.getLogger(__name__)
 
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like

@@ -6,12 +6,15 @@ Method and request are the host's own (``gRPCCommManager/sendMessage``); what th
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, on import; its core writes past Python's stderr
 
 import grpc
 from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as pb
@@ -25,6 +28,7 @@ from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 
 log = logging.getLogger(__name__)
 
+_LAST_CALLS = 0.2  # seconds that calls being served have when the party ends
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -120,7 +124,7 @@ class GRPCTransport(Transport):
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
-        self._server.stop(None)
+        self._server.stop(_LAST_CALLS).wait()
         for channel in self._channels.values():
             channel.close()
 

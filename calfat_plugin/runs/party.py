@@ -105,8 +105,7 @@ def run_client(
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
-        from calfat_plugin.host.client import ClientStates
-        from calfat_plugin.host.cross_silo import work
+        from calfat_plugin.host.cross_silo import ClientStates, work
 
         kept = _States(directory.states(), rank - 1)
         say(f"client {rank - 1} of {experiment.recipe.name}: {len(data)} examples, waiting for the server")
