@@ -17,7 +17,7 @@ from calfat_plugin.entries import (
     PartitionEntry,
     TrainerEntry,
 )
-from calfat_plugin.evaluators import gradient, natural
+from calfat_plugin.evaluators import autoattack, cw, gradient, natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
@@ -66,7 +66,14 @@ def calfat_aggregators() -> Iterable[AggregatorEntry]:
 
 @hookimpl
 def calfat_evaluators() -> Iterable[EvaluatorEntry]:
-    return (natural.ENTRY, gradient.FGSM_ENTRY, gradient.BIM_ENTRY, gradient.PGD_ENTRY)
+    return (
+        natural.ENTRY,
+        gradient.FGSM_ENTRY,
+        gradient.BIM_ENTRY,
+        gradient.PGD_ENTRY,
+        cw.ENTRY,
+        *autoattack.ENTRIES,
+    )
 
 
 @hookimpl

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,11 +22,12 @@ from torch import Tensor
 from calfat_plugin.averaging import check_update, heterogeneity, update_norm
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
+from calfat_plugin.evaluators.budget import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import AggregationTask, LocalTask, RunObserver, State
 from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
-from calfat_plugin.seeds import derive_seed, generator
+from calfat_plugin.seeds import derive_seed
 from calfat_plugin.wire import (
     Wire,
     num_bytes,
@@ -39,7 +41,6 @@ from calfat_plugin.wire import (
 log = logging.getLogger(__name__)
 
 _PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
-_MONITOR_SUBSET_SEED = 0  # one subset for every seed of a study, so that curves compare
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Server:
         self._model = experiment.build_model(dataset, self._trainer)
         self._num_classes = dataset.num_classes
         self._test = dataset.test.to(device)
-        self._monitored = _subset(self._test, experiment.recipe.monitor.max_examples)
+        self._monitored = subset(self._test, experiment.recipe.monitor.max_examples)
         self._personal = sorted(self._trainer.personal_names(self._model))
         self._parameter_names = [
             name
@@ -249,9 +250,13 @@ class Server:
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
         )
 
-    def final_evaluation(self) -> tuple[EvaluationResult, ...]:
-        """Evaluate the global model with the recipe's evaluators on the full test split."""
-        return tuple(self._measure(self._test, final=True).values())
+    def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
+        """Evaluate the global model with the recipe's evaluators on the full test split.
+
+        Args:
+            scratch: where long evaluations keep what they need to go on after a crash.
+        """
+        return tuple(self._measure(self._test, final=True, scratch=scratch).values())
 
     def _usable(
         self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]
@@ -276,7 +281,7 @@ class Server:
         due = round % self.experiment.recipe.monitor.every == 0 or round == self.experiment.num_rounds
         return self._measure(self._monitored, final=False) if due else {}
 
-    def _measure(self, data: ImageData, *, final: bool) -> dict[str, EvaluationResult]:
+    def _measure(self, data: ImageData, *, final: bool, scratch: Path | None = None) -> dict[str, EvaluationResult]:
         experiment = self.experiment
         picks = experiment.evaluators if final else experiment.monitor_evaluators
         self._model.load_state_dict(dict(self.state))
@@ -292,6 +297,7 @@ class Server:
                 device=self.device,
                 seed=experiment.seed,
                 round=round,
+                scratch=scratch,
                 on_progress=self.observer.evaluation_progress,
             )
 
@@ -304,13 +310,6 @@ def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) ->
     """
     indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
     return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}
-
-
-def _subset(data: ImageData, max_examples: int | None) -> ImageData:
-    if max_examples is None or max_examples >= len(data):
-        return data
-    order = torch.randperm(len(data), generator=generator(_MONITOR_SUBSET_SEED, "monitor subset"))
-    return data.subset(order[:max_examples].sort().values)
 
 
 @contextmanager

@@ -77,7 +77,9 @@ def run(
 def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover) -> None:
     from rich.console import Console
 
+    from calfat_plugin.cli.alarms import show_alarms
     from calfat_plugin.cli.progress import LiveProgress, PlainProgress, RunProgress, results_table
+    from calfat_plugin.evaluators.alarms import find_alarms
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
@@ -89,6 +91,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover
         finally:
             left.begun = progress.run is not None
     console.print(results_table(result))
+    show_alarms(console, find_alarms(result.evaluations))
     console.print(f"results: {directory.path}", soft_wrap=True)
 
 
@@ -113,6 +116,8 @@ class _Leftover:
         """What to say when the user stopped the run."""
         if self.directory is None or self._discarded(self.directory):
             return "No round was finished, so nothing is kept."
+        if self.directory.finished:
+            return f"The run itself is finished: {self.directory.path}"
         return self._how_to_go_on(self.directory)
 
     def after_error(self) -> str:

@@ -127,8 +127,8 @@ def _rises_with_eps(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
                     "rises-with-eps",
                     f"{larger.label} leaves {_percent(larger)} at eps {larger.settings['eps']}, more than the "
                     f"{_percent(smaller)} at the smaller eps {smaller.settings['eps']}. The larger ball holds the "
-                    "smaller one, so the attack fails to use it: steps too long or too few, or masked gradients. Take more "
-                    "steps, a smaller step_size, or AutoAttack.",
+                    "smaller one, so the attack fails to use it: steps too long or too few, or masked gradients. Take "
+                    "more steps, a smaller step_size, or AutoAttack.",
                     (larger.label,),
                 )
 

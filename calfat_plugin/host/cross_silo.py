@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,7 @@ def serve(
     on_round: Callable[[RoundRecord, Snapshot], None],
     resume_from: Snapshot | None = None,
     used: Mapping[int, int] | None = None,
+    scratch: Path | None = None,
 ) -> tuple[EvaluationResult, ...]:
     """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
 
@@ -58,6 +60,7 @@ def serve(
         on_round: called with each record and a snapshot to save.
         resume_from: where to go on.
         used: client to the last round in which its update was used.
+        scratch: where the final evaluation keeps what it has done, to go on there after a stop.
 
     Raises:
         HostError: the port is taken, too few clients come or answer, or the host is of an untested version.
@@ -86,7 +89,7 @@ def serve(
             )
         finally:
             transport.stop_receive_message()
-    return server.final_evaluation()
+    return server.final_evaluation(scratch)
 
 
 def work(

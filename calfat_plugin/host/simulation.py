@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,8 +108,9 @@ def simulate(
     observer: RunObserver,
     on_round: Any,
     resume_from: Snapshot | None = None,
+    scratch: Path | None = None,
 ) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds through FedML's simulator, then the final evaluation.
+    """Run all remaining rounds through FedML's simulator, then the final evaluation, which may use ``scratch``.
 
     Raises:
         HostError: the installed host is of an untested version.
@@ -125,7 +127,7 @@ def simulate(
         args = host_arguments(experiment, run_id="0")
         args.comm_round = remaining
         _run_host(args, device, server, worker, on_round, dataset)
-    return server.final_evaluation()
+    return server.final_evaluation(scratch)
 
 
 def _run_host(

@@ -48,7 +48,7 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
     }
     temporary = path.with_name(path.name + ".tmp")
     with telling_disk_errors(path):
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(_apart(tensors), temporary, metadata)
         sync_file(temporary)
         os.replace(temporary, path)
         sync_file(path.parent)
@@ -85,6 +85,18 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         ),
         notes,
     )
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU, each with memory of its own: an aggregator may keep and broadcast the very same tensor."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        apart[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return apart
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

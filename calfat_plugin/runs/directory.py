@@ -9,6 +9,7 @@
         rounds.csv        a row a round
         results.json      the final evaluation; its presence says that the run is finished
         checkpoints/      last, best-natural, best-robust
+        evaluation/       how far a final evaluation had come, until results.json is written
         log.txt           the log of the host and of ours
 """
 
@@ -53,6 +54,7 @@ class RunDirectory:
     partition = property(lambda self: self.path / "partition.json", doc="Training examples per client and class.")
     rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
+    evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation goes on from.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
@@ -120,19 +120,20 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             observer.round_finished(record)
             hook.calfat_round_finished(run=info, record=record)
 
+        drive: dict[str, Any] = {
+            "observer": observer,
+            "on_round": on_round,
+            "resume_from": snapshot,
+            "scratch": directory.evaluation,
+        }
         if across_silos:
             from calfat_plugin.host.cross_silo import serve
 
-            used = last_used(directory.rounds)
-            evaluations = serve(
-                experiment, dataset, device, observer=observer, on_round=on_round, resume_from=snapshot, used=used
-            )
+            evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
         else:
             from calfat_plugin.host.simulation import simulate
 
-            evaluations = simulate(
-                experiment, dataset, shards, device, observer=observer, on_round=on_round, resume_from=snapshot
-            )
+            evaluations = simulate(experiment, dataset, shards, device, **drive)
         result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
         writer.run_finished(result)
         observer.run_finished(result)

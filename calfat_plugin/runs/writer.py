@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from calfat_plugin import __version__
 from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.parties import Snapshot
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
@@ -71,6 +73,7 @@ class RunWriter:
                     "accuracy_strict": "share classified correctly both clean and under attack",
                 },
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
+                "alarms": [dataclasses.asdict(alarm) for alarm in find_alarms(result.evaluations)],
                 "test_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
                     for name, facts in self.best.items()
@@ -79,6 +82,7 @@ class RunWriter:
                 "citations": [dataclasses.asdict(citation) for citation in self.experiment.citations()],
             },
         )
+        shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use
 
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
