@@ -13,6 +13,7 @@ COMMANDS = {
     "check": "Check a recipe without running it.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "plugins": "List plugins, or explain one.",
+    "certs": "Make test certificates for a cross-silo run.",
     "doctor": "Find what is wrong with this installation.",
 }
 

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.messages import RefusedError
 from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
-from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
+from calfat_plugin.recipe.silo import Address, Silo, TLSSettings, certificate_name
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,6 @@ _WILL_NOT_CHANGE = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-def certificate_name(rank: int) -> str:
-    """The name that a party's certificate is made out to: its rank, wherever the party runs."""
-    return f"rank-{rank}.calfat"
 
 
 @dataclass(frozen=True)

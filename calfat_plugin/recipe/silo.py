@@ -34,6 +34,11 @@ class Address(NamedTuple):
             return self.host == "localhost"
 
 
+def certificate_name(rank: int) -> str:
+    """The name that a party's certificate is made out to: its rank, wherever the party runs."""
+    return f"rank-{rank}.calfat"
+
+
 def parse_address(text: str) -> Address | None:
     """``host:port`` or ``[ipv6]:port``; None for anything else."""
     found = _ADDRESS.fullmatch(text)

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Federation:
     """A recipe in a folder, and the processes that run it. Use as a context manager: it ends them all."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        """``changes``: section to values, merged into :data:`RECIPE`; ``silo=``, ``aggregator=`` go below ``calfat``."""
+        """``changes``: section to values, merged into :data:`RECIPE`; ``silo=`` and the like go below ``calfat``."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         content = yaml.safe_load(yaml.safe_dump(RECIPE))
@@ -104,13 +104,13 @@ class Federation:
 
     # --- processes ---
 
-    def start(self, *ranks: int, resume: bool = False, hang_in: int | None = None) -> None:
+    def start(self, *ranks: int, resume: bool = False, hang_in: int | None = None, lies: bool = False) -> None:
         """Start parties. ``hang_in``: they stop in the middle of this round's training until :meth:`let_go`."""
         for rank in ranks:
             self._starts += 1
             words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
             words += ["--run-dir", str(self.directory(rank))] + (["--resume"] if resume else [])
-            process = _context.Process(target=silo_party.be_party, args=(words, str(self._output(rank)), hang_in))
+            process = _context.Process(target=silo_party.be_party, args=(words, str(self._output(rank)), hang_in, lies))
             process.start()
             self.processes[rank] = process
 
@@ -196,7 +196,3 @@ def assert_same_bits(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert first.keys() == second.keys()
     different = [name for name in first if not first[name].equal(second[name])]
     assert not different
-
-
-def lines_with(text: str, *words: str) -> Iterator[str]:
-    return (line for line in text.splitlines() if all(word in line for word in words))

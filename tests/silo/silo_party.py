@@ -12,16 +12,25 @@ from typing import Any
 _LONGEST = 120.0  # seconds that a hanging party waits to be let go
 
 
-def be_party(words: Sequence[str], output: str, hang_in: int | None) -> None:
-    """A party's process."""
+def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False) -> None:
+    """A party's process.
+
+    Args:
+        words: the command line.
+        output: file for what it prints.
+        hang_in: stop in the middle of this round's training until there is a file ``go`` beside ``output``.
+        lies: be a client whose updates no server should use; another lie each round.
+    """
     folder = Path(output).parent
     os.chdir(folder)
-    with open(output, "a", buffering=1) as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
-    sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)
+    stream = open(output, "a", buffering=1)  # noqa: SIM115 (open as long as the process)
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    sys.stdout = sys.stderr = stream
     if hang_in is not None:
         _hang(folder, hang_in)
+    if lies:
+        _lie()
     from calfat_plugin.cli.main import main
 
     main(args=list(words), prog_name="calfat")
@@ -42,3 +51,28 @@ def _hang(folder: Path, hang_in: int) -> None:
         return wire
 
     Worker.fit = hanging  # type: ignore[method-assign]
+
+
+def _lie() -> None:
+    import torch
+
+    from calfat_plugin.parties import Worker
+
+    fit = Worker.fit
+    name = "classifier.weight"
+
+    def lying(self: Worker, client: int, round: int, downlink: Any) -> Any:
+        wire = fit(self, client, round, downlink)
+        if round == 1:
+            wire[name] = torch.full_like(wire[name], float("nan"))
+        elif round == 2:
+            wire[name] = wire[name].flatten()
+        elif round == 3:
+            del wire[name]
+        elif round == 4:
+            wire["scaffold/change/" + name] = torch.zeros(3)
+        elif round == 5:
+            wire["metric/loss"] = torch.zeros(7)
+        return wire
+
+    Worker.fit = lying  # type: ignore[method-assign]

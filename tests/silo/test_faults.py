@@ -93,10 +93,11 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
         federation.start(0)
         assert federation.exit_status(0) == 2
         ports = federation.ports
+        missing = ", ".join(f"rank {rank} (127.0.0.1:{ports[rank]})" for rank in (1, 2, 3))
         assert federation.output(0).splitlines()[-1] == (
-            "error: 0 of 3 clients came within 3 s (calfat.silo.start_deadline), 3 are needed (calfat.silo.min_clients). "
-            f"Missing: rank 1 (127.0.0.1:{ports[1]}), rank 2 (127.0.0.1:{ports[2]}), rank 3 (127.0.0.1:{ports[3]}). "
-            "Start them with --role client --rank K, then start the server again."
+            "error: 0 of 3 clients came within 3 s (calfat.silo.start_deadline), 3 are needed "
+            f"(calfat.silo.min_clients). Missing: {missing}. Start them with --role client --rank K, then start the "
+            "server again."
         )
         federation.start(1)
         assert federation.exit_status(1) == 2
