@@ -16,6 +16,7 @@ from calfat_plugin.options import describe_options, options_to_plain, parse_opti
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.parse import failing_at, parse_recipe
 from calfat_plugin.recipe.schema import HOST_SECTIONS, Choice, Recipe
+from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -135,6 +136,22 @@ class Experiment:
         """
         root = Path(self.recipe.data.data_cache_dir).expanduser()
         dataset: Dataset = self.dataset.entry.load()(root, **asdict(self.dataset.options))
+        return dataset
+
+    def load_own_dataset(self, rank: int) -> Dataset:
+        """Read what one party of a cross-silo run has: a client its training split, the server (rank 0) its test split.
+
+        Only where ``partition_method: silo`` says so; else every party reads the whole data set.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        if self.partition.entry.name != SILO:
+            return self.load_dataset()
+        root = Path(self.recipe.data.data_cache_dir.replace("{rank}", str(rank))).expanduser()
+        dataset: Dataset = self.dataset.entry.load()(
+            root, **asdict(self.dataset.options), only="train" if rank else "test"
+        )
         return dataset
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:

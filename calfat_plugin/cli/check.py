@@ -18,10 +18,6 @@ def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool)
     """Check RECIPE without running it."""
     with user_errors():
         experiment = load_experiment(recipe, overrides, seed)
-
-        from calfat_plugin.host.arguments import refuse_unsupported
-
-        refuse_unsupported(experiment)
     for warning in experiment.recipe.warnings:
         warn(warning)
     if show:

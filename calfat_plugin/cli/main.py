@@ -12,6 +12,8 @@ COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
+    "report": "Make the page of a run, or of several side by side.",
+    "attack": "Attack a finished model.",
     "plugins": "List plugins, or explain one.",
     "certs": "Make test certificates for a cross-silo run.",
     "doctor": "Find what is wrong with this installation.",

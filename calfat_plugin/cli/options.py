@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 
@@ -32,7 +33,7 @@ download_option: Decorator = click.option(
 
 
 def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *, download: bool = False) -> Experiment:
-    """Read, override and resolve a recipe.
+    """Read, override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
 
     Raises:
         CalfatError: whatever is wrong with it.
@@ -42,4 +43,6 @@ def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
     if download:
         document = document.with_value(("calfat", "dataset", "download"), True, "--download")
-    return assemble(document, Registry.load())
+    experiment = assemble(document, Registry.load())
+    refuse_unsupported(experiment)
+    return experiment

@@ -229,11 +229,11 @@ class _Detail(ProgressColumn):
     """What a task's ``detail`` says at this moment."""
 
     def __init__(self) -> None:
-        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        super().__init__(Column(no_wrap=False))  # the column that gives way where the terminal is narrow
 
     def render(self, task: Task) -> Text:
         detail: Callable[[], str] = task.fields["detail"]
-        return Text(detail())
+        return Text(detail(), no_wrap=True, overflow="ellipsis")
 
 
 def _lines_every(num_rounds: int) -> int:

@@ -71,14 +71,12 @@ def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | N
     """The same task on fewer examples or in other batches."""
     where = fixed_subset(len(task.data), max_examples)
     if where is not None:
-        task = dataclasses.replace(
-            task, data=task.data.subset(where), clean_correct=task.clean_correct[where.to(task.clean_correct.device)]
-        )
+        task = dataclasses.replace(task, data=task.data.subset(where.numpy()), clean_correct=task.clean_correct[where])
     return task if batch_size is None else dataclasses.replace(task, batch_size=batch_size)
 
 
 def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
-    """Ascending indices of a random subset that is always the same one; None where it would be everything.
+    """Ascending indices, on the CPU, of a random subset that is always the same one; None: it would be everything.
 
     A smaller subset is part of a larger one. Random, because test sets from folders are sorted by class.
     """
@@ -93,4 +91,4 @@ def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
 def subset(data: ImageData, max_examples: int | None) -> ImageData:
     """``data`` at :func:`fixed_subset`."""
     where = fixed_subset(len(data), max_examples)
-    return data if where is None else data.subset(where)
+    return data if where is None else data.subset(where.numpy())

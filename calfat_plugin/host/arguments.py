@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.recipe.silo import Address
+from calfat_plugin.recipe.silo import SILO, Address
 
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
@@ -85,8 +85,20 @@ def refuse_unsupported(experiment: Experiment) -> None:
     document, recipe = experiment.recipe.document, experiment.recipe
     backend_at = ("comm_args", "backend")
     backend = recipe.comm.backend
+    own_data = experiment.partition.entry.name == SILO
+    if own_data and not experiment.dataset.entry.per_party:
+        raise document.error(
+            ("data_args", "partition_method"),
+            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
+            "all. Take image_folder, or a data set of your own with per_party.",
+        )
     if recipe.common.training_type == "cross_silo":
         _refuse_in_cross_silo(experiment)
+    elif own_data:
+        raise document.error(
+            ("data_args", "partition_method"),
+            "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
+        )
     elif backend != "sp":
         raise document.error(
             backend_at,

@@ -48,9 +48,9 @@ class TensorBoard:
         where = self._options.directory or str(run.directory / FOLDER)
         # After a crash there may be events of rounds that a resumed run does again: purge_step hides them.
         purge = run.start_round if run.start_round > 1 else None
-        self._writer = SummaryWriter(where, purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(where, purge_step=purge)
         if run.start_round == 1:
-            self._writer.add_text("recipe", f"```yaml\n{public_recipe_text(run.recipe)}```")  # type: ignore[no-untyped-call]
+            self._writer.add_text("recipe", f"```yaml\n{public_recipe_text(run.recipe)}```")
 
     @hookimpl
     def calfat_round_finished(self, record: RoundRecord) -> None:
@@ -69,12 +69,12 @@ class TensorBoard:
     def _write(self, numbers: dict[str, float], step: int) -> None:
         if self._writer is not None:
             for name, number in numbers.items():
-                self._writer.add_scalar(name, number, step)  # type: ignore[no-untyped-call]
-            self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, number, step)
+            self._writer.flush()
 
     def _close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None
 
 

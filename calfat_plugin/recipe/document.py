@@ -24,6 +24,7 @@ KeyPath = tuple[str | int, ...]
 _MAX_BYTES = 256_000
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
+_TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
 _MAX_SHOWN = 120  # characters of an override in a message
 
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -191,6 +192,20 @@ def _read_text(path: Path, shown: str) -> str:
         ) from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses deep nesting before it costs time: the scanner's work grows with the square of the depth."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+        self._depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 class _Builder:
     """YAML nodes to plain values, with the place of each key path.
 
@@ -213,11 +228,12 @@ class _Builder:
         Raises:
             RecipeError, yaml.YAMLError: it is no YAML document, or too deep a one.
         """
-        self._loader = yaml.SafeLoader(text)
+        self._loader = _Loader(text)
         try:
             node: yaml.Node | None = self._loader.get_single_node()
         except RecursionError:
-            raise RecipeError(f"{self._at(1)}: values are nested more than {_MAX_DEPTH} deep.") from None
+            line = self._loader.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise RecipeError(f"{self._at(line)}: {_TOO_DEEP}") from None
         return node
 
     def build(self, node: yaml.Node, path: KeyPath, depth: int = 0) -> Any:
@@ -225,9 +241,9 @@ class _Builder:
         self.places.setdefault(path, self._at(node.start_mark.line + 1))
         self._values += 1
         if depth > _MAX_DEPTH:
-            raise self._error(node, path[:1], f"values are nested more than {_MAX_DEPTH} deep.")
+            raise self._too_much(path, _TOO_DEEP)
         if self._values > _MAX_VALUES:
-            raise self._error(node, path[:1], f"there are more than {_MAX_VALUES} values, aliases counted.")
+            raise self._too_much(path, f"there are more than {_MAX_VALUES} values, aliases counted.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if node.tag not in _PLAIN_TAGS:
@@ -273,6 +289,11 @@ class _Builder:
             result = {**values, **result}
         return result
 
+    def _too_much(self, path: KeyPath, complaint: str) -> RecipeError:
+        """Told of the section: an alias's own nodes stand elsewhere in the file."""
+        section = dotted(path[:1])
+        return RecipeError(f"{self.places[path[:1]]}: {section + ': ' if section else ''}{complaint}")
+
     def _error(self, node: yaml.Node, path: KeyPath, complaint: str) -> RecipeError:
         where = dotted(path)
         return RecipeError(f"{self._at(node.start_mark.line + 1)}: {where + ': ' if where else ''}{complaint}")
@@ -296,4 +317,4 @@ def _line(error: yaml.YAMLError, text: str) -> str:
 
 def _problem(error: yaml.YAMLError) -> str:
     words = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    return " ".join(str(words).split()).rstrip(".")
+    return " ".join(str(words).split()).removeprefix("but ").rstrip(".")

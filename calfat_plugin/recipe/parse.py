@@ -153,7 +153,7 @@ def _refuse_misspelt_sections(document: Document) -> None:
     for name in document.data:
         if name not in ours and name not in _OTHER_HOST_SECTIONS:
             near = difflib.get_close_matches(name.lower(), ours, n=1, cutoff=_MISSPELT)
-            if near and near[0] not in document.data:
+            if near:
                 raise document.error((name,), f"there is no such section. Did you mean '{near[0]}'?")
 
 

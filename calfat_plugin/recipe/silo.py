@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from calfat_plugin.options import describe, option, options_to_plain
 
+SILO = "silo"  # the partition_method with which each party reads its own data
+
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 

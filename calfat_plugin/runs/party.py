@@ -24,6 +24,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.interfaces import RunObserver, State
 from calfat_plugin.parties import Snapshot
+from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
@@ -101,7 +102,7 @@ def run_client(
         stack.enter_context(log_to(directory.log))
         device = choose_device(experiment, lambda text: say(f"warning: {text}"))
         stack.enter_context(threads(experiment))
-        dataset = experiment.load_dataset()
+        dataset = experiment.load_own_dataset(rank)
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
@@ -125,6 +126,8 @@ def run_client(
 
 
 def _own_data(experiment: Experiment, dataset: Dataset, client: int) -> ImageData:
+    if experiment.partition.entry.name == SILO:
+        return dataset.train
     return dataset.train.subset(experiment.split(dataset.train.y.numpy())[client])
 
 

@@ -19,6 +19,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
+from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.rounds import last_used
 from calfat_plugin.runs.writer import RunWriter
@@ -86,9 +87,14 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
         snapshot, best = _restore(directory, experiment)
+<<<<<<< HEAD
         device = choose_device(experiment, warn)
         stack.enter_context(threads(experiment))
-        dataset = experiment.load_dataset()
+=======
+        device = pick_device(experiment, warn)
+        stack.enter_context(using_threads(experiment))
+>>>>>>> main
+        dataset = experiment.load_own_dataset(rank=0)
 
         from calfat_plugin.parties import shards_of
 
@@ -111,15 +117,20 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             ),
         )
         writer = RunWriter(directory, experiment, best)
-        hook = experiment.registry.hook
+        directory.write_json(
+            directory.partition,
+            {"class_names": list(dataset.class_names), "class_counts": [list(counts) for counts in info.class_counts]},
+        )
+        listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
-        hook.calfat_run_started(run=info)
+        listeners.run_started(info)
 
         def on_round(record: RoundRecord, now: Snapshot) -> None:
             writer.round_finished(record, now)
             observer.round_finished(record)
-            hook.calfat_round_finished(run=info, record=record)
+            listeners.round_finished(info, record)
 
+<<<<<<< HEAD
         drive: dict[str, Any] = {
             "observer": observer,
             "on_round": on_round,
@@ -136,9 +147,42 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             evaluations = simulate(experiment, dataset, shards, device, **drive)
         result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
         writer.run_finished(result)
+=======
+        try:
+            evaluations = simulate(
+                experiment,
+                dataset,
+                shards,
+                device,
+                observer=observer,
+                on_round=on_round,
+                resume_from=snapshot,
+                scratch=directory.evaluation,
+            )
+            result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
+            writer.run_finished(result)
+        except BaseException as error:  # Ctrl-C, too
+            listeners.run_stopped(info, error)
+            raise
+>>>>>>> main
         observer.run_finished(result)
-        hook.calfat_run_finished(run=info, result=result)
+        listeners.run_finished(info, result)
+        _report(directory, warn)
     return result
+
+
+def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
+    """``report.html``. The results are safe by now, so nothing that goes wrong here may look like a failed run."""
+    try:
+        from calfat_plugin.report import write_run_report
+
+        write_run_report(directory.path)
+    except Exception as error:
+        log.exception("no report")
+        warn(
+            f"the report was not written ({type(error).__name__}: {error}). The results are complete; "
+            f"try again with: calfat report {directory.path}"
+        )
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
@@ -170,8 +214,17 @@ def _write_environment(
     directory.write_json(directory.environment, now)
 
 
+<<<<<<< HEAD
 def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
     """The device that the recipe names; the CPU, with a warning, where there is no GPU."""
+=======
+def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
+
+    Raises:
+        RecipeError: there are GPUs, but not the one it names.
+    """
+>>>>>>> main
     import torch
 
     wanted = experiment.recipe.device
@@ -188,7 +241,11 @@ def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.
 
 
 @contextmanager
+<<<<<<< HEAD
 def threads(experiment: Experiment) -> Iterator[None]:
+=======
+def using_threads(experiment: Experiment) -> Iterator[None]:
+>>>>>>> main
     """The recipe's number of threads while the run lasts."""
     import torch
 

@@ -21,6 +21,10 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile
 
 NATURAL = "natural"
+CONVENTIONS = {
+    "accuracy": "share of examples whose final point is classified correctly (CalFAT release)",
+    "accuracy_strict": "share classified correctly both clean and under attack",
+}
 
 
 class RunWriter:
@@ -68,10 +72,7 @@ class RunWriter:
                 "rounds": result.num_rounds,
                 "seconds": result.seconds,
                 "model": "global model after the final round",
-                "conventions": {
-                    "accuracy": "share of examples whose final point is classified correctly (CalFAT release)",
-                    "accuracy_strict": "share classified correctly both clean and under attack",
-                },
+                "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 "alarms": [dataclasses.asdict(alarm) for alarm in find_alarms(result.evaluations)],
                 "test_selected": {

@@ -60,7 +60,7 @@ class CalFAT(AdversarialTrainer):
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         if self.options.outer == "plain":
-            return cross_entropy(batch.logits_adv, batch.y)
+            return cross_entropy(batch.logits_adv, batch.y, reduction="none").mean()
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
 
 

@@ -1,0 +1,184 @@
+"""``calfat attack CHECKPOINT_OR_RUN_DIR``: how much of a finished model's accuracy an attacker leaves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from calfat_plugin.runs.attack import Outcome
+    from calfat_plugin.runs.attack_plan import Plan, Wishes
+
+_RESUME = "The same command again goes on inside AutoAttack where it stopped; other attacks begin anew."
+
+
+@click.command()
+@click.argument("target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--attacks",
+    default="fgsm,pgd20,cw20,autoattack",
+    show_default=True,
+    metavar="NAME,...",
+    help="Evaluators; LABEL=NAME to have one twice. `calfat plugins` lists them.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="LABEL.OPTION=VALUE",
+    help="An option of an attack; repeatable. Example: --set pgd20.restarts=5",
+)
+@click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
+@click.option("--norm", type=click.Choice(["linf", "l2"]), help="Default: the recipe's, else linf.")
+@click.option("--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4.")
+@click.option("--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust.")
+@click.option("--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs the next two.")
+@click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's.")
+@click.option("--dataset", metavar="NAME", help="The data set it is attacked on.")
+@click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir.")
+@click.option("--download", is_flag=True, help="Fetch a missing data set.")
+@click.option("--examples", type=click.IntRange(min=1), metavar="N", help="A fixed random subset of the test split.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="B", help="Default: the recipe's.")
+@click.option("--device", metavar="cpu|cuda:0", help="Default: as the recipe says; a GPU if there is one for --model.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of random starts. Default: the recipe's.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Results file. Default: a free name in RUN_DIR/attacks/."
+)
+@click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal.")
+def attack(
+    target: Path | None,
+    attacks: str,
+    settings: tuple[str, ...],
+    eps: str | None,
+    norm: str | None,
+    step_size: str | None,
+    checkpoint: str | None,
+    model: str | None,
+    weights: Path | None,
+    dataset: str | None,
+    data_dir: str | None,
+    download: bool,
+    examples: int | None,
+    batch_size: int | None,
+    device: str | None,
+    seed: int | None,
+    output: Path | None,
+    plain: bool,
+) -> None:
+    """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
+
+    Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
+    about numbers that look too good.
+    """
+    with user_errors():
+        from calfat_plugin.runs.attack_plan import Wishes
+
+        wishes = Wishes(
+            attacks=_split(attacks, "--attacks"),
+            settings=settings,
+            eps=() if eps is None else _split(eps, "--eps"),
+            norm=norm,
+            step_size=step_size,
+            examples=examples,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            data_dir=data_dir,
+            download=download,
+        )
+        plan = _plan(target, checkpoint, model, weights, dataset, wishes)
+        for warning in plan.experiments[0].recipe.warnings:
+            warn(warning)
+        _run(plan, output, plain)
+
+
+def _split(text: str, flag: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise OptionError(f"{flag} '{text}': there is nothing between two commas, or nothing at all.")
+    return parts
+
+
+def _plan(
+    target: Path | None,
+    checkpoint: str | None,
+    model: str | None,
+    weights: Path | None,
+    dataset: str | None,
+    wishes: Wishes,
+) -> Plan:
+    from calfat_plugin.runs.attack_plan import plan_model, plan_run
+
+    own = {"--model": model, "--weights": weights, "--dataset": dataset}
+    if target is not None:
+        given = [flag for flag, value in own.items() if value is not None]
+        if given:
+            raise OptionError(
+                f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
+                "--weights and --dataset, not both."
+            )
+        return plan_run(target, checkpoint, wishes)
+    if model is None or weights is None or dataset is None:
+        missing = ", ".join(flag for flag, value in own.items() if value is None)
+        raise OptionError(
+            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
+            f"--weights and --dataset (missing: {missing})."
+        )
+    return plan_model(model, weights, dataset, wishes)
+
+
+def _run(plan: Plan, output: Path | None, plain: bool) -> None:
+    from rich.console import Console
+
+    from calfat_plugin.cli.attack_progress import AttackProgress, LiveAttackProgress, PlainAttackProgress
+    from calfat_plugin.runs.attack import attack as measure
+
+    console = Console(highlight=False)
+    live = console.is_terminal and not console.is_dumb_terminal and not plain
+    progress: AttackProgress = LiveAttackProgress(console) if live else PlainAttackProgress(sys.stdout, sys.stderr)
+    try:
+        with progress:
+            outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
+    except KeyboardInterrupt:
+        fail("stopped.", _RESUME, INTERRUPTED)
+    _show(console, outcome)
+
+
+def _show(console: Console, outcome: Outcome) -> None:
+    from calfat_plugin.cli.alarms import show_alarms
+
+    console.print(_table(outcome))
+    show_alarms(console, outcome.alarms)
+    console.print(f"results: {outcome.path}", soft_wrap=True)
+    for curve in outcome.curves:
+        console.print(f"curve: {curve}", soft_wrap=True)
+
+
+def _table(outcome: Outcome) -> Table:
+    from rich.table import Table
+
+    from calfat_plugin.cli.progress import percent
+
+    table = Table()
+    table.add_column("attack")
+    for heading in ("eps", "accuracy", "strict", "examples", "seconds"):
+        table.add_column(heading, justify="right")
+    for result in outcome.results:
+        table.add_row(
+            result.label,
+            f"{result.settings['norm']} {result.settings['eps']}" if "eps" in result.settings else "",
+            percent(result.accuracy),
+            percent(result.accuracy_strict),
+            str(result.num_examples),
+            f"{result.seconds:.1f}",
+        )
+    return table

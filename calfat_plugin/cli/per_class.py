@@ -1,0 +1,46 @@
+"""``calfat per-class RUN_DIR``: methods compared client by client and class by class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from calfat_plugin.cli.errors import user_errors, warn
+
+
+@click.command(name="per-class")
+@click.argument("run_dir", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--methods",
+    default="calfat,fedgairat",
+    show_default=True,
+    help="Local trainers, with commas between them; options as in recipes: '{name: fedgairat, lam: -1}'.",
+)
+@click.option("--evaluators", default="natural,pgd20", show_default=True, help="What to measure, likewise.")
+@click.option(
+    "--checkpoint",
+    default="last",
+    show_default=True,
+    help="Global model to start from: last, best-natural or best-robust.",
+)
+def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> None:
+    """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
+
+    Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
+    makes its report anew.
+    """
+    with user_errors():
+        from calfat_plugin.report import write_run_report
+        from calfat_plugin.report.per_class import compare_per_class, parse_picks
+
+        compare_per_class(
+            run_dir,
+            methods=parse_picks(methods, "--methods"),
+            evaluators=parse_picks(evaluators, "--evaluators"),
+            checkpoint=checkpoint,
+            say=click.echo,
+            warn=warn,
+        )
+        page = write_run_report(run_dir)
+    click.echo(f"results: {run_dir / 'per_class.json'}\nreport: {page}")

@@ -1,0 +1,37 @@
+"""``calfat report DIR...``: the page of a run, or of several side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from calfat_plugin.cli.errors import user_errors, warn
+
+
+@click.command()
+@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FILE", help="The page to write; default: report.html in DIR."
+)
+@click.option("--tsne", is_flag=True, help="First compute a t-SNE of each run's penultimate features. Takes a while.")
+def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
+    """Make one self-contained HTML page.
+
+    A run directory gives the page of that run. Several, or a directory with several runs below it such as a suite's,
+    give a page that sets them side by side, seeds of one recipe averaged. Figures go beside the page as SVG and PNG.
+    """
+    from calfat_plugin.report import write_comparison, write_run_report
+    from calfat_plugin.report.reading import find_runs
+
+    with user_errors():
+        runs = [run for directory in directories for run in find_runs(directory)]
+        if tsne:
+            from calfat_plugin.report.embedding import write_tsne
+
+            for run in runs:
+                click.echo(f"t-SNE of {run}")
+                write_tsne(run, warn=warn)
+        alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
+        page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
+    click.echo(f"report: {page}")

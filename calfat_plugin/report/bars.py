@@ -1,0 +1,204 @@
+"""Per-class accuracy, and how labels are spread over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from calfat_plugin.report import theme
+from calfat_plugin.report.canvas import Chart, Series
+from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.report.words import counted, listing, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PerClass = Sequence[float | None]
+
+_NAMED_CLASSES = 24  # more classes are drawn as a profile, without names
+_BARS = 3  # more series are drawn as dots
+_HISTOGRAMS = 8  # more clients are drawn as a matrix
+
+
+def per_class(name: str, title: str, caption: str, values: Mapping[str, PerClass], classes: Sequence[str]) -> Chart:
+    """Accuracy of each class, for one or more series.
+
+    Args:
+        values: series to fractions, one a class; None for a class without examples.
+        classes: their names.
+    """
+    legend = [Series(series, index, line=False) for index, series in enumerate(values)]
+    if len(classes) > _NAMED_CLASSES:
+        return _profile(name, title, caption, values)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        (_draw_bars if len(values) <= _BARS else _draw_dots)(axes, values)
+        axes.set_yticks(range(len(classes)), [_short(label) for label in classes])
+        axes.set_ylim(len(classes) - 0.45, -0.55)
+        axes.set_xlim(0, 103)
+        axes.set_xlabel("accuracy (%)")
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+
+    each = 0.12 * len(values) + 0.1 if len(values) <= _BARS else 0.3
+    return Chart(name, title, caption, 0.75 + each * len(classes), draw, legend)
+
+
+def _draw_bars(axes: Axes, values: Mapping[str, PerClass]) -> None:
+    thick = 0.8 / len(values)
+    for index, fractions in enumerate(values.values()):
+        places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
+        lengths = [100 * (value or 0.0) for value in fractions]
+        axes.barh(places, lengths, height=thick * 0.88, color=theme.series(index).light)
+        for place, value in zip(places, fractions, strict=True):
+            inside = value is not None and value > 0.9
+            axes.annotate(
+                "no example" if value is None else f"{100 * value:.0f}",
+                (100 * (value or 0.0), place),
+                xytext=(-3 if inside else 3, 0),
+                textcoords="offset points",
+                ha="right" if inside else "left",
+                va="center",
+                fontsize=8,
+                color="white" if inside else theme.MUTED.light,
+            )
+
+
+def _draw_dots(axes: Axes, values: Mapping[str, PerClass]) -> None:
+    for place in range(max(map(len, values.values()))):
+        axes.axhline(place, color=theme.LINE.light, linewidth=0.6)
+    for index, fractions in enumerate(values.values()):
+        known = [(100 * value, place) for place, value in enumerate(fractions) if value is not None]
+        axes.plot(
+            [x for x, _ in known],
+            [y for _, y in known],
+            linestyle="",
+            marker=theme.marker(index),
+            markersize=6,
+            color=theme.series(index).light,
+        )
+
+
+def _profile(name: str, title: str, caption: str, values: Mapping[str, PerClass]) -> Chart:
+    """Many classes: their accuracies in descending order, one line a series."""
+
+    def draw(figure: Figure) -> None:
+        from calfat_plugin.report.canvas import line_style
+
+        axes = figure.subplots()
+        for index, fractions in enumerate(values.values()):
+            known = sorted((100 * value for value in fractions if value is not None), reverse=True)
+            axes.plot(range(1, len(known) + 1), known, **line_style(index))
+        axes.set_xlabel("classes, each line sorted from best to worst")
+        axes.set_ylabel("accuracy (%)")
+        axes.set_ylim(0, 101)
+        axes.grid(axis="y")
+
+    return Chart(name, title, caption, 3.1, draw, [Series(series, index) for index, series in enumerate(values)])
+
+
+def final_per_class(run: RunFiles) -> Chart | None:
+    """Per-class accuracy of the final model: clean, and under the attack that hurt most."""
+    chosen = [evaluation for evaluation in run.evaluations if evaluation.get("per_class")]
+    if not chosen:
+        return None
+    first = chosen[0]
+    worst = min(chosen, key=lambda evaluation: float(evaluation["accuracy"]))
+    values = {str(evaluation["label"]): evaluation["per_class"] for evaluation in ([first, worst])}
+    caption = (
+        f"Final global model on the test split. {_spread(str(worst['label']), worst['per_class'], run.class_names)}"
+    )
+    return per_class("per_class", "Accuracy per class", caption, values, run.class_names)
+
+
+def _spread(label: str, fractions: PerClass, classes: Sequence[str]) -> str:
+    known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
+    if not known:
+        return ""
+    (low, worst), (high, best) = min(known), max(known)
+    return f"Under {label} from {percent(low)} ({worst}) to {percent(high)} ({best})."
+
+
+def label_distribution(run: RunFiles) -> Chart | None:
+    """Training examples per client and class."""
+    counts, classes = run.class_counts, run.class_names
+    if not counts:
+        return None
+    absent = [sum(count == 0 for count in row) for row in counts]
+    totals = [sum(row) for row in counts]
+    sizes = (
+        f"from {min(totals):,} to {max(totals):,} examples" if min(totals) < max(totals) else f"{totals[0]:,} examples"
+    )
+    caption = (
+        f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} each; "
+        f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
+    )
+    few = len(counts) <= _HISTOGRAMS and len(classes) <= _NAMED_CLASSES
+    height = 0.72 * len(counts) + 0.7 if few else min(0.5 + 0.2 * len(counts), 4.5)
+    draw = _histograms if few else _matrix
+    return Chart("label_distribution", "Labels on each client", caption, height, lambda figure: draw(figure, run))
+
+
+def _histograms(figure: Figure, run: RunFiles) -> None:
+    """A row of bars a client, all on one scale."""
+    counts, classes = run.class_counts, run.class_names
+    top = max(max(row) for row in counts) or 1
+    rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
+    for client, (axes, row) in enumerate(zip(rows, counts, strict=True)):
+        axes.bar(range(len(row)), row, width=0.72, color=theme.SERIES[0].light)
+        for place, count in enumerate(row):
+            if count:
+                axes.annotate(
+                    f"{count:,}", (place, count), xytext=(0, 1.5), textcoords="offset points", ha="center", fontsize=8,
+                    color=theme.MUTED.light,
+                )  # fmt: skip
+        axes.set_ylim(0, top * 1.35)
+        axes.set_yticks([])
+        axes.set_ylabel(f"client {client}", rotation=0, ha="right", va="center", fontsize=9)
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="x", length=0)
+    slanted = max(len(_short(name)) for name in classes) > 3
+    rows[-1].set_xticks(range(len(classes)), [_short(name) for name in classes])
+    if slanted:
+        rows[-1].tick_params(axis="x", labelrotation=40)
+        for text in rows[-1].get_xticklabels():
+            text.set_ha("right")
+            text.set_rotation_mode("anchor")
+    else:
+        rows[-1].set_xlabel("class")
+
+
+def _matrix(figure: Figure, run: RunFiles) -> None:
+    """A row a client, a column a class; the darker, the more examples. An image, so that 100 x 100 stays small."""
+    import numpy as np
+    from matplotlib.colors import to_rgb
+    from matplotlib.ticker import MaxNLocator
+
+    counts = np.asarray(run.class_counts, dtype=float)
+    pixels = np.empty((*counts.shape, 4))
+    pixels[..., :3] = to_rgb(theme.SERIES[0].light)
+    pixels[..., 3] = np.sqrt(counts / max(1.0, counts.max()))  # the square root keeps small shares in sight
+    axes = figure.subplots()
+    axes.imshow(pixels, aspect="auto", interpolation="nearest")
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _short(name: str, longest: int = 14) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
+    """The weakest class of every series."""
+    weakest = []
+    for series, fractions in values.items():
+        known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
+        if known:
+            low, name = min(known)
+            weakest.append(f"{series} {percent(low)} ({name})")
+    return f"Weakest class: {listing(weakest)}." if weakest else ""

@@ -1,0 +1,191 @@
+"""Line charts over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.metrics import mean_std
+from calfat_plugin.report import theme
+from calfat_plugin.report.canvas import Chart, Series, line_style
+from calfat_plugin.report.reading import NATURAL, RunFiles
+from calfat_plugin.report.words import percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = Sequence[tuple[int, float]]
+_SPARSE = 25  # up to so many points a line shows a marker on each
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve over rounds.
+
+    Attributes:
+        series: name and style.
+        points: (round, value), ascending rounds.
+        band: (round, low, high) around it; empty: none.
+        thin: lines in the background, such as single clients.
+    """
+
+    series: Series
+    points: Points
+    band: Sequence[tuple[int, float, float]] = ()
+    thin: Sequence[Points] = ()
+
+
+def learning_curves(run: RunFiles) -> Chart | None:
+    """Accuracy of the global model under every monitored evaluator, round by round."""
+    lines = [Line(Series(label, index), run.curve(label)) for index, label in enumerate(run.monitored)]
+    if not lines:
+        return None
+    last = [f"{line.series.name} {percent(line.points[-1][1])}" for line in lines]
+    caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
+    robust = run.robust_label
+    if robust is not None:
+        # The first of equals, as the checkpoint best-robust is chosen.
+        best = max(run.curve(robust), key=lambda point: (point[1], -point[0]))
+        caption += f" Best {robust}: {percent(best[1])} after round {best[0]}."
+    subset = run.value("calfat", "monitor", "max_examples")
+    caption += f" On a fixed subset of at most {subset} test examples." if subset else ""
+    return line_chart(
+        "learning_curves", "Learning curves", caption, lines, "accuracy of the global model (%)", percentages=True
+    )
+
+
+def heterogeneity(run: RunFiles) -> Chart | None:
+    """s^2 of the CalFAT paper, section 3.2, round by round."""
+    points = run.curve("heterogeneity")
+    if not points:
+        return None
+    return line_chart(
+        "heterogeneity",
+        "Heterogeneity s²",
+        "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
+        f"to their mean, over trainable parameters, over clients less one. Last round: {points[-1][1]:.3g}.",
+        [Line(Series("s²", 0), points)],
+        "s²",
+    )
+
+
+def losses(run: RunFiles) -> Chart | None:
+    """Training loss: the mean over clients, and every client behind it."""
+    clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
+    curves = [curve for curve in map(run.curve, clients) if curve]
+    if not curves:
+        return None
+    by_round: dict[int, list[float]] = {}
+    for curve in curves:
+        for number, loss in curve:
+            by_round.setdefault(number, []).append(loss)
+    mean = [(number, sum(values) / len(values)) for number, values in sorted(by_round.items())]
+    return line_chart(
+        "losses",
+        "Training loss",
+        f"Mean over clients (thick) and each of the {len(curves)} clients (thin). The losses of different methods are "
+        f"different functions and do not compare. Last round: {mean[-1][1]:.3g}.",
+        [Line(Series("mean over clients", 0), mean, thin=curves)],
+        "mean training loss",
+    )
+
+
+def compared(
+    name: str,
+    title: str,
+    what: str,
+    column: dict[str, str],
+    groups: dict[str, Sequence[RunFiles]],
+    *,
+    percentages: bool,
+) -> Chart | None:
+    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
+
+    Args:
+        name: of the chart.
+        title: of the chart.
+        what: the y-axis.
+        column: group to the column of ``rounds.csv``.
+        groups: group to its runs, one a seed.
+        percentages: whether the numbers are accuracies.
+    """
+    lines = []
+    most = 1
+    for index, (group, runs) in enumerate(groups.items()):
+        curves = [dict(curve) for curve in (run.curve(column[group]) for run in runs if group in column) if curve]
+        if not curves:
+            continue
+        most = max(most, len(curves))
+        rounds = sorted(set.intersection(*map(set, curves)))
+        stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
+        lines.append(
+            Line(
+                Series(group, index),
+                [(number, mean) for number, mean, _ in stats],
+                [(number, mean - std, mean + std) for number, mean, std in stats if std is not None],
+            )
+        )
+    if not any(line.points for line in lines):
+        return None
+    last = [line.points[-1][1] if line.points else float("nan") for line in lines]
+    shown = [percent(value) if percentages else f"{value:.3g}" for value in last]
+    ends = ", ".join(f"{line.series.name} {value}" for line, value in zip(lines, shown, strict=True))
+    band = " Mean over seeds; the band is one sample standard deviation." if most > 1 else ""
+    return line_chart(name, title, f"At the end: {ends}.{band}", lines, what, percentages=percentages)
+
+
+def line_chart(
+    name: str, title: str, caption: str, lines: Sequence[Line], y_label: str, *, percentages: bool = False
+) -> Chart:
+    """A chart of lines over rounds; one line alone has no legend."""
+
+    def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        for line in lines:
+            _draw_line(axes, line, 100.0 if percentages else 1.0)
+        axes.set_xlabel("round")
+        axes.set_ylabel(y_label)
+        axes.grid(axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.02)
+        if percentages:
+            top = axes.get_ylim()[1]
+            axes.set_ylim(0, min(100.0, max(top, 1.0)) if top <= 100 else 100.5)
+        elif all(value >= 0 for line in lines for _, value in line.points):
+            axes.set_ylim(bottom=0)
+
+    return Chart(name, title, caption, 3.1, draw, [line.series for line in lines] if len(lines) > 1 else ())
+
+
+def _draw_line(axes: Axes, line: Line, factor: float) -> None:
+    style = line_style(line.series.index)
+    for thin in line.thin:
+        axes.plot(*_columns(thin, factor), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
+    if line.band:
+        rounds, low, high = zip(*line.band, strict=True)
+        axes.fill_between(
+            rounds, [factor * v for v in low], [factor * v for v in high], color=style["color"], alpha=0.16, linewidth=0
+        )
+    sparse = len(line.points) <= _SPARSE
+    axes.plot(*_columns(line.points, factor), marker=theme.marker(line.series.index) if sparse else "", **style)
+
+
+def _columns(points: Points, factor: float) -> tuple[list[int], list[float]]:
+    return [number for number, _ in points], [factor * value for _, value in points]
+
+
+def robust_columns(groups: dict[str, Sequence[RunFiles]]) -> dict[str, str]:
+    """Group to its robust label, for groups that have one."""
+    found = (
+        (group, next((run.robust_label for run in runs if run.robust_label), None)) for group, runs in groups.items()
+    )
+    return {group: label for group, label in found if label is not None}
+
+
+def natural_columns(groups: dict[str, Sequence[RunFiles]]) -> dict[str, str]:
+    """Group to ``natural``, for groups that measured it."""
+    return {group: NATURAL for group, runs in groups.items() if any(run.curve(NATURAL) for run in runs)}

@@ -1,0 +1,174 @@
+"""``calfat per-class``: methods compared client by client and class by class (methods.md 12.1; the paper, section 5.2).
+
+From one trained global model every client trains one local epoch with each method, nothing is aggregated, and every
+local model is measured on the whole test split, class by class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from calfat_plugin import __version__
+from calfat_plugin.errors import OptionError, UpdateError
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.options import describe_options
+from calfat_plugin.report.protocol_view import mean_of
+from calfat_plugin.report.reading import PER_CLASS
+from calfat_plugin.report.revive import Revived, Warn, revived
+
+if TYPE_CHECKING:
+    from calfat_plugin.datasets import ImageData
+
+DEFAULT_METHODS = "calfat,fedgairat"
+DEFAULT_EVALUATORS = "natural,pgd20"
+_STARTS = "start_round"  # the option of methods whose weights set in at a later round
+
+
+def parse_picks(text: str, switch: str) -> list[Any]:
+    """``calfat,{name: fedgairat, lam: -1}`` as a list of what recipes write.
+
+    Raises:
+        OptionError: it is no list of names or mappings.
+    """
+    try:
+        picks = yaml.safe_load(f"[{text}]")
+    except yaml.YAMLError:
+        picks = None
+    if not picks or not all(isinstance(pick, str) or (isinstance(pick, dict) and "name" in pick) for pick in picks):
+        raise OptionError(
+            f"{switch} {text}: expected names with commas between them, such as {DEFAULT_METHODS}; options go as in "
+            "recipes: {name: fedgairat, lam: -1}."
+        )
+    return list(picks)
+
+
+def compare_per_class(
+    directory: Path,
+    *,
+    methods: Sequence[Any],
+    evaluators: Sequence[Any],
+    checkpoint: str,
+    say: Callable[[str], None],
+    warn: Warn,
+) -> dict[str, Any]:
+    """Run the protocol and write ``per_class.json`` into the run directory.
+
+    Args:
+        directory: the run directory.
+        methods: local trainers as recipes write them. The run's own method keeps its options when named plainly;
+            schedules that start at a later round count as started.
+        evaluators: as recipes write them.
+        checkpoint: which global model to start from.
+        say: hears a line for each local model.
+        warn: hears findings that stop nothing.
+
+    Returns:
+        What was written; accuracies are fractions, None for a class without test examples.
+
+    Raises:
+        CalfatError: with what to mend.
+    """
+    started = time.perf_counter()
+    with revived(directory, checkpoint, warn) as run:
+        variants = _variants(run, methods, evaluators)
+        for variant in variants.values():
+            run.model(variant)  # refuses what cannot start from these weights before anything is trained
+        shards = _shards(run)
+        found = {name: list(_clients(run, name, variant, shards, say)) for name, variant in variants.items()}
+        content = {
+            "protocol": "one local epoch of each method from one global model, no aggregation, whole test split",
+            "checkpoint": checkpoint,
+            "round": run.snapshot.round,
+            "class_names": list(run.dataset.class_names),
+            "evaluators": [pick.label for pick in next(iter(variants.values())).evaluators],
+            "trainers": {name: variant.as_run()["calfat"]["trainer"] for name, variant in variants.items()},
+            "threat": run.experiment.as_run()["calfat"]["threat"],
+            "methods": found,
+            "seconds": time.perf_counter() - started,
+            "calfat_plugin": __version__,
+        }
+    from calfat_plugin.runs.disk import write_text
+
+    write_text(directory / PER_CLASS, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return content
+
+
+def _variants(run: Revived, methods: Sequence[Any], evaluators: Sequence[Any]) -> dict[str, Experiment]:
+    """Label to the run's recipe with another trainer, one local epoch and plain averaging."""
+    own = run.experiment
+    variants: dict[str, Experiment] = {}
+    for method in methods:
+        written = own.as_run()["calfat"]["trainer"] if method == own.trainer.name else method
+        place = "--methods"
+        document = (
+            own.recipe.document.with_value(("calfat", "trainer"), written, place)
+            .with_value(("calfat", "aggregator"), "fedavg", place)
+            .with_value(("calfat", "evaluators"), list(evaluators), "--evaluators")
+            .with_value(("train_args", "epochs"), 1, place)
+        )
+        variant = _begun(assemble(document, own.registry))
+        label = variant.trainer.label
+        if label in variants:
+            raise OptionError(f"--methods: '{label}' stands there twice; give one of them a label of its own.")
+        variants[label] = variant
+    return variants
+
+
+def _begun(experiment: Experiment) -> Experiment:
+    """The experiment with its method in full effect: the global model is a trained one, whatever its round."""
+    trainer = experiment.trainer
+    if _STARTS not in {info.name for info in describe_options(trainer.entry.config)}:
+        return experiment
+    options = dataclasses.replace(trainer.options, **{_STARTS: 1})
+    return dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, options=options))
+
+
+def _shards(run: Revived) -> dict[int, ImageData]:
+    from calfat_plugin.parties import shards_of
+
+    return shards_of(run.experiment, run.dataset, run.device)
+
+
+def _clients(
+    run: Revived, name: str, variant: Experiment, shards: dict[int, ImageData], say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """What each client's local model can do."""
+    from calfat_plugin.evaluators.measure import measure
+    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.parties import Worker
+    from calfat_plugin.wire import pack_downlink, unpack_update
+
+    worker = Worker(variant, run.dataset, shards, run.device, RunObserver())
+    own = variant.trainer.entry.name == run.experiment.trainer.entry.name
+    if own:  # what its clients and its server kept belongs to this method
+        worker.client_states.update(run.snapshot.client_states)
+    downlink = pack_downlink(run.snapshot.global_state, run.snapshot.broadcast if own else {})
+    model = run.model(variant)
+    test = run.dataset.test.to(run.device)
+    for client in shards:
+        try:
+            update = unpack_update(worker.fit(client, run.snapshot.round + 1, downlink), worker.num_examples(client))
+        except UpdateError as error:
+            raise UpdateError(f"{name}: client {client} has no model to measure: {error}") from None
+        model.load_state_dict(dict(update.state))
+        results = measure(
+            model.eval(),
+            test,
+            variant.build_evaluators(variant.evaluators),
+            num_classes=run.dataset.num_classes,
+            threat=variant.recipe.threat,
+            batch_size=variant.recipe.evaluation.batch_size,
+            device=run.device,
+            seed=variant.seed,
+        )
+        per_class = {label: list(result.per_class) for label, result in results.items()}
+        means = {label: mean_of(values) or 0.0 for label, values in per_class.items()}
+        say(f"{name}, client {client}: " + ", ".join(f"{label} {100 * mean:.2f} %" for label, mean in means.items()))
+        yield {"client": client, "num_examples": worker.num_examples(client), **per_class}

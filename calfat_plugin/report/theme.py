@@ -1,0 +1,63 @@
+"""Colours of the page and of its figures, in one place.
+
+Figures are drawn once, in the light colours. In the page each of those becomes a CSS variable (``var(--series-0)``), so
+that one drawing serves light, dark and print; files beside the page keep the light colours on white. Series also
+differ in dash and marker, so that no reader depends on colour. The palette follows Okabe and Ito (2008), which people
+with any common colour-vision deficiency can tell apart; the dark values are lightened until they stand out on black.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Colour(NamedTuple):
+    """A CSS variable and its two values."""
+
+    name: str
+    light: str
+    dark: str
+
+
+TEXT = Colour("text", "#1d232a", "#e6e9ed")
+MUTED = Colour("muted", "#586069", "#a3abb5")
+LINE = Colour("line", "#d5dae0", "#39414a")
+PAPER = Colour("paper", "#ffffff", "#14181d")
+PANEL = Colour("panel", "#f5f7f9", "#1d232a")
+ACCENT = Colour("accent", "#0069a6", "#6cb8ea")
+ALARM = Colour("alarm", "#8a4b00", "#ffbf66")
+ALARM_PANEL = Colour("alarm-panel", "#fff4e0", "#33260f")
+
+SERIES = (
+    Colour("series-0", "#0072b2", "#4ba6e0"),
+    Colour("series-1", "#d55e00", "#f5803e"),
+    Colour("series-2", "#009e73", "#23c397"),
+    Colour("series-3", "#cc79a7", "#e79cc5"),
+    Colour("series-4", "#b07a00", "#f2bd3f"),
+    Colour("series-5", "#56b4e9", "#9ad6fb"),
+    Colour("series-6", "#333b44", "#c9d0d8"),
+    Colour("series-7", "#8c2d19", "#c9705b"),
+)
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 2), (3, 1.5, 1.5, 1.5, 1.5, 1.5))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PAGE = (TEXT, MUTED, LINE, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
+
+
+def series(index: int) -> Colour:
+    """The colour of a series; beyond the palette colours repeat, with another dash and marker."""
+    return SERIES[index % len(SERIES)]
+
+
+def dashes(index: int) -> tuple[float, ...]:
+    """On-off lengths in points of a series' line; empty: solid."""
+    return DASHES[(index + index // len(SERIES)) % len(DASHES)]
+
+
+def marker(index: int) -> str:
+    """matplotlib's marker of a series."""
+    return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
+
+
+def css_variables(mode: str) -> str:
+    """Declarations of all variables for ``light`` or ``dark``."""
+    return " ".join(f"--{colour.name}: {getattr(colour, mode)};" for colour in (*PAGE, *SERIES))

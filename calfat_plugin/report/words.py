@@ -1,0 +1,149 @@
+"""Numbers and recipes in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calfat_plugin.report.reading import RunFiles
+
+NOTHING = "\N{EN DASH}"  # in a table, where there is no number
+_SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-]*=)\S+")
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """``0.8342`` becomes ``83.4 %``, never broken at the end of a line."""
+    return f"{100 * fraction:.{digits}f}\N{NO-BREAK SPACE}%"
+
+
+def bare_percent(fraction: float | None, digits: int = 1) -> str:
+    """``0.8342`` becomes ``83.4``; nothing becomes a dash."""
+    return NOTHING if fraction is None else f"{100 * fraction:.{digits}f}"
+
+
+def points(difference: float) -> str:
+    """A difference of two fractions in percentage points, with its sign: ``+0.31``, and a true minus."""
+    return f"{100 * difference:+.2f}".replace("-", "\N{MINUS SIGN}")
+
+
+def duration(seconds: float) -> str:
+    """``75`` becomes ``1 min 15 s``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``5 clients``, ``1 client``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def listing(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def plain(value: Any) -> str:
+    """A recipe value as a recipe writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def pick(value: Any) -> str:
+    """A plugin with its options, as a recipe picks it: ``calfat (scale 10, prior counts)``."""
+    if not isinstance(value, Mapping):
+        return plain(value)
+    options = [
+        f"{key} {plain(item)}" for key, item in value.items() if key not in ("name", "loss") and item is not None
+    ]
+    return str(value.get("name")) + (f" ({', '.join(options)})" if options else "")
+
+
+def method(run: RunFiles) -> str:
+    """The local trainer, with the loss modifier when it is not the plain one: ``fedpgd + calibrated``."""
+    trainer = run.value("calfat", "trainer")
+    name = str(trainer.get("name")) if isinstance(trainer, Mapping) else plain(trainer)
+    loss = run.value("calfat", "trainer", "loss", "name")
+    return name if loss in (None, "plain") else f"{name} + {loss}"
+
+
+def aggregator(run: RunFiles) -> str:
+    """The aggregator's name."""
+    return str(run.value("calfat", "aggregator", "name"))
+
+
+def partition(run: RunFiles) -> str:
+    """How the data was split: ``dirichlet, β = 0.1``."""
+    name = plain(run.value("data_args", "partition_method"))
+    return f"{name}, β = {plain(run.value('data_args', 'partition_alpha'))}" if "dirichlet" in name else name
+
+
+def headline(run: RunFiles) -> str:
+    """The run in a sentence."""
+    clients = counted(int(run.value("train_args", "client_num_in_total") or 0), "client")
+    return (
+        f"{method(run)} with {aggregator(run)} on {run.value('data_args', 'dataset')} ({partition(run)}): "
+        f"{clients}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
+    )
+
+
+def threat(run: RunFiles) -> str:
+    """The budget of training."""
+    value = run.value("calfat", "threat") or {}
+    return (
+        f"{value.get('norm')}, ε = {plain(value.get('eps'))}, "
+        f"{value.get('steps')} training steps of {plain(value.get('step_size'))}"
+    )
+
+
+def highlights(run: RunFiles) -> list[tuple[str, str]]:
+    """What was run, as (term, value)."""
+    train = run.value("train_args") or {}
+    total, per_round = train.get("client_num_in_total"), train.get("client_num_per_round")
+    loss = run.value("calfat", "trainer", "loss")
+    found = [
+        ("Method", pick(run.value("calfat", "trainer"))),
+        ("Loss modifier", pick(loss) if loss and method(run) != loss.get("name") else ""),
+        ("Aggregator", pick(run.value("calfat", "aggregator"))),
+        ("Data set", plain(run.value("data_args", "dataset"))),
+        ("Partition", f"{partition(run)}{_options(run.value('calfat', 'partition'))}"),
+        ("Model", f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}"),
+        ("Clients", f"{total}, {'all' if per_round in (None, total) else per_round} in each round"),
+        ("Rounds", f"{run.num_rounds}, local epochs {train.get('epochs')}, batches of {train.get('batch_size')}"),
+        (
+            "Local SGD",
+            f"learning rate {plain(train.get('learning_rate'))}, momentum {plain(train.get('momentum'))}, "
+            f"weight decay {plain(train.get('weight_decay'))}",
+        ),
+        ("Threat", threat(run)),
+        ("Seed", str(run.seed)),
+    ]
+    return [(term, value) for term, value in found if value]
+
+
+def _options(value: Any) -> str:
+    shown = [f"{key} {plain(item)}" for key, item in (value or {}).items() if item is not None]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def command(run: RunFiles) -> str:
+    """The command line, with what may be a secret blotted out."""
+    words = run.environment.get("command") or ()
+    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in words)
+
+
+def budget(settings: Mapping[str, Any]) -> str:
+    """The ball that an attack kept to: ``linf, ε = 8/255``; empty without one."""
+    return f"{settings['norm']}, ε = {plain(settings['eps'])}" if "norm" in settings and "eps" in settings else ""
+
+
+def settings_in_words(settings: Mapping[str, Any]) -> str:
+    """Everything that is known of how an evaluation was made."""
+    known = {key: value for key, value in settings.items() if value is not None}
+    return ", ".join(f"{key.replace('_', ' ')} {plain(value)}" for key, value in known.items())

@@ -1,0 +1,121 @@
+"""Writing a page and its figures: for one run into its directory, for several where the user says."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.report.parts import GENERATOR
+from calfat_plugin.report.reading import find_runs, read_json, read_run
+
+PAGE = "report.html"
+FIGURES = "figures"
+
+
+def write_run_report(directory: Path, out: Path | None = None) -> Path:
+    """Write the page of one run, finished or not.
+
+    Args:
+        directory: the run directory.
+        out: the page; None: ``report.html`` in the run directory. Figures go to ``figures`` beside it.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        RunError: there is no run, a file of it is damaged, or the page cannot be written.
+    """
+    run = read_run(directory)
+
+    def compose(figures: Path) -> str:
+        from calfat_plugin.report.run_page import run_page
+
+        return run_page(run, figures)
+
+    return _write(out or directory / PAGE, compose)
+
+
+def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page that sets runs side by side.
+
+    Args:
+        directories: run directories, or directories with runs below, such as a suite's.
+        out: the page; None: ``report.html`` in the directory when there is one, else in the working directory.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        RunError: no run is found, a file is damaged, or the page cannot be written.
+    """
+    paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
+    runs = [read_run(_as_given(path)) for path in paths]
+    begun = [run for run in runs if run.rounds or run.finished]
+    if not begun:
+        raise RunError(f"{directories[0]}: not one of the {len(runs)} runs here has finished a round yet.")
+    root = directories[0] if len(directories) == 1 else None
+    notes = []
+    if len(begun) < len(runs):
+        notes.append(f"{len(runs) - len(begun)} of {len(runs)} runs have not finished a round and are left out.")
+
+    def compose(figures: Path) -> str:
+        from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
+        from calfat_plugin.report.groups import group_runs
+
+        groups = group_runs(begun, root)
+        repeats = len(begun) - sum(len(group.runs) for group in groups)
+        if repeats:
+            notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
+        if len(groups) > MOST_LINES:
+            notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
+        return comparison_page(_title(root, [group.name for group in groups]), groups, figures, notes=notes)
+
+    return _write(out or (root or Path()) / PAGE, compose)
+
+
+def _title(root: Path | None, names: Sequence[str]) -> str:
+    if root is not None:
+        suite = read_json(root / "suite.json")
+        return str(suite.get("title") or root.resolve().name)
+    return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
+
+
+def _as_given(path: Path) -> Path:
+    """Relative to the working directory where it lies below it: shorter in messages and names."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _write(out: Path, compose: Callable[[Path], str]) -> Path:
+    """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole."""
+    _refuse_foreign(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=out.parent) as temporary:
+            figures = Path(temporary) / _figures_name(out)
+            figures.mkdir()
+            page = Path(temporary) / out.name
+            page.write_text(compose(figures), encoding="utf-8")
+            final = out.with_name(figures.name)
+            final.mkdir(exist_ok=True)
+            for file in figures.iterdir():
+                shutil.move(file, final / file.name)
+            page.replace(out)
+    except OSError as error:
+        raise RunError(f"{out}: the report cannot be written ({error.strerror or error}).") from None
+    return out
+
+
+def _figures_name(out: Path) -> str:
+    """``figures`` beside ``report.html``; a page of another name has a folder of its own."""
+    return FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}"
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Keep a page that is not ours."""
+    if out.is_dir():
+        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
+    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")

@@ -1,0 +1,65 @@
+"""Runs the commands: in this process for speed, or as somebody's shell would."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from calfat_plugin.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def calfat(*arguments: str) -> Ended:
+    """Run ``calfat`` in this process; an exception that the command lets through comes through here, too."""
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(args=list(arguments), prog_name="calfat")
+        except SystemExit as stop:
+            code = stop.code
+    return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+def python(
+    program: str, *arguments: str, cwd: Path | None = None, timeout: int = 120, path: tuple[Path, ...] = (), **env: str
+) -> Ended:
+    """Run a program text in a process of its own that can import the package, and whatever lies in ``path``."""
+    search = os.pathsep.join(map(str, (*path, ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": search, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+COMMAND = "from calfat_plugin.cli.main import main; main(prog_name='calfat')"
+"""``calfat`` as a program text, for :func:`python`."""
+
+REPORTING = """
+import atexit, sys
+heavy = ("torch", "torchvision", "fedml", "numpy", "scipy", "sklearn", "matplotlib", "pandas")
+atexit.register(lambda: print("imported:", *sorted(set(heavy) & set(sys.modules)), file=sys.stderr))
+"""
+"""Goes before :data:`COMMAND`: tells on stderr, as the last line, which heavy packages were imported."""

@@ -1,0 +1,300 @@
+"""What the tests of methods share: losses on given logits, one client's training, and a whole federation in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.datasets.data import NO_AUGMENTATION
+from calfat_plugin.entries import AggregatorEntry, ModifierEntry, TrainerEntry
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.interfaces import (
+    AggregationTask,
+    Aggregator,
+    ClientLoss,
+    LocalCorrection,
+    LocalTask,
+    LocalTrainer,
+    RunObserver,
+    TrainSettings,
+)
+from calfat_plugin.parties import Server, Snapshot, Worker
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import LocalUpdate, RoundRecord
+from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+
+CPU = torch.device("cpu")
+
+# The vectors of docs/methods.md: clean and adversarial logits of a batch of two, labels, class counts, one row f.
+Z_NAT = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
+Z_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
+Y = torch.tensor([0, 2])
+COUNTS = torch.tensor([50, 30, 20, 0])
+F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
+
+
+@cache
+def registry() -> Registry:
+    return Registry.load(entry_points=False)
+
+
+def build_modifier(name: str, **options: Any) -> Any:
+    entry, _ = registry().find(ModifierEntry, name)
+    return entry.load()(entry.config(**options))
+
+
+def build_method(name: str, loss: str = "plain", loss_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """A method with its modifier, options checked by nobody."""
+    entry, _ = registry().find(TrainerEntry, name)
+    return entry.load()(entry.config(**options), build_modifier(loss, **(loss_options or {})))
+
+
+def build_aggregator(name: str, **options: Any) -> Aggregator:
+    entry, _ = registry().find(AggregatorEntry, name)
+    aggregator: Aggregator = entry.load()(entry.config(**options))
+    return aggregator
+
+
+# --- losses on given logits -------------------------------------------------------------------------------------------
+
+
+class Lookup(nn.Module):
+    """A model whose logits are a table: image i (its one pixel says i) has row i."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(rows.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows[x.flatten().long()]
+
+
+def images(*rows: int) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float32).view(-1, 1, 1, 1)
+
+
+def train_batch(
+    loss: ClientLoss,
+    *,
+    y: Tensor = Y,
+    attacked: Sequence[bool] | None = None,
+    kappa: Sequence[int] | None = None,
+    task: LocalTask | None = None,
+) -> TrainBatch:
+    """The batch whose clean logits are Z_NAT and whose adversarial logits are Z_ADV (clean where not attacked)."""
+    count = len(Z_NAT)
+    rows = [index + (count if attacked is None or attacked[index] else 0) for index in range(count)]
+    return TrainBatch(
+        Lookup(torch.cat([Z_NAT, Z_ADV])),
+        images(*range(count)),
+        images(*rows),
+        y,
+        loss,
+        task or local_task(),
+        attacked=None if attacked is None else torch.tensor(attacked),
+        kappa=None if kappa is None else torch.tensor(kappa),
+    )
+
+
+def attack_batch(loss: ClientLoss) -> AttackBatch:
+    """The batch of an attack whose clean logits are Z_NAT and whose running logits are Z_ADV."""
+    batch = AttackBatch(Lookup(Z_NAT), images(0, 1), Y, loss)
+    batch.logits_adv = Z_ADV.clone().requires_grad_()
+    return batch
+
+
+# --- one client -------------------------------------------------------------------------------------------------------
+
+
+class TinyNet(nn.Module):
+    """A convolution and a linear layer under the names that built-in models use; weights from a seed."""
+
+    def __init__(self, seed: int = 0, channels: int = 3, side: int = 4, classes: int = 4) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Flatten())
+        self.classifier: nn.Module = nn.Linear(channels * (side - 2) ** 2, classes)
+        stream = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=stream) * 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.body(x))
+        return logits
+
+
+def tiny_data(seed: int = 0, count: int = 10, classes: int = 4, side: int = 4) -> ImageData:
+    stream = torch.Generator().manual_seed(seed + 1_000_003)
+    return ImageData(
+        torch.rand(count, 1, side, side, generator=stream), torch.randint(classes, (count,), generator=stream)
+    )
+
+
+SETTINGS = TrainSettings(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9, weight_decay=1e-3, num_rounds=10)
+
+
+def local_task(
+    model: nn.Module | None = None,
+    data: ImageData | None = None,
+    *,
+    settings: TrainSettings = SETTINGS,
+    threat: ThreatModel | None = None,
+    correction: LocalCorrection | None = None,
+    **others: Any,
+) -> LocalTask:
+    data = tiny_data() if data is None else data
+    return LocalTask(
+        model=TinyNet() if model is None else model,
+        data=data,
+        class_counts=others.pop("class_counts", torch.bincount(data.y, minlength=4)),
+        threat=threat or ThreatModel(eps="0.1", step_size="0.04", steps=3),
+        settings=settings,
+        augment=NO_AUGMENTATION,
+        device=CPU,
+        seed=others.pop("seed", 0),
+        round=others.pop("round", 1),
+        client=others.pop("client", 0),
+        correction=correction or LocalCorrection(),
+        **others,
+    )
+
+
+def train(method: LocalTrainer, task: LocalTask) -> LocalUpdate:
+    """The method's real local training on its own copy of the architecture."""
+    return method.fit(dataclasses.replace(task, model=method.adapt_model(task.model)))
+
+
+def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# --- an aggregator with clients that need no data ---------------------------------------------------------------------
+
+
+class GivenLoss(AdversarialTrainer):
+    """A "method" for toys: the loss is a function of (client, model)."""
+
+    attacks = False
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(None, build_modifier("plain"))
+        self.loss = loss
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        value: Tensor = self.loss(batch.task.client, batch.model)
+        return value
+
+
+class ToyFederation:
+    """Clients and server around one aggregator, all clients in each round, messages handed over as they are."""
+
+    def __init__(
+        self, method: LocalTrainer, aggregator: Aggregator, model: nn.Module, settings: TrainSettings, data: Any
+    ) -> None:
+        """data: client id to ImageData."""
+        self.method, self.aggregator, self.model, self.settings, self.data = method, aggregator, model, settings, data
+        self.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.server_state: Mapping[str, Tensor] = {}
+        self.broadcast: Mapping[str, Tensor] = {}
+        self.kept: dict[int, Mapping[str, Tensor]] = {client: {} for client in data}
+        self.updates: dict[int, LocalUpdate] = {}
+        self.round = 0
+
+    def play(self) -> None:
+        """One round."""
+        self.round += 1
+        for client, data in self.data.items():
+            self.model.load_state_dict(self.state)
+            task = local_task(
+                self.model,
+                data,
+                settings=self.settings,
+                correction=self.aggregator.correction(),
+                client=client,
+                round=self.round,
+                client_state=self.kept[client],
+                broadcast=self.broadcast,
+            )
+            self.updates[client] = self.method.fit(task)
+            self.kept[client] = self.updates[client].client_state
+        aggregate = self.aggregator.combine(
+            AggregationTask(
+                global_state=self.state,
+                updates=self.updates,
+                server_state=self.server_state,
+                parameter_names=[name for name, _ in self.model.named_parameters()],
+                num_clients=len(self.data),
+                round=self.round,
+            )
+        )
+        self.state, self.server_state = dict(aggregate.state), aggregate.server_state
+        self.broadcast = aggregate.broadcast
+
+
+# --- a whole federation on digits, without the host -------------------------------------------------------------------
+
+RECIPE = """
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 3, comm_round: 2, batch_size: 16, learning_rate: 0.05}
+calfat:
+  threat: {eps: 0.1, step_size: 0.05, steps: 2}
+  evaluators: [natural]
+  monitor: {every: 1000, evaluators: [natural]}
+"""
+
+
+def experiment(trainer: Any, aggregator: Any = "fedavg", **settings: Any) -> Experiment:
+    """The recipe above with these plugins; ``settings``: dotted keys, dots written as ``__``."""
+    document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), trainer, "test.yaml:1")
+    document = document.with_value(("calfat", "aggregator"), aggregator, "test.yaml:2")
+    for key, value in settings.items():
+        document = document.with_value(tuple(key.split("__")), value, f"--set {key.replace('__', '.')}={value}")
+    return assemble(document, registry())
+
+
+@cache
+def small_digits() -> Dataset:
+    """Ninety training and twenty test images."""
+    dataset: Dataset = experiment("fedpgd").load_dataset()
+    return dataclasses.replace(
+        dataset, train=dataset.train.subset(list(range(90))), test=dataset.test.subset(list(range(20)))
+    )
+
+
+class Federation:
+    """Server and worker of an experiment in this process, as a runtime would drive them."""
+
+    def __init__(self, experiment: Experiment, snapshot: Snapshot | None = None) -> None:
+        dataset = small_digits()
+        # Skewed on purpose: sorted by label, so that each client misses classes.
+        order = torch.argsort(dataset.train.y, stable=True)
+        parts = torch.tensor_split(order, experiment.num_clients)
+        shards = {client: dataset.train.subset(part.tolist()) for client, part in enumerate(parts)}
+        self.server = Server(experiment, dataset, CPU, RunObserver())
+        self.worker = Worker(experiment, dataset, shards, CPU, RunObserver())
+        if snapshot is not None:
+            self.server.restore(snapshot)
+            self.worker.client_states.update(snapshot.client_states)
+
+    def play(self) -> RoundRecord:
+        """One round."""
+        number = self.server.round + 1
+        clients = self.server.start_round(number)
+        downlink = self.server.downlink()
+        uploads = {c: (self.worker.num_examples(c), self.worker.fit(c, number, downlink)) for c in clients}
+        return self.server.finish_round(number, uploads)
+
+    def snapshot(self) -> Snapshot:
+        server = self.server
+        return Snapshot(
+            server.round, server.state, server.server_state, server.broadcast, dict(self.worker.client_states)
+        )

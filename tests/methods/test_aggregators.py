@@ -1,0 +1,347 @@
+"""Aggregators at work: published toy numbers through the real training loop and the real server step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.interfaces import AggregationTask, TrainSettings
+from calfat_plugin.results import LocalUpdate
+from tests.methods.helpers import (
+    SETTINGS,
+    GivenLoss,
+    TinyNet,
+    ToyFederation,
+    build_aggregator,
+    build_method,
+    local_task,
+    same_bits,
+    tiny_data,
+    train,
+)
+
+
+def combine(aggregator, vectors, examples, losses=(), *, start=(0.0, 0.0), round=5, **task):
+    """One server step on clients' vectors."""
+    losses = losses or [1.0] * len(vectors)
+    updates = {
+        client: LocalUpdate({"w": torch.tensor(vector)}, count, metrics={"loss": loss})
+        for client, (vector, count, loss) in enumerate(zip(vectors, examples, losses, strict=True))
+    }
+    return aggregator.combine(
+        AggregationTask({"w": torch.tensor(start)}, updates, task.pop("server_state", {}), ["w"], 3, round, **task)
+    )
+
+
+VECTORS = [(1.0, 2.0), (3.0, 4.0), (5.0, 0.0)]
+EXAMPLES = [10, 30, 60]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
+@pytest.mark.parametrize(("weights", "expected"), [("examples", (4.0, 1.4)), ("uniform", (3.0, 2.0))])
+def test_weighted_means(name, weights, expected):
+    result = combine(build_aggregator(name, weights=weights), VECTORS, EXAMPLES)
+    assert result.state["w"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert math.fsum(result.weights.values()) == pytest.approx(1)
+
+
+# --- SFAT -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("weights", "expected"), [("uniform", (3.125, 1.875)), ("examples", (4.107143, 1.25))])
+def test_sfat_favours_the_smallest_loss(weights, expected):
+    aggregator = build_aggregator("sfat", ratio=1.2, weights=weights)
+    result = combine(aggregator, VECTORS, EXAMPLES, losses=[2.0, 3.0, 1.0])
+    assert result.state["w"].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_sfat_is_a_plain_mean_before_its_start_round():
+    result = combine(build_aggregator("sfat", start_round=5), VECTORS, EXAMPLES, losses=[2.0, 3.0, 1.0], round=4)
+    assert result.state["w"].tolist() == pytest.approx((3.0, 2.0))
+
+
+def test_sfat_weights_of_its_release():
+    result = combine(build_aggregator("sfat", ratio=1.4), [(0.0, 0.0)] * 5, [1] * 5, losses=[3.0, 1.0, 2.0, 4.0, 5.0])
+    assert list(result.weights.values()) == pytest.approx([0.185185, 0.259259, 0.185185, 0.185185, 0.185185], abs=1e-6)
+
+
+@given(st.lists(st.floats(0, 10), min_size=3, max_size=3), st.integers(1, 3))
+def test_sfat_with_ratio_one_is_fedavg(losses, top):
+    even = combine(build_aggregator("sfat", ratio=1.0, top=top), VECTORS, EXAMPLES, losses=losses)
+    mean = combine(build_aggregator("fedavg", weights="uniform"), VECTORS, EXAMPLES)
+    assert torch.allclose(even.state["w"], mean.state["w"], atol=1e-7)
+
+
+# --- FedProx ----------------------------------------------------------------------------------------------------------
+
+
+class Vector(nn.Module):
+    """A model of one parameter and nothing else; its logits are the parameter for every image."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(values))
+
+    def forward(self, x):
+        return self.w.expand(len(x), -1)
+
+
+def blank(count: int) -> ImageData:
+    return ImageData(torch.zeros(count, 1, 1, 1), torch.zeros(count, dtype=torch.int64))
+
+
+def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
+    model = Vector(0.5, 1.0)
+    active = build_aggregator("fedprox", mu=0.01).correction().begin(local_task(model))
+    with torch.no_grad():
+        model.w.copy_(torch.tensor([1.0, 2.0]))
+    model.w.grad = torch.tensor([1.0, 1.0])
+    active.after_backward(model)
+    assert model.w.grad.tolist() == pytest.approx([1.005, 1.01], abs=1e-7)
+    model.w.grad = None  # a parameter that the loss does not reach is pulled back all the same
+    active.after_backward(model)
+    assert model.w.grad.tolist() == pytest.approx([0.005, 0.01], abs=1e-7)
+
+
+def test_fedprox_keeps_clients_near_the_global_model():
+    distances = []
+    for mu in (0.0, 1.0, 5.0):
+        correction = build_aggregator("fedprox", mu=mu).correction()
+        settings = dataclasses.replace(SETTINGS, epochs=8, momentum=0.0)
+        update = train(build_method("fedpgd"), local_task(correction=correction, settings=settings))
+        start = TinyNet().state_dict()
+        distances.append(sum((update.state[name] - start[name]).square().sum().item() for name in start))
+    assert distances == sorted(distances, reverse=True)
+    assert distances[2] < 0.2 * distances[0]
+
+
+# --- SCAFFOLD: the toy of docs/methods.md -----------------------------------------------------------------------------
+
+
+def quadratic(client, model):
+    """g1(w) = w, g2(w) = 2 (w - 3)."""
+    return model.w.square().sum() / 2 if client == 0 else (model.w - 3).square().sum()
+
+
+def toy(momentum=0.0, **options):
+    settings = TrainSettings(
+        epochs=1, batch_size=1, learning_rate=0.1, momentum=momentum, weight_decay=0.0, num_rounds=9
+    )
+    return ToyFederation(
+        GivenLoss(quadratic),
+        build_aggregator("scaffold", **options),
+        Vector(1.0),
+        settings,
+        {0: blank(2), 1: blank(2)},  # two steps each
+    )
+
+
+def numbers(federation):
+    """y_1, y_2, x, c, c_1, c_2 after a round."""
+    return [
+        *(update.state["w"].item() for update in federation.updates.values()),
+        federation.state["w"].item(),
+        federation.server_state["scaffold/c/w"].item(),
+        *(kept["scaffold/c/w"].item() for kept in federation.kept.values()),
+    ]
+
+
+def test_scaffold_option_two():
+    federation = toy(variant="II")
+    federation.play()
+    assert numbers(federation) == pytest.approx([0.81, 1.72, 1.265, -1.325, 0.95, -3.6], abs=1e-5)
+    federation.play()
+    assert numbers(federation) == pytest.approx([1.4569, 1.4801, 1.4685, -1.0175, 1.3155, -3.3505], abs=1e-5)
+    federation.play()
+    assert federation.state["w"].item() == pytest.approx(1.6163275, abs=1e-5)
+
+
+def test_scaffold_option_one():
+    federation = toy(variant="I")
+    federation.play()
+    assert numbers(federation) == pytest.approx([0.81, 1.72, 1.265, -1.5, 1.0, -4.0], abs=1e-5)
+    federation.play()
+    assert numbers(federation)[2:] == pytest.approx([1.469625, -1.1025, 1.265, -3.47], abs=1e-5)
+
+
+@pytest.mark.parametrize(("pairing", "variates"), [("after_step", (1.4, -5.4)), ("gradient", (0.965517, -3.724138))])
+def test_scaffold_with_momentum(pairing, variates):
+    federation = toy(momentum=0.9, pairing=pairing)
+    federation.play()
+    assert numbers(federation)[:3] == pytest.approx([0.72, 2.08, 1.4], abs=1e-5)
+    assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
+
+
+def rest_of(aggregator, momentum, rounds=80, **options):
+    """Where the toy comes to rest; (w^2 / 2 + (w - 3)^2) is least at 2."""
+    federation = toy(momentum=momentum)
+    federation.aggregator = build_aggregator(aggregator, **options)
+    for _ in range(rounds):
+        federation.play()
+    return federation.state["w"].item()
+
+
+@pytest.mark.parametrize(("pairing", "momentum"), [("after_step", 0.0), ("gradient", 0.0), ("gradient", 0.9)])
+def test_scaffold_finds_the_optimum_of_the_sum_where_clients_disagree(pairing, momentum):
+    assert rest_of("scaffold", momentum, pairing=pairing) == pytest.approx(2.0, abs=1e-4)
+    assert abs(rest_of("fedavg", momentum) - 2.0) > 0.02
+
+
+def test_scaffold_after_the_step_with_momentum_halves_the_drift():
+    # The correction is the same in every step while momentum makes steps grow: over a round the two cancel, but not in
+    # each step, so a bias stays.
+    bias, drift = (abs(rest_of(name, 0.9) - 2.0) for name in ("scaffold", "fedavg"))
+    assert bias == pytest.approx(0.01176, abs=1e-4)
+    assert drift == pytest.approx(0.02439, abs=1e-4)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    variant=st.sampled_from(["I", "II"]),
+    pairing=st.sampled_from(["after_step", "gradient"]),
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=3),
+)
+def test_scaffold_keeps_c_the_mean_of_the_clients_variates(seed, variant, pairing, sizes):
+    data = {client: tiny_data(seed + client, count=size) for client, size in enumerate(sizes)}
+    federation = ToyFederation(
+        build_method("fedpgd"),
+        build_aggregator("scaffold", variant=variant, pairing=pairing),
+        TinyNet(seed),
+        dataclasses.replace(SETTINGS, learning_rate=0.01),
+        data,
+    )
+    start = federation.state
+    for round in range(3):
+        federation.play()
+        for name in start:
+            kept = torch.stack([state[f"scaffold/c/{name}"] for state in federation.kept.values()])
+            c = federation.server_state[f"scaffold/c/{name}"]
+            assert torch.allclose(c, kept.mean(dim=0), atol=1e-4 * max(1.0, float(kept.abs().max())))
+        if round == 0:  # all variates were zero: the round was FedAvg's
+            mean = {name: sum(u.state[name] for u in federation.updates.values()) / len(sizes) for name in start}
+            assert all(torch.allclose(federation.state[name], mean[name], atol=1e-5) for name in start)
+
+
+def test_scaffold_with_some_clients_divides_by_all():
+    federation = toy()
+    federation.data.pop(1)
+    federation.aggregator = build_aggregator("scaffold")
+    federation.play()
+    update = federation.updates[0]
+    task = AggregationTask({"w": torch.tensor([1.0])}, {0: update}, {}, ["w"], num_clients=4, round=1)
+    result = federation.aggregator.combine(task)
+    assert result.server_state["scaffold/c/w"].item() == pytest.approx(0.95 / 4, abs=1e-6)
+
+
+def test_scaffold_moves_with_its_own_step():
+    update = LocalUpdate({"w": torch.tensor([3.0])}, 1, extras={"scaffold/change/w": torch.zeros(1)})
+    task = AggregationTask({"w": torch.tensor([1.0])}, {0: update}, {}, ["w"], num_clients=1, round=1)
+    assert build_aggregator("scaffold", server_lr=0.25).combine(task).state["w"].item() == pytest.approx(1.5)
+
+
+def test_scaffold_averages_buffers_plainly_and_gives_them_no_variate():
+    class WithBuffer(Vector):
+        def __init__(self):
+            super().__init__(1.0)
+            self.register_buffer("seen", torch.tensor(0.0))
+
+    def loss(client, model):
+        model.seen += 1 + client
+        return quadratic(client, model)
+
+    federation = toy()
+    federation.method, federation.model = GivenLoss(loss), WithBuffer()
+    federation.state = dict(WithBuffer().state_dict())
+    for total in (3.0, 6.0):  # two steps of 1 and of 2 a round: the mean rises by 3
+        federation.play()
+        assert federation.state["seen"].item() == pytest.approx(total)
+    assert sorted(federation.broadcast) == ["scaffold/c/w"]
+
+
+def test_option_one_leaves_the_training_that_follows_as_it_was():
+    """The extra pass has streams of its own and puts statistics back."""
+    method = build_method("fedrbn")
+    states = []
+    for variant in ("I", "II"):
+        correction = build_aggregator("scaffold", variant=variant).correction()
+        states.append(train(method, local_task(correction=correction)).state)
+    assert same_bits(*states)
+
+
+def test_scaffold_says_whose_variate_is_missing():
+    update = LocalUpdate({"w": torch.tensor([3.0])}, 1)
+    task = AggregationTask({"w": torch.tensor([1.0])}, {7: update}, {}, ["w"], num_clients=1, round=1)
+    with pytest.raises(UpdateError) as error:
+        build_aggregator("scaffold").combine(task)
+    assert str(error.value) == "client 7: SCAFFOLD's 'scaffold/change/w' is missing from its update"
+
+
+def test_option_one_needs_a_trainer_that_gives_the_whole_gradient():
+    active = build_aggregator("scaffold", variant="I").correction().begin(local_task(Vector(1.0)))
+    with pytest.raises(UpdateError) as error:
+        active.finish(Vector(1.0))
+    assert str(error.value) == (
+        "SCAFFOLD with variant I needs the gradient of the whole local loss, which this local trainer does not give; "
+        "use variant II, or train through trainers.loop.train_locally."
+    )
+
+
+# --- server optimisers ------------------------------------------------------------------------------------------------
+
+
+def two_rounds(name, **options):
+    """Two server steps on one number; each round the clients' weighted mean stands 0.5, then -0.2, from the model."""
+    aggregator = build_aggregator(name, weights="uniform", server_lr=0.1, tau=0.01, **options)
+    w, memory, seen = 1.0, {}, []
+    for round, move in enumerate((0.5, -0.2), start=1):
+        vectors = [(w + move - 0.3,), (w + move + 0.3,)]
+        result = combine(aggregator, vectors, [1, 9], start=(w,), server_state=memory, round=round)
+        w, memory = result.state["w"].item(), result.server_state
+        seen.append(w)
+    return seen
+
+
+def by_hand(name, b1=0.9, b2=0.99):
+    w, m, v, seen = 1.0, 0.0, 0.0, []
+    for step, d in enumerate((0.5, -0.2), start=1):
+        if name == "fedadagrad":
+            v += d * d
+            w += 0.1 * d / (math.sqrt(v) + 0.01)
+        else:
+            m = b1 * m + (1 - b1) * d
+            sign = math.copysign(1, v - d * d)
+            v = v - (1 - b2) * d * d * sign if name == "fedyogi" else b2 * v + (1 - b2) * d * d
+            w += 0.1 * (m / (1 - b1**step)) / (math.sqrt(v / (1 - b2**step)) + 0.01)
+        seen.append(w)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
+def test_server_optimisers(name):
+    assert two_rounds(name) == pytest.approx(by_hand(name), abs=1e-6)
+
+
+def test_server_optimisers_other_constants():
+    assert two_rounds("fedyogi", beta1=0.0, beta2=0.5) == pytest.approx(by_hand("fedyogi", 0.0, 0.5), abs=1e-6)
+    assert two_rounds("fedadam", beta1=0.0, beta2=0.5) == pytest.approx(by_hand("fedadam", 0.0, 0.5), abs=1e-6)
+
+
+def test_server_optimisers_average_buffers():
+    updates = {
+        client: LocalUpdate({"w": torch.tensor([value]), "n": torch.tensor(count)}, 1)
+        for client, (value, count) in enumerate([(1.0, 4), (3.0, 8)])
+    }
+    state = {"w": torch.tensor([1.0]), "n": torch.tensor(0)}
+    result = build_aggregator("fedadam").combine(AggregationTask(state, updates, {}, ["w"], 2, 1))
+    assert result.state["n"].item() == 6
+    assert result.state["n"].dtype == torch.int64
+    assert state["w"].item() == 1.0

@@ -1,0 +1,350 @@
+"""FedRBN: the dual layers, the two roles, what is personal, and how noise statistics propagate."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from calfat_plugin.errors import ModelError
+from calfat_plugin.models.dual_norm import DualNorm, dual_norms, using_branch, with_dual_norms
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.trainers import loop
+from calfat_plugin.trainers.loop import train_locally
+from tests.methods.helpers import (
+    SETTINGS,
+    Federation,
+    TinyNet,
+    build_method,
+    experiment,
+    local_task,
+    same_bits,
+    tiny_data,
+)
+
+AT_THEN_ST = "at st st"
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3, eps=1e-3, momentum=0.3), nn.ReLU(), nn.Flatten())
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_normalises_as_the_layer_it_replaces():
+    plain, dual = normed(), normed()
+    dual.load_state_dict(plain.state_dict())
+    with_dual_norms(dual)
+    with torch.no_grad():
+        for layer in (plain[1], dual[1]):
+            layer.weight.copy_(torch.tensor([0.5, 2.0, -1.0]))
+            layer.bias.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    x = tiny_data().x
+    for _ in range(2):
+        assert torch.allclose(dual(x), plain(x), atol=1e-6)
+    assert torch.allclose(dual[1].noise.running_mean, plain[1].running_mean)
+    assert torch.allclose(dual[1].noise.running_var, plain[1].running_var)
+    assert dual[1].noise.num_batches_tracked == plain[1].num_batches_tracked == 2
+    assert torch.allclose(dual.eval()(x), plain.eval()(x), atol=1e-6)
+
+
+def test_branches_keep_apart_and_frozen_ones_stay():
+    model = with_dual_norms(normed())
+    layer, x = model[1], tiny_data().x
+    start = copy.deepcopy(layer.noise.state_dict())
+    with using_branch(model, "clean"):
+        model(x)
+    assert layer.clean.num_batches_tracked == 1
+    assert same_bits(layer.noise.state_dict(), start)
+    with using_branch(model, "noise", frozen=True):
+        frozen = model(x)
+    assert same_bits(layer.noise.state_dict(), start)
+    assert torch.allclose(frozen, model.eval()(x))
+    assert layer.noise.training is False  # .eval() above reached it: the switch put the mode back to training before
+    assert layer.branch == "noise"
+
+
+def test_a_model_without_normalisation_gets_one_after_each_convolution():
+    model = TinyNet()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with_dual_norms(model)
+    assert list(dual_norms(model)) == ["body.0.norm"]
+    assert torch.equal(model.state_dict()["body.0.conv.weight"], before["body.0.weight"])
+    norm = model.body[0].norm
+    assert norm.weight.tolist() == [1.0] * 3
+    assert norm.bias.tolist() == [0.0] * 3
+
+
+def test_a_model_with_normalisation_gets_no_further_ones():
+    assert list(dual_norms(with_dual_norms(normed()))) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+            "model Sequential: FedRBN needs batch normalisation, or 2-d convolutions to put it after; there is "
+            "neither.",
+        ),
+        (
+            nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
+            "FedRBN needs batch normalisation that tracks running statistics with a constant momentum.",
+        ),
+        (
+            nn.Sequential(nn.BatchNorm2d(3, momentum=None)),
+            "FedRBN needs batch normalisation that tracks running statistics with a constant momentum.",
+        ),
+    ],
+)
+def test_models_that_cannot_be_made_dual(model, text):
+    with pytest.raises(ModelError) as error:
+        with_dual_norms(model)
+    assert str(error.value) == text
+
+
+# --- roles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "chosen"),
+    [
+        (1.0, 5, [0, 1, 2, 3, 4]),
+        (0.2, 5, [4]),
+        (0.4, 5, [2, 4]),
+        (0.5, 4, [1, 3]),
+        (0.29, 100, 29),
+        (0.07, 100, 7),
+    ],
+)
+def test_roles_by_fraction_are_spread_evenly(fraction, clients, chosen):
+    options = build_method("fedrbn", at_fraction=fraction).options
+    adversarial = [client for client in range(clients) if options.trains_adversarially(client)]
+    assert (adversarial if isinstance(chosen, list) else len(adversarial)) == chosen
+
+
+# --- one client's step ------------------------------------------------------------------------------------------------
+
+
+def fitted(client=0, round=20, *, model=None, **options):
+    method = build_method("fedrbn", **{"roles": AT_THEN_ST, **options})
+    model = method.adapt_model(TinyNet()) if model is None else model
+    task = local_task(
+        model, tiny_data(count=4), client=client, round=round, personal=method.personal_names(model), settings=SETTINGS
+    )
+    return method, task, method.fit(task)
+
+
+def test_an_at_client_fills_both_branches_and_an_st_client_only_the_clean_one():
+    fresh = build_method("fedrbn").adapt_model(TinyNet()).state_dict()
+    for client, fills in ((0, True), (1, False)):
+        _, _, update = fitted(client)
+        moved = {name: not torch.equal(update.state[name], fresh[name]) for name in fresh if "running" in name}
+        assert moved["body.0.norm.clean.running_mean"]
+        assert moved["body.0.norm.noise.running_mean"] is fills
+
+
+def test_an_at_client_weighs_clean_and_adversarial_loss():
+    # One batch, plain SGD: the step is linear in the two gradients.
+    settings = dataclasses.replace(SETTINGS, momentum=0.0, weight_decay=0.0)
+
+    def step(lam):
+        method = build_method("fedrbn", lam=lam)
+        task = local_task(method.adapt_model(TinyNet()), tiny_data(count=4), settings=settings)
+        return method.fit(task).state["classifier.weight"]
+
+    assert torch.allclose(step(0.25), 0.75 * step(0.0) + 0.25 * step(1.0), atol=1e-6)
+    assert not torch.allclose(step(0.0), step(1.0), atol=1e-3)
+
+
+def test_the_attack_climbs_through_the_noise_branch():
+    method = build_method("fedrbn")
+    model = method.adapt_model(TinyNet())
+    with torch.no_grad():  # through this branch every image looks alike, so its attack has nowhere to climb
+        model.body[0].norm.noise.running_var.fill_(1e12)
+    seen = []
+
+    class Watched(type(method)):
+        def train_loss(self, batch):
+            seen.append((batch.x_adv - batch.x_nat).abs().max().item())
+            return super().train_loss(batch)
+
+    watched = Watched(method.options, method.modifier)
+    watched.start = lambda x, task, generator: x.clone()
+    model.body[0].norm.weight.data.fill_(0.0)
+    watched.fit(local_task(model, tiny_data(count=4)))
+    assert seen == [0.0]
+
+
+def gradient_steps(pnc, round, *, warmup=10, scale=1.0):
+    """The st client's plain SGD step of one batch, as a gradient, and the gradients that it should be made of."""
+    settings = dataclasses.replace(SETTINGS, momentum=0.0, weight_decay=0.0)
+    method = build_method("fedrbn", roles=AT_THEN_ST, pnc=pnc, pnc_warmup=warmup)
+    model = method.adapt_model(TinyNet())
+    with torch.no_grad():
+        model.body[0].norm.noise.running_var.fill_(1 / scale**2)
+        model.body[0].norm.noise.running_mean.fill_(0.2)
+    data = tiny_data(count=4)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def gradients(branch, frozen):
+        twin = copy.deepcopy(model).train()
+        with using_branch(twin, branch, frozen=frozen):
+            nn.functional.cross_entropy(twin(data.x), data.y).backward()
+        return {name: parameter.grad for name, parameter in twin.named_parameters()}
+
+    clean, noise = gradients("clean", False), gradients("noise", True)
+    update = method.fit(local_task(model, data, client=1, round=round, settings=settings))
+    made = {name: (start[name] - update.state[name]) / settings.learning_rate for name in start}
+    return made, clean, noise
+
+
+def test_st_clients_step_with_pnc():
+    made, clean, noise = gradient_steps(0.3, 11)
+    assert sum(gradient.square().sum() for gradient in noise.values()) * 0.3**2 < 100  # not clipped
+    assert all(torch.allclose(made[name], 0.7 * clean[name] + 0.3 * noise[name], atol=1e-5) for name in made)
+
+
+def test_pnc_waits_for_its_warm_up():
+    made, clean, _ = gradient_steps(0.3, 10)
+    assert all(torch.allclose(made[name], clean[name], atol=1e-5) for name in made)
+
+
+def test_the_gradient_through_the_noise_branch_is_clipped():
+    made, clean, noise = gradient_steps(0.5, 11, scale=300.0)
+    norm = 0.5 * torch.stack([gradient.square().sum() for gradient in noise.values()]).sum().sqrt()
+    assert norm > 20
+    factor = 0.5 * 10 / norm
+    for name in made:
+        assert torch.allclose(made[name], 0.5 * clean[name] + factor * noise[name], atol=2e-3, rtol=1e-3)
+
+
+# --- propagation ------------------------------------------------------------------------------------------------------
+
+
+def update_with(clean, noise, noise_var=1.0):
+    """An update of one dual layer with two channels."""
+    state = {"w": torch.zeros(1)}
+    for branch, mean, var in (("clean", clean, (1.0, 1.0)), ("noise", noise, (noise_var, noise_var))):
+        state[f"n.{branch}.running_mean"] = torch.tensor(mean)
+        state[f"n.{branch}.running_var"] = torch.tensor(var)
+    return LocalUpdate(state, 1)
+
+
+NAMES = sorted(name for name in update_with((0.0, 0.0), (0.0, 0.0)).state if name.startswith("n."))
+
+
+def lent(method, own, sources):
+    return method._lent(own.state, [source.state for source in sources])
+
+
+def test_one_at_client_is_copied_bit_for_bit():
+    method = build_method("fedrbn", roles=AT_THEN_ST)
+    source = update_with((0.1, 0.7), (0.123456789, -3.3), noise_var=0.777)
+    given = lent(method, update_with((1.0, 0.0), (9.0, 9.0)), [source])
+    assert sorted(given) == ["n.noise.running_mean", "n.noise.running_var"]
+    assert all(torch.equal(given[name], source.state[name]) for name in given)
+
+
+def test_like_clients_lend_more():
+    method = build_method("fedrbn")
+    own = update_with((1.0, 0.0), (0.0, 0.0))
+    near = update_with((1.0, 0.0), (1.0, 1.0))  # cosines (1, 1)
+    far = update_with((0.94, 0.341174), (0.0, 0.0))  # cosines (.94, 1): their mean is .97, as of (.98, .96)
+    assert lent(method, own, [near, far])["n.noise.running_mean"].tolist() == pytest.approx(
+        [0.952574, 0.952574], abs=1e-4
+    )
+    equal = build_method("fedrbn", similarity="equal")
+    assert lent(equal, own, [near, far])["n.noise.running_mean"].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_debias_moves_borrowed_statistics_along_the_clean_difference():
+    method = build_method("fedrbn", debias=0.5)
+    own, source = update_with((3.0, 1.0), (0.0, 0.0)), update_with((1.0, 1.0), (5.0, 5.0))
+    assert lent(method, own, [source])["n.noise.running_mean"].tolist() == pytest.approx([6.0, 5.0])
+
+
+def test_the_server_sends_along_what_st_clients_need():
+    method = build_method("fedrbn", roles=AT_THEN_ST)
+    updates = {client: update_with((1.0, 0.0), (float(client), 2.0)) for client in range(3)}
+    sent = method.broadcast(updates)
+    assert sorted(sent) == [f"fedrbn/at/0/{name}" for name in NAMES]
+    assert build_method("fedrbn").broadcast(updates) == {}  # all train adversarially: nobody borrows
+
+
+def test_the_evaluated_model_is_the_uniform_mean_after_lending():
+    method = build_method("fedrbn", roles=AT_THEN_ST)
+    updates = {
+        0: update_with((1.0, 0.0), (4.0, 2.0)),
+        1: update_with((1.0, 0.0), (100.0, 100.0)),  # an st client's own noise statistics are stale
+        2: dataclasses.replace(update_with((1.0, 3.0), (50.0, 50.0)), num_examples=99),
+    }
+    mean = method.evaluated_personal(updates, NAMES)
+    assert mean["n.noise.running_mean"].tolist() == pytest.approx([4.0, 2.0])
+    assert mean["n.clean.running_mean"].tolist() == pytest.approx([1.0, 1.0])
+
+
+# --- in a federation --------------------------------------------------------------------------------------------------
+
+ROLES = {"name": "fedrbn", "roles": AT_THEN_ST, "pnc_warmup": 1}
+
+
+def test_personal_tensors_stay_with_their_client():
+    federation = Federation(experiment(ROLES))
+    federation.play()
+    personal = [name for name in federation.server.state if ".norm." in name]
+    states = federation.worker.client_states
+    for client, kept in states.items():
+        assert sorted(kept) == sorted(f"personal/{name}" for name in personal), client
+    first = "body.0.norm.clean.running_mean"
+    assert first in personal
+    assert not torch.equal(states[0][f"personal/{first}"], states[1][f"personal/{first}"])
+    mean = sum(states[client][f"personal/{first}"] for client in range(3)) / 3
+    assert torch.allclose(federation.server.state[first], mean)
+
+
+def test_a_round_starts_from_the_clients_own_tensors_and_the_borrowed_statistics(monkeypatch):
+    federation = Federation(experiment(ROLES, train_args__comm_round=3))
+    federation.play()
+    downlink, worker = federation.server.downlink(), federation.worker
+    before = dict(worker.client_states)
+    started = {}
+
+    def watched(method, task):
+        started[task.client] = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+        return train_locally(method, task)
+
+    monkeypatch.setattr(loop, "train_locally", watched)
+    for client in (0, 1):
+        worker.fit(client, 2, downlink)
+        for name, found in started[client].items():
+            if ".noise.running" in name:  # one at client, so a copy of its statistics; its own are its own
+                assert torch.equal(found, before[0][f"personal/{name}"])
+            elif ".norm." in name:
+                assert torch.equal(found, before[client][f"personal/{name}"])
+            else:
+                assert torch.equal(found, downlink[name])
+
+
+def test_aggregators_leave_personal_tensors_alone():
+    for aggregator in ("scaffold", "fedprox", "fedadam"):
+        federation = Federation(experiment(ROLES, aggregator))
+        federation.play()
+        federation.play()
+        extras = [*federation.server.server_state, *federation.server.broadcast]
+        assert not any(".norm." in name for name in extras if not name.startswith("fedrbn/"))
+        kept = federation.worker.client_states[1]
+        assert not any(".norm." in name for name in kept if not name.startswith("personal/"))
+    task = local_task(personal=frozenset({"classifier.bias"}))
+    assert "classifier.bias" not in task.shared_parameters()
+    assert "classifier.weight" in task.shared_parameters()
+
+
+def test_evaluation_goes_through_the_noise_branch():
+    federation = Federation(experiment(ROLES))
+    assert all(norm.branch == "noise" for norm in dual_norms(federation.server._model).values())
+    assert isinstance(next(iter(dual_norms(federation.server._model).values())), DualNorm)

@@ -1,0 +1,135 @@
+"""Every cell of the grid (method x modifier x aggregator) runs, and what keeps state resumes bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from calfat_plugin import entries
+from calfat_plugin.experiment import defined_modifiers
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from tests.methods.helpers import Federation, experiment, registry, same_bits
+
+METHODS = [method for method, _ in registry().offers(entries.TrainerEntry)]
+AGGREGATORS = [aggregator for aggregator, _ in registry().offers(entries.AggregatorEntry)]
+PAIRS = [
+    pytest.param(method, loss, id=f"{method.name}-{loss or 'own'}")
+    for method in METHODS
+    for loss in (defined_modifiers(registry(), method) or (None,))
+]
+
+
+@pytest.mark.parametrize(("method", "loss"), PAIRS)
+def test_every_aggregator_runs_two_rounds(method, loss):
+    trainer = {"name": method.name} if loss is None else {"name": method.name, "loss": loss}
+    ran = []
+    for aggregator in AGGREGATORS:
+        if aggregator.name in method.conflicts or method.name in aggregator.conflicts:
+            continue
+        federation = Federation(experiment(trainer, aggregator.name))
+        before = federation.server.state
+        for _ in range(2):
+            record = federation.play()
+            assert record.refused == {}
+            assert all(map(math.isfinite, record.losses.values()))
+            assert record.heterogeneity > 0
+        after = federation.server.state
+        assert all(tensor.isfinite().all() for tensor in after.values())
+        assert any(not torch.equal(before[name], after[name]) for name in before)
+        ran.append(aggregator.name)
+    assert len(ran) >= len(AGGREGATORS) - 1
+
+
+def test_the_grid_is_the_one_of_the_paper_and_more():
+    assert {method.name for method in METHODS} >= {
+        "calfat", "fedavg", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat",
+    }  # fmt: skip
+    column = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
+    by_name = {method.name: defined_modifiers(registry(), method) for method in METHODS}
+    assert all(by_name[base] == column for base in ("mixfat", "fedpgd", "fedtrades", "fedmart"))
+    assert by_name["calfat"] == ()
+    assert by_name["fedgairat"] == by_name["fedrbn"] == ("plain",)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "aggregator"),
+    [
+        ("fedpgd", "scaffold"),
+        ("fedpgd", {"name": "scaffold", "variant": "I", "pairing": "gradient"}),
+        ({"name": "fedrbn", "roles": "at st at", "pnc_warmup": 1}, "fedavg"),
+        ({"name": "fedrbn", "roles": "st at st", "pnc_warmup": 1}, "scaffold"),
+        ("calfat", "fedadam"),
+        ("calfat", "fedyogi"),
+        ("calfat", "fedadagrad"),
+        ({"name": "mixfat", "sampling": "fixed"}, "sfat"),
+    ],
+)
+def test_a_resumed_run_is_bit_identical(trainer, aggregator, tmp_path):
+    settings = experiment(trainer, aggregator, train_args__comm_round=4)
+    whole = Federation(settings)
+    for _ in range(2):
+        whole.play()
+    save_checkpoint(tmp_path / "last.safetensors", whole.snapshot(), {})
+    snapshot, _ = load_checkpoint(tmp_path / "last.safetensors")
+    resumed = Federation(settings, snapshot)
+    for _ in range(2):
+        records = whole.play(), resumed.play()
+        assert records[0].losses == records[1].losses
+    first, second = whole.snapshot(), resumed.snapshot()
+    assert first.round == second.round == 4
+    assert same_bits(first.global_state, second.global_state)
+    assert same_bits(first.server_state, second.server_state)
+    assert same_bits(first.broadcast, second.broadcast)
+    assert all(same_bits(first.client_states[client], second.client_states[client]) for client in range(3))
+
+
+def test_state_of_clients_that_sit_out_a_round_stays_theirs():
+    settings = experiment(
+        "fedpgd",
+        "scaffold",
+        common_args__random_seed=1,
+        train_args__client_num_per_round=1,
+        train_args__comm_round=6,
+    )
+    federation = Federation(settings)
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+    for _ in range(6):
+        (client,) = federation.play().clients
+        states = federation.worker.client_states
+        for other, state in kept.items():
+            assert other == client or same_bits(states[other], state)
+        kept[client] = dict(states[client])
+    assert len(kept) > 1
+
+
+@pytest.mark.parametrize(
+    ("trainer", "aggregator"),
+    [
+        ({"name": "fedrbn", "roles": "at st st", "pnc_warmup": 1}, "scaffold"),
+        ({"name": "fedtrades", "loss": "robal"}, "fedyogi"),
+    ],
+)
+def test_the_host_gives_the_same_bits(trainer, aggregator):
+    from calfat_plugin.host.simulation import simulate
+    from calfat_plugin.interfaces import RunObserver
+    from tests.methods.helpers import CPU, small_digits
+
+    settings = experiment(trainer, aggregator)
+    direct = Federation(settings)
+    shards = direct.worker.shards
+    for _ in range(2):
+        direct.play()
+    snapshots = []
+    simulate(
+        settings,
+        small_digits(),
+        shards,
+        CPU,
+        observer=RunObserver(),
+        on_round=lambda record, snapshot: snapshots.append(snapshot),
+    )
+    assert snapshots[-1].round == 2
+    assert same_bits(snapshots[-1].global_state, direct.server.state)
+    assert all(same_bits(snapshots[-1].client_states[c], direct.worker.client_states[c]) for c in range(3))

@@ -1,0 +1,226 @@
+"""Properties that hold of whole local trainings: real batches, real attacks, real optimiser steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calfat_plugin import entries
+from calfat_plugin.experiment import defined_modifiers
+from calfat_plugin.interfaces import TrainSettings
+from calfat_plugin.threat import ThreatModel
+from tests.methods.helpers import (
+    SETTINGS,
+    TinyNet,
+    build_aggregator,
+    build_method,
+    local_task,
+    registry,
+    same_bits,
+    tiny_data,
+    train,
+)
+
+few = settings(max_examples=12, deadline=None)
+
+
+@st.composite
+def tasks(draw):
+    """A client's round: its data, batch size, epochs, momentum and seed."""
+    seed = draw(st.integers(0, 2**31))
+    return local_task(
+        TinyNet(seed),
+        tiny_data(seed, count=draw(st.integers(1, 9))),
+        settings=TrainSettings(
+            epochs=draw(st.integers(1, 2)),
+            batch_size=draw(st.integers(1, 5)),
+            learning_rate=0.1,
+            momentum=draw(st.sampled_from([0.0, 0.9])),
+            weight_decay=draw(st.sampled_from([0.0, 1e-2])),
+            num_rounds=10,
+        ),
+        seed=seed,
+        round=draw(st.integers(1, 100)),
+        client=draw(st.integers(0, 9)),
+    )
+
+
+def assert_same_training(first, second, task):
+    """Bit for bit, each on its own copy of the task's model."""
+    model = task.model
+    updates = []
+    for method, correction in (first, second):
+        copy = TinyNet()
+        copy.load_state_dict(model.state_dict())
+        updates.append(train(method, dataclasses.replace(task, model=copy, correction=correction)))
+    assert same_bits(updates[0].state, updates[1].state)
+    assert updates[0].metrics == updates[1].metrics
+
+
+def alone(method):
+    return method, build_aggregator("fedavg").correction()
+
+
+@few
+@given(tasks())
+@pytest.mark.parametrize(
+    ("name", "options", "limit"),
+    [
+        ("mixfat", {"ratio": 1.0}, "fedpgd"),
+        ("mixfat", {"ratio": 1.0, "sampling": "fixed"}, "fedpgd"),
+        ("mixfat", {"ratio": 0.0}, "fedavg"),
+        ("mixfat", {"ratio": 0.0, "sampling": "fixed"}, "fedavg"),
+        ("fedgairat", {"lam": math.inf, "start_round": 1}, "fedpgd"),
+        ("fedgairat", {"start_round": 101}, "fedpgd"),
+        ("fedtrades", {"beta": 0.0}, "fedavg"),
+        ("fedrbn", {"roles": "at " * 10, "lam": 0.0}, "fedrbn-clean"),
+    ],
+)
+def test_a_method_at_its_limit_is_another_method(name, options, limit, task):
+    if limit == "fedrbn-clean":  # no weight on the adversarial loss: shared weights train as an st client's
+        standard = build_method("fedrbn", roles="st " * 10 + "at", pnc=0.0)
+        copies = [TinyNet() for _ in range(2)]
+        for copy in copies:
+            copy.load_state_dict(task.model.state_dict())
+        first = train(build_method(name, **options), dataclasses.replace(task, model=copies[0]))
+        second = train(standard, dataclasses.replace(task, model=copies[1]))
+        names = [key for key in first.state if ".noise." not in key]
+        assert all(torch.allclose(first.state[key], second.state[key], atol=1e-6) for key in names)
+        return
+    assert_same_training(alone(build_method(name, **options)), alone(build_method(limit)), task)
+
+
+@few
+@given(tasks())
+@pytest.mark.parametrize("loss", ["plain", "calibrated"])
+def test_calfat_without_attack_is_calibrated_standard_training(loss, task):
+    calfat = build_method("calfat", adv_ratio=0.0, outer="plain" if loss == "plain" else "calibrated")
+    assert_same_training(alone(calfat), alone(build_method("fedavg", loss)), task)
+
+
+@few
+@given(tasks())
+def test_a_modifier_that_changes_nothing_leaves_the_training_as_it_is(task):
+    plain = alone(build_method("fedpgd"))
+    assert_same_training(alone(build_method("fedpgd", "logitadj", {"tau": 0.0})), plain, task)
+    assert_same_training(alone(build_method("fedpgd", "fedrs", {"alpha": 1.0})), plain, task)
+    assert_same_training(alone(build_method("fedpgd", "gear", {"delta": 0.0})), plain, task)
+    assert_same_training(alone(build_method("fedpgd", "fedlc", {"tau": 0.0})), plain, task)
+
+
+@few
+@given(tasks())
+@pytest.mark.parametrize(
+    ("aggregator", "options"),
+    [
+        ("fedprox", {"mu": 0.0}),
+        ("scaffold", {}),  # in its first round, where all variates are zero
+        ("scaffold", {"pairing": "gradient"}),
+        ("scaffold", {"variant": "I"}),
+        ("sfat", {}),
+        ("fedadam", {}),
+    ],
+)
+def test_a_correction_that_is_zero_leaves_the_local_training_as_it_is(aggregator, options, task):
+    method = build_method("fedpgd")
+    assert_same_training((method, build_aggregator(aggregator, **options).correction()), alone(method), task)
+
+
+def test_calibration_by_a_uniform_prior_trains_as_no_calibration():
+    task = local_task(class_counts=torch.full((4,), 7))
+    same = dataclasses.replace(task, model=TinyNet())
+    calibrated = train(build_method("fedpgd", "calibrated"), task)
+    plain = train(build_method("fedpgd"), same)
+    assert all(torch.allclose(calibrated.state[name], plain.state[name], atol=1e-5) for name in plain.state)
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+CELLS = [
+    (method.name, loss)
+    for method, _ in registry().offers(entries.TrainerEntry)
+    for loss in (defined_modifiers(registry(), method) or ("plain",))
+]
+threats = st.builds(
+    ThreatModel,
+    norm=st.sampled_from(["linf", "l2"]),
+    eps=st.sampled_from(["0.05", "0.3", "0"]),
+    step_size=st.sampled_from(["0.02", "0.5"]),
+    steps=st.integers(2, 3),
+)
+
+
+@settings(max_examples=4, deadline=None)
+@given(threats, st.integers(0, 2**31))
+@pytest.mark.parametrize(("name", "loss"), CELLS)
+def test_every_example_trained_on_is_inside_the_budget(name, loss, threat, seed):
+    method = build_method(name, loss)
+    seen = []
+
+    class Watched(type(method)):
+        def train_loss(self, batch):
+            threat.check(batch.x_adv, batch.x_nat, who=name)
+            seen.append(len(batch.y))
+            return super().train_loss(batch)
+
+    data = tiny_data(seed, count=6)
+    train(Watched(method.options, method.modifier), local_task(TinyNet(seed), data, threat=threat, seed=seed))
+    assert sum(seen) == len(data)
+
+
+@pytest.mark.parametrize(("name", "loss"), [cell for cell in CELLS if cell[0] != "fedavg"])
+def test_attacks_do_move_the_examples(name, loss):
+    method = build_method(name, loss)
+    moved = []
+
+    class Watched(type(method)):
+        def train_loss(self, batch):
+            moved.append((batch.x_adv - batch.x_nat).abs().flatten(1).amax(dim=1))
+            return super().train_loss(batch)
+
+    train(Watched(method.options, method.modifier), local_task(data=tiny_data(count=8)))
+    reach = torch.cat(moved)
+    attacked = 4 if name == "mixfat" else 8  # two of each batch of four
+    assert int((reach > 0.05).sum()) == attacked
+    assert int((reach == 0).sum()) == 8 - attacked
+
+
+# --- which examples MixFAT attacks ------------------------------------------------------------------------------------
+
+
+def attacked_examples(sampling, ratio, rounds=(1, 2)):
+    """For each round, the set of positions in the data that were attacked, and the rows attacked in each batch."""
+    method = build_method("mixfat", ratio=ratio, sampling=sampling)
+    data = tiny_data(count=11)
+    found = []
+    for round in rounds:
+        where, per_batch = set(), []
+
+        class Watched(type(method)):
+            def train_loss(self, batch, where=where, per_batch=per_batch):
+                for x, attacked in zip(batch.x_nat, batch.attacked, strict=True):
+                    if attacked:
+                        where.add(next(i for i in range(len(data)) if torch.equal(data.x[i], x)))
+                per_batch.append(int(batch.attacked.sum()))
+                return super().train_loss(batch)
+
+        train(Watched(method.options, method.modifier), local_task(data=data, round=round, settings=SETTINGS))
+        found.append((where, per_batch))
+    return found
+
+
+def test_fixed_sampling_attacks_one_split_of_the_data_in_all_rounds():
+    (first, _), (second, _) = attacked_examples("fixed", 0.3)
+    assert first == second
+    assert len(first) == 3  # floor(0.3 * 11)
+
+
+def test_per_batch_sampling_attacks_a_share_of_every_batch():
+    (first, batches), (second, _) = attacked_examples("per_batch", 0.5)
+    assert batches == [2, 2, 1]  # floor(0.5 * 4), floor(0.5 * 4), floor(0.5 * 3)
+    assert first != second

@@ -1,0 +1,260 @@
+"""Bad recipes: each is refused by both doors with exit code 2 and a message that says where and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin import __version__, registry
+from calfat_plugin.errors import listed
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.runs.directory import RunDirectory
+from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python
+
+GOOD = """\
+common_args: {training_type: simulation, random_seed: 0}
+data_args: {dataset: digits, partition_method: dirichlet, partition_alpha: 0.1}
+model_args: {model: cnn_small}
+train_args:
+  client_num_in_total: 5
+  client_num_per_round: 5
+  comm_round: 40
+  epochs: 1
+  batch_size: 64
+  learning_rate: 0.05
+device_args: {using_gpu: false}
+comm_args: {backend: sp}
+calfat:
+  trainer: {name: calfat, preset: release}
+  aggregator: {name: fedavg, weights: uniform}
+  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  evaluators: [natural, pgd20]
+  monitor: {every: 1, evaluators: [natural]}
+"""
+SAID_OF_GOOD = (
+    "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0.\n"
+)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A block of refused.txt: an edit of the good recipe, or an argument, and what is said of it."""
+
+    name: str
+    message: str
+    old: str = ""
+    new: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        assert not self.old or GOOD.count(self.old) == 1, f"{self.name}: '{self.old}' does not stand there once"
+        return GOOD.replace(self.old, self.new, 1) if self.old else GOOD
+
+
+def blocks() -> Iterator[Bad]:
+    page = (Path(__file__).parent / "refused.txt").read_text()
+    for block in re.findall(r"^# (.*\n(?:[-+$>] .*\n?)+)", page, flags=re.MULTILINE):
+        name, *marked = block.splitlines()
+        lines = {mark: [line[2:] for line in marked if line[0] == mark] for mark in "-+$>"}
+        (message,) = lines[">"]
+        arguments = tuple(word for line in lines["$"] for word in line.split(" ", 1))
+        yield Bad(name, _with_known(message), "\n".join(lines["-"]), "\n".join(lines["+"]), arguments)
+
+
+def _with_known(message: str) -> str:
+    built_in = Registry.load(entry_points=False)
+    for kind in KINDS:
+        entries = [entry for entry, _ in built_in.offers(kind)]
+        names = [e.name if e.number_option is None else f"{e.name}<{e.number_option}>" for e in entries]
+        message = message.replace(f"<known {kind.kind}s>", f"Known: {listed(names)} (calfat-plugin {__version__}).")
+    return message
+
+
+BAD = list(blocks())
+
+JUNK: dict[str, tuple[str | bytes, str]] = {
+    "empty file": ("", "r.yaml: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml."),
+    "comments": ("# x\n", "r.yaml: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml."),
+    "null document": (
+        "---\n",
+        "r.yaml: found nothing (null) at the top, expected sections such as train_args: and calfat:.",
+    ),
+    "top-level list": (
+        "- calfat\n- fedavg\n",
+        "r.yaml: found ['calfat', 'fedavg'] (list) at the top, expected sections such as train_args: and calfat:.",
+    ),
+    "top-level text": (
+        "calfat\n",
+        "r.yaml: found 'calfat' (text) at the top, expected sections such as train_args: and calfat:.",
+    ),
+    "tab indentation": (
+        "calfat:\n\ttrainer: calfat\n",
+        r"r.yaml:2: not valid YAML: found character '\t' that cannot start any token.",
+    ),
+    "binary junk": (
+        b"calfat:\n\x89PNG\r\n\x1a\n",
+        "r.yaml:2: byte 8 is not UTF-8 text; expected a YAML recipe, not a binary file.",
+    ),
+    "another encoding": (
+        "calfat: {trainer: café}\n".encode("latin-1"),
+        "r.yaml:1: byte 21 is not UTF-8 text; expected a YAML recipe, not a binary file.",
+    ),
+    "zero byte": (b"calfat:\n  a: \0\n", "r.yaml:2: not valid YAML: special characters are not allowed."),
+    "huge file": ("a: 1\n" * 60_000, "r.yaml: 300000 bytes are too many for a recipe (256 kB at most)."),
+    "alias of itself": (
+        "calfat: &a {trainer: *a}\n",
+        "r.yaml:1: calfat: values are nested more than 20 deep.",
+    ),
+    "merge of itself": ("calfat: &a {<<: *a}\n", "r.yaml:1: calfat: values are nested more than 20 deep."),
+    "deep nesting": ("calfat: " + "[" * 2000, "r.yaml:1: values are nested more than 20 deep."),
+    "aliases of aliases": (
+        "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+        + "".join(f"{b}: &{b} [{','.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+        "r.yaml:5: e: there are more than 20000 values, aliases counted.",
+    ),
+    "merges of merges": (
+        "a: &a {x: 1}\n"
+        + "".join(
+            f"{b}: &{b} {{<<: [{','.join(['*' + a] * 10)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+        "r.yaml:5: e: there are more than 20000 values, aliases counted.",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No plugin that happens to be installed here may change what is known, and nothing is really run."""
+
+    def accepted(experiment: Experiment, path: Path | None) -> None:
+        raise AssertionError(f"accepted: {experiment.as_run()}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_entry_points", lambda: iter(()))
+    monkeypatch.setattr(RunDirectory, "create", accepted)
+    yield
+    assert not (tmp_path / "runs").exists(), "a refused recipe leaves no run directory behind"
+
+
+def refused(message: str) -> Ended:
+    return Ended(2, "", f"error: {message}\n")
+
+
+def test_there_are_as_many_as_were_promised() -> None:
+    assert len({bad.name for bad in BAD}) == len(BAD)
+    assert len(BAD) + len(JUNK) >= 80
+
+
+def test_the_recipe_that_the_others_are_made_from_is_good(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD)
+    assert calfat("check", "r.yaml") == Ended(0, SAID_OF_GOOD, "")
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+def test_a_bad_recipe_is_refused(bad: Bad, command: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(bad.recipe)
+    assert calfat(command, "r.yaml", *bad.arguments) == refused(bad.message)
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_junk_is_refused(name: str, tmp_path: Path) -> None:
+    content, message = JUNK[name]
+    (tmp_path / "r.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert calfat("check", "r.yaml") == refused(message)
+
+
+def test_a_long_override_is_cut_in_the_message(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD)
+    shown = "calfat.trainer=" + "[" * 102
+    assert calfat("check", "r.yaml", "--set", "calfat.trainer=" + "[" * 2000) == refused(
+        f"--set {shown}...: values are nested more than 20 deep."
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_missing_file_is_refused(command: str, tmp_path: Path) -> None:
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "calfat_digits.yaml").write_text(GOOD)
+    assert calfat(command, "recipes/calfat_digit.yaml") == refused(
+        "recipes/calfat_digit.yaml: no such file. Did you mean 'recipes/calfat_digits.yaml'?"
+    )
+    assert calfat(command, "elsewhere/calfat_digits.yaml") == refused("elsewhere/calfat_digits.yaml: no such file.")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    assert calfat("check", "recipes") == refused("recipes: this is a directory, expected a recipe file.")
+    (tmp_path / "recipes" / "mine.yml").write_text(GOOD)
+    assert calfat("check", "recipes") == refused(
+        "recipes: this is a directory, expected a recipe file. Did you mean recipes/mine.yml?"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(GOOD)
+    (tmp_path / "r.yaml").chmod(0)
+    assert calfat("check", "r.yaml") == refused("r.yaml: cannot be read (Permission denied).")
+
+
+@pytest.mark.parametrize(
+    "bad", [bad for bad in BAD if bad.name in ("misspelt method", "eps in the wrong unit")], ids=str
+)
+def test_as_a_process_of_its_own_it_imports_nothing_heavy(bad: Bad, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(bad.recipe)
+    ended = python(REPORTING + COMMAND, "run", "r.yaml", cwd=tmp_path)
+    assert ended == Ended(2, "", f"error: {bad.message}\nimported:\n")
+
+
+@pytest.mark.parametrize("name", ["binary junk", "deep nesting", "tab indentation"])
+def test_junk_in_a_process_of_its_own_imports_nothing_heavy(name: str, tmp_path: Path) -> None:
+    content, message = JUNK[name]
+    (tmp_path / "r.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    ended = python(REPORTING + COMMAND, "check", "r.yaml", cwd=tmp_path)
+    assert ended == Ended(2, "", f"error: {message}\nimported:\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warning"),
+    [
+        (
+            "epochs: 1",
+            "momentun: 0",
+            "r.yaml:8: train_args.momentun: neither FedML nor calfat_plugin knows this key. Did you mean 'momentum'?",
+        ),
+        (
+            "epochs: 1",
+            "federated_optimizer: FedProx",
+            "r.yaml:8: train_args.federated_optimizer: 'FedProx' has no effect; calfat.aggregator decides, and it is "
+            "'fedavg'.",
+        ),
+        (
+            "comm_args: {backend: sp}",
+            "server_args: {port: 1}",
+            "r.yaml:12: server_args: not a section of FedML or calfat_plugin. Did you mean 'device_args'?",
+        ),
+        (
+            "  threat:",
+            "  reported: {pgd2: 40}\n  threat:",
+            "r.yaml:16: calfat.reported.pgd2: no evaluator of this recipe has that label. Did you mean 'pgd20'?",
+        ),
+    ],
+    ids=["host key", "host's optimizer", "section", "reported label"],
+)
+def test_what_may_be_meant_draws_a_warning(old: str, new: str, warning: str, tmp_path: Path) -> None:
+    assert GOOD.count(old) == 1
+    (tmp_path / "r.yaml").write_text(GOOD.replace(old, new))
+    assert calfat("check", "r.yaml") == Ended(0, SAID_OF_GOOD, f"warning: {warning}\n")
+
+
+def test_the_recipe_that_the_message_on_an_empty_file_names_is_there() -> None:
+    assert (RECIPES / "calfat_digits.yaml").is_file()

@@ -1,0 +1,199 @@
+"""YAML to plain values with their places, and overrides on top."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calfat_plugin.errors import CalfatError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import Document, dotted, parse_document
+from calfat_plugin.recipe.schema import HOST_SECTIONS
+from calfat_plugin.registry import Registry
+
+T = TypeVar("T")
+
+TEXT = """\
+train_args:
+  epochs: 2
+calfat:
+  trainer: {name: fedpgd,
+            loss: calibrated}
+  evaluators:
+    - natural
+    - name: pgd
+      steps: 5
+"""
+
+
+def parsed() -> Document:
+    return parse_document(TEXT, "a.yaml")
+
+
+def test_values_are_plain() -> None:
+    assert parsed().data == {
+        "train_args": {"epochs": 2},
+        "calfat": {
+            "trainer": {"name": "fedpgd", "loss": "calibrated"},
+            "evaluators": ["natural", {"name": "pgd", "steps": 5}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ((), "a.yaml"),
+        (("train_args",), "a.yaml:1"),
+        (("train_args", "epochs"), "a.yaml:2"),
+        (("calfat", "trainer", "name"), "a.yaml:4"),
+        (("calfat", "trainer", "loss"), "a.yaml:5"),
+        (("calfat", "evaluators", 1), "a.yaml:8"),
+        (("calfat", "evaluators", 1, "steps"), "a.yaml:9"),
+        (("calfat", "trainer", "delta"), "a.yaml:4"),  # says nothing: the nearest parent that does
+        (("comm_args", "backend"), "a.yaml"),
+    ],
+)
+def test_every_path_has_a_place(path: tuple[str | int, ...], place: str) -> None:
+    assert parsed().place(path) == place
+
+
+def test_a_path_is_written_as_people_write_it() -> None:
+    assert dotted(("calfat", "evaluators", 1, "steps")) == "calfat.evaluators[1].steps"
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("8/255", "8/255"),  # YAML 1.1 reads these three as texts; the options' parser makes numbers of them
+        ("1e-3", "1e-3"),
+        ("1:2:x", "1:2:x"),
+        ("1.0e-3", 0.001),
+        ("0x10", 16),
+        ("1_000", 1000),
+        ("0", 0),
+        ("0.5", 0.5),
+        ("off", False),
+        ("'off'", "off"),
+        ("~", None),
+        ("'010'", "010"),
+    ],
+)
+def test_scalars(written: str, value: Any) -> None:
+    assert parse_document(f"a: {written}", "a.yaml").data == {"a": value}
+    override = parsed().with_overrides([f"calfat.x={written}"])
+    assert override.get(("calfat", "x")) == value
+
+
+def test_a_base_is_merged_beneath_what_stands_there() -> None:
+    document = parse_document(
+        "one: &one {a: 1, b: 1}\ntwo: &two {b: 2, c: 2}\nboth:\n  <<: [*one, *two]\n  a: 3\n", "a.yaml"
+    )
+    assert document.data["both"] == {"a": 3, "b": 1, "c": 2}
+    assert document.place(("both", "a")) == "a.yaml:5"
+    assert document.place(("both", "c")) == "a.yaml:2"
+
+
+def test_overrides_apply_in_order_and_take_the_place_over() -> None:
+    changed = parsed().with_overrides(
+        ["train_args.epochs=3", "calfat.trainer={name: calfat}", "calfat.trainer.delta=1/10", "comm_args.backend=sp"]
+    )
+    assert changed.data["train_args"] == {"epochs": 3}
+    assert changed.data["calfat"]["trainer"] == {"name": "calfat", "delta": "1/10"}
+    assert changed.data["comm_args"] == {"backend": "sp"}
+    assert changed.place(("train_args", "epochs")) == "--set train_args.epochs=3"
+    assert changed.place(("calfat", "trainer", "name")) == "--set calfat.trainer={name: calfat}"
+    assert changed.place(("calfat", "trainer", "delta")) == "--set calfat.trainer.delta=1/10"
+
+
+def test_an_override_leaves_the_original_alone() -> None:
+    document = parsed()
+    document.with_overrides(["train_args.epochs=3"])
+    assert document.data["train_args"] == {"epochs": 2}
+    assert document.place(("train_args", "epochs")) == "a.yaml:2"
+
+
+def test_an_override_fills_a_section_that_is_null() -> None:
+    document = parse_document("train_args:\ncalfat:\n", "a.yaml").with_overrides(["train_args.epochs=3"])
+    assert document.data == {"train_args": {"epochs": 3}, "calfat": None}
+
+
+def test_an_override_with_nothing_after_the_equals_sign_is_null() -> None:
+    document = parsed().with_overrides(["calfat.monitor.max_examples="])
+    assert document.has(("calfat", "monitor", "max_examples"))
+    assert document.get(("calfat", "monitor", "max_examples")) is None
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=8),
+    st.dates(),
+    st.sampled_from(["8/255", "1e-3", "1e999", "calfat", "natural", "pgd20", "off", "linf", "release"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["name", "preset", "loss", "label", "steps", "eps", "natural", "x"]), inner),
+    ),
+    max_leaves=6,
+)
+KEYS = [
+    *((section, key) for section, config in HOST_SECTIONS.items() for key in config.__dataclass_fields__),
+    *(("calfat", key) for key in ("trainer", "aggregator", "threat", "evaluators", "monitor", "partition", "dataset")),
+    *(("calfat", key) for key in ("model", "evaluation", "runtime", "loggers", "reported", "x")),
+    *(("calfat", "trainer", key) for key in ("name", "preset", "loss", "label", "delta", "prior")),
+    *(("calfat", "threat", key) for key in ("norm", "eps", "step_size", "steps")),
+    *(("calfat", "monitor", key) for key in ("every", "evaluators", "max_examples")),
+    ("calfat",),
+    ("train_args",),
+    ("x",),
+]
+REGISTRY = Registry.load(entry_points=False)
+
+
+def attempt(action: Callable[[], T]) -> tuple[T | None, str]:
+    """(result, "") or (None, what the user is told); any other exception is a bug and gets out."""
+    try:
+        return action(), ""
+    except CalfatError as error:
+        return None, str(error)
+
+
+@given(path=st.sampled_from(KEYS), value=VALUES)
+def test_whatever_stands_anywhere_is_accepted_or_refused_in_words(path: tuple[str, ...], value: Any) -> None:
+    """What is accepted can be written out, read back and is the same."""
+    tree: Any = value
+    for step in reversed(path):
+        tree = {step: tree}
+    tree.setdefault("calfat", {})
+    experiment, complaint = attempt(lambda: assemble(parse_document(yaml.safe_dump(tree), "a.yaml"), REGISTRY))
+    if experiment is None:
+        assert complaint.startswith("a.yaml")
+        return
+    as_run = experiment.as_run()
+    assert assemble(parse_document(yaml.safe_dump(as_run), "b.yaml"), REGISTRY).as_run() == as_run
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_parsed_or_refused_in_words(text: str) -> None:
+    document, complaint = attempt(lambda: parse_document(text, "a.yaml"))
+    assert document is not None or complaint.startswith("a.yaml")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["&a ", "*a", "<<: ", "{", "}", "[", "]", ": ", ", ", "a", "b", "\n", "  ", "- ", "!!", "?"])
+    )
+)
+def test_any_heap_of_yaml_is_parsed_or_refused_in_words(pieces: list[str]) -> None:
+    document, complaint = attempt(lambda: parse_document("".join(pieces), "a.yaml"))
+    assert document is not None or complaint.startswith("a.yaml")

@@ -1,0 +1,97 @@
+"""An installed plugin that ends its process, or makes it misbehave, at a chosen point of a run.
+
+The point stands in the environment variable ``SABOTAGE``, as JSON: {"at": ..., "round": ..., "signal": ...}. Without
+it the plugin does nothing, so that a run and its resume have the same recipe and the same plugins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from calfat_plugin.cli.progress import LiveProgress, PlainProgress
+from calfat_plugin.hookspecs import hookimpl
+
+
+@hookimpl
+def calfat_round_finished(run: Any, record: Any) -> None:
+    """A hook, so that this is a plugin."""
+
+
+def _after(owner: Any, method: str, then: Callable[..., None]) -> None:
+    """Call ``then`` with the same arguments whenever ``method`` was called."""
+    original = getattr(owner, method)
+
+    def both(*arguments: Any, **keywords: Any) -> Any:
+        result = original(*arguments, **keywords)
+        then(*arguments, **keywords)
+        return result
+
+    setattr(owner, method, both)
+
+
+class Saboteur:
+    """Knows the round and strikes once."""
+
+    def __init__(self, at: str, round: int, signal: str) -> None:
+        self.round, self.signal = round, signal
+        self.now, self.clients, self.struck = 0, set[int](), False
+        getattr(self, f"arm_{at}")()
+
+    def strike(self) -> None:
+        if self.struck:
+            return
+        self.struck = True
+        os.kill(os.getpid(), getattr(signal, self.signal))
+        time.sleep(0.05)  # a signal that Python handles comes between two instructions
+
+    def arm_training(self) -> None:
+        """While the third client of the round trains."""
+        for progress in (PlainProgress, LiveProgress):
+            _after(progress, "round_started", self._note_round)
+            _after(progress, "client_progress", self._during_training)
+
+    def arm_row(self) -> None:
+        """When the round's row is on disk and its checkpoint is not."""
+        from calfat_plugin.runs.rounds import RoundsFile
+
+        _after(RoundsFile, "append", lambda file, record: record.round == self.round and self.strike())
+
+    def arm_best(self) -> None:
+        """When the round's best checkpoint is on disk and its ``last`` is not."""
+        from calfat_plugin.runs import writer
+
+        _after(
+            writer,
+            "save_checkpoint",
+            lambda path, snapshot, notes: snapshot.round == self.round and path.stem != "last" and self.strike(),
+        )
+
+    def arm_evaluation(self) -> None:
+        """In the final evaluation: the round is then the last one, and over."""
+        for progress in (PlainProgress, LiveProgress):
+            _after(progress, "round_finished", lambda _, record: setattr(self, "now", record.round))
+            _after(progress, "run_started", lambda _, run: setattr(self, "now", run.start_round - 1))
+            _after(progress, "evaluation_progress", lambda *_: self.now == self.round and self.strike())
+
+    def arm_data(self) -> None:
+        """While the data set is read, before anything has begun."""
+        from calfat_plugin.experiment import Experiment
+
+        _after(Experiment, "load_dataset", lambda experiment: self.strike())
+
+    def _note_round(self, progress: Any, round: int, clients: Any) -> None:
+        self.now, self.clients = round, set()
+
+    def _during_training(self, progress: Any, batch: Any) -> None:
+        self.clients.add(batch.client)
+        if self.now == self.round and len(self.clients) == 3:
+            self.strike()
+
+
+if os.environ.get("SABOTAGE"):
+    Saboteur(**json.loads(os.environ["SABOTAGE"]))

@@ -1,0 +1,204 @@
+"""What a run leaves behind: every file of the run directory, and the console."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.loaders import eval_batches
+from calfat_plugin.recipe import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.rounds import read_rounds
+from tests.runs.processes import RECIPE, SABOTEUR, Finished, WarmServer, sabotage
+
+ARGUMENTS = (
+    *("run", "tiny.yaml", "--seed", "5", "--run-dir", "run"),
+    *("--set", "train_args.comm_round=3"),
+    *("--set", "train_args.client_num_per_round=4"),
+    *("--set", "calfat.monitor={every: 2, evaluators: [natural, fgsm]}"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A run directory, and what the console showed. The run was stopped in round 2 and resumed."""
+    folder = tmp_path_factory.mktemp("outputs")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    stopped = warm.run(*ARGUMENTS, cwd=folder, **sabotage("training", 2, "SIGTERM"))
+    assert stopped.code == 130
+    done = warm.run(*ARGUMENTS, "--resume", cwd=folder)
+    assert done.code == 0
+    return folder / "run", done
+
+
+@pytest.fixture
+def run(finished: tuple[Path, Finished]) -> Path:
+    return finished[0]
+
+
+def strict_json(path: Path) -> Any:
+    """Parse JSON as other languages do: without Python's NaN and Infinity."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{path} holds {word}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def experiment_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    return assemble(read_document(run / "recipe.yaml"), Registry.load(entry_points=False))
+
+
+def test_rounds_csv(run: Path) -> None:
+    header, *_ = (run / "rounds.csv").read_text().splitlines()
+    assert header == (
+        "round,natural,natural_strict,fgsm,fgsm_strict,heterogeneity,clients,refused,"
+        "loss_0,loss_1,loss_2,loss_3,loss_4,"
+        "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
+        "bytes_down,bytes_up,seconds"
+    )
+    rows = read_rounds(run / "rounds.csv")
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+    monitored = [[bool(row[column]) for column in ("natural", "natural_strict", "fgsm", "fgsm_strict")] for row in rows]
+    assert monitored == [[False] * 4, [True] * 4, [True] * 4]  # every second round, and always the last
+    payload = 4 * (64 * 32 + 32 + 32 * 10 + 10)  # bytes of the model
+    for row in rows:
+        clients = row["clients"].split()
+        absent = sorted(set("01234") - set(clients))
+        assert len(clients) == 4
+        assert clients == sorted(clients)
+        assert row["refused"] == ""
+        assert float(row["heterogeneity"]) > 0
+        for client in clients:
+            assert 0 < float(row[f"loss_{client}"]) < 10
+            assert 0 < float(row[f"update_norm_{client}"]) < 100
+        assert [row[f"loss_{client}"] + row[f"update_norm_{client}"] for client in absent] == [""]
+        assert int(row["bytes_down"]) == 4 * payload
+        assert int(row["bytes_up"]) == 4 * (payload + 8)  # each sends its loss, a float64, along
+        assert float(row["seconds"]) > 0
+    assert len({row["clients"] for row in rows}) > 1
+
+
+def test_results_json(run: Path) -> None:
+    results = strict_json(run / "results.json")
+    last = read_rounds(run / "rounds.csv")[-1]
+    assert [results[key] for key in ("recipe", "seed", "trainer", "aggregator", "rounds")] == [
+        *("tiny", 5, "calfat", "fedavg", 3)
+    ]
+    assert results["seconds"] > 0
+    assert results["model"] == "global model after the final round"
+    assert set(results["conventions"]) == {"accuracy", "accuracy_strict"}
+    assert [evaluation["label"] for evaluation in results["evaluations"]] == ["natural", "fgsm"]
+    for evaluation in results["evaluations"]:
+        assert evaluation["num_examples"] == 359
+        # The last round was monitored on the same test split, by attacks without randomness.
+        assert evaluation["accuracy"] == float(last[evaluation["label"]])
+        assert evaluation["accuracy_strict"] == float(last[evaluation["label"] + "_strict"])
+        assert len(evaluation["per_class"]) == len(evaluation["per_class_strict"]) == 10
+        assert all(0 <= share <= 1 for share in evaluation["per_class"])
+        assert evaluation["seconds"] > 0
+        assert evaluation["implementation"].startswith("calfat-plugin ")
+    natural, fgsm = results["evaluations"]
+    assert natural["accuracy"] == natural["accuracy_strict"]
+    assert fgsm["accuracy_strict"] <= natural["accuracy"]
+    assert (fgsm["settings"]["norm"], fgsm["settings"]["eps"], fgsm["settings"]["seed"]) == ("linf", "0.1", 5)
+    assert any("CalFAT" in citation["text"] for citation in results["citations"])
+
+
+def test_best_checkpoints_are_marked_as_selected_on_the_test_split(run: Path) -> None:
+    results = strict_json(run / "results.json")
+    rows = [row for row in read_rounds(run / "rounds.csv") if row["natural"]]
+    assert sorted(results["test_selected"]) == ["best-natural", "best-robust"]
+    for name, label in (("best-natural", "natural"), ("best-robust", "fgsm")):
+        accuracies = [float(row[label]) for row in rows]
+        best = rows[accuracies.index(max(accuracies))]  # the first of equals
+        facts = results["test_selected"][name]
+        assert facts == {
+            "round": int(best["round"]),
+            "evaluator": label,
+            "accuracy": max(accuracies),
+            "checkpoint": f"checkpoints/{name}.safetensors",
+        }
+        snapshot, notes = load_checkpoint(run / facts["checkpoint"])
+        assert snapshot.round == facts["round"]
+        assert notes["selected_on"] == f"test split, {label} (test-selected)"
+
+
+def test_the_last_checkpoint_is_the_model_of_the_results(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = experiment_of(run, monkeypatch)
+    dataset = experiment.load_dataset()
+    model = experiment.build_model(dataset, experiment.build_trainer()).eval()
+    tensors = load_file(run / "checkpoints" / "last.safetensors")
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if "/" not in name})
+    with torch.no_grad():
+        right = sum(
+            int((model(x).argmax(1) == y).sum()) for x, y in eval_batches(dataset.test, 500, torch.device("cpu"))
+        )
+    assert right / 359 == strict_json(run / "results.json")["evaluations"][0]["accuracy"]
+
+
+def test_environment_json(run: Path) -> None:
+    now = strict_json(run / "environment.json")
+    assert now["command"] == ["calfat", *ARGUMENTS, "--resume"]
+    assert now["python"] == sys.version.split()[0]
+    assert (now["device"], now["gpu"], now["threads"]) == ("cpu", None, 1)
+    assert now["versions"]["fedml"] == "0.9.6"
+    assert now["versions"]["torch"] == torch.__version__
+    assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", now["commit"] or "0" * 40)  # None outside a checkout
+    assert "saboteur 1.0 (saboteur)" in now["plugins"]
+    # The process that began the run is not forgotten.
+    (before,) = now["earlier"]
+    assert before["command"] == ["calfat", *ARGUMENTS]
+    assert before["versions"] == now["versions"]
+    assert "earlier" not in before
+
+
+def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (run / "recipe.yaml").read_text()
+    assert text.startswith("# tiny.yaml as run: every default and derived value is written out.\n")
+    written = yaml.safe_load(text)
+    experiment = experiment_of(run, monkeypatch)
+    assert experiment.as_run() == written
+    assert experiment.recipe.warnings == ()
+    assert written["common_args"]["random_seed"] == 5
+    assert written["train_args"]["client_num_per_round"] == 4
+    assert written["calfat"]["trainer"]["scale"] == 10.0  # a default of the preset
+    assert written["calfat"]["threat"]["eps"] == "0.1"
+
+
+def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finished: tuple[Path, Finished]) -> None:
+    run, console = finished
+    log = (run / "log.txt").read_text()
+    assert "################Communication round : 0" in log
+    assert "going on after round 1" in log
+    assert console.err == ""
+    lines = console.out.splitlines()
+    assert lines[0] == "tiny: resuming at round 2 of 3 rounds in run"
+    number = r"\d+\.\d"
+    scores = rf"natural {number} %  fgsm {number} %  "
+    assert re.fullmatch(rf"round 2/3  {scores}loss {number}+  {number} s  ETA 0:0\d", lines[1])
+    assert re.fullmatch(rf"round 3/3  {scores}loss {number}+  {number} s  ETA 0:00", lines[2])
+    assert lines[3].rstrip() == "global model after the final round, full test split"
+    assert lines[-1] == "results: run"
+    table = lines[4:-1]
+    assert len(table) == 6  # head, evaluators and borders
+    assert not re.search("fedml|Communication|INFO", console.out)
+
+
+def test_the_run_directory_holds_nothing_else(run: Path) -> None:
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert {name for name in names if not name.startswith(("report", "figures", "partition"))} == {
+        *("recipe.yaml", "environment.json", "rounds.csv", "results.json", "log.txt"),
+        *(f"checkpoints/{name}.safetensors" for name in ("last", "best-natural", "best-robust")),
+    }

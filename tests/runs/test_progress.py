@@ -1,0 +1,215 @@
+"""What a run looks like on the console, live and plain."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock, percent, results_table
+from calfat_plugin.interfaces import BatchProgress
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class FakeTime:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr("calfat_plugin.cli.progress.time", SimpleNamespace(perf_counter=fake.perf_counter))
+    return fake
+
+
+def info(num_rounds: int = 40, start_round: int = 1) -> RunInfo:
+    return RunInfo("digits", Path("runs/digits/0-1"), {}, num_rounds, start_round)
+
+
+def result(label: str, accuracy: float, **settings: object) -> EvaluationResult:
+    return EvaluationResult(label, 359, accuracy, accuracy / 2, (), (), settings, "ours", 1.25)
+
+
+def record(round: int, *, refused: dict[int, str] | None = None, **accuracies: float) -> RoundRecord:
+    return RoundRecord(
+        round=round,
+        clients=(0, 1),
+        refused=refused or {},
+        losses={0: 1.0, 1: 0.5},
+        update_norms={},
+        heterogeneity=0.0,
+        evaluations={label: result(label, accuracy) for label, accuracy in accuracies.items()},
+        seconds=2.0,
+        bytes_down=0,
+        bytes_up=0,
+    )
+
+
+def live(events: Callable[[LiveProgress], None], columns: int = 80) -> tuple[list[str], list[str]]:
+    """(lines printed for good, lines of the last picture that was shown)."""
+    stream = io.StringIO()
+    # The file is no terminal, so say that it is one; nothing here depends on the machine's own.
+    console = Console(file=stream, force_terminal=True, width=columns, height=24, _environ={}, highlight=False)
+    with LiveProgress(console) as progress:
+        events(progress)
+    until_end = stream.getvalue().rpartition("\x1b[?25h")[0]  # then come the cursor, and the bars are wiped away
+    pictures = [ANSI.sub("", part).split("\n") for part in re.split(r"\x1b\[2K", until_end)]
+    printed = [line for part in pictures for line in part if "━" not in line and not line.startswith("after round")]
+    return [line.rstrip() for line in printed if line.strip()], [line.rstrip() for line in pictures[-1] if line.strip()]
+
+
+def in_round_28(progress: LiveProgress, seconds: FakeTime) -> None:
+    progress.run_started(info())
+    for round in range(1, 28):
+        progress.round_started(round, (0, 1, 2))
+        seconds.now += 2.0
+        progress.round_finished(record(round, natural=0.941, pgd20=0.708))
+    progress.round_started(28, (0, 2, 4))
+    progress.client_progress(BatchProgress(client=0, batch=5, num_batches=5, loss=0.5))
+    progress.client_progress(BatchProgress(client=2, batch=1, num_batches=2, loss=1.1119))
+    seconds.now += 0.5
+
+
+def test_a_picture_of_a_round(seconds: FakeTime) -> None:
+    _, picture = live(lambda progress: in_round_28(progress, seconds))
+    bar = "━" * 24
+    drawn = [re.sub("[━╸╺]{24}", bar, line) for line in picture]
+    assert drawn == [
+        f"run      {bar} 27/40 rounds  0:54  ETA 0:26",  # 13 rounds of 2 s, half a second into the first of them
+        f"round 28 {bar} client 2 (2 of 3)  loss 1.112",
+        "after round 27:  natural 94.1 %  pgd20 70.8 %  loss 0.750",
+    ]
+    filled = picture[1].split()[2].partition("╺")[0].rstrip("╸")
+    assert len(filled) == 12  # one and a half of three clients
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(columns: int, seconds: FakeTime) -> None:
+    def events(progress: LiveProgress) -> None:
+        progress.run_started(info(num_rounds=1500))
+        for label in ("natural", "autoattack-standard-with-a-long-label"):
+            progress.evaluation_progress(label, 100, 10_000, 50)
+        many = {f"evaluator{number}": 0.5 for number in range(9)}
+        progress.round_started(1000, range(100))
+        seconds.now += 1e5
+        progress.round_finished(record(1000, **many))
+        progress.client_progress(BatchProgress(client=99, batch=1, num_batches=2, loss=12345.6789))
+
+    _, picture = live(events, columns)
+    assert len(picture) == 3
+    assert max(map(cell_len, picture)) <= columns
+
+
+def test_a_picture_before_the_run_and_at_its_end(seconds: FakeTime) -> None:
+    _, picture = live(lambda progress: None)
+    assert [line.split() for line in picture] == [["━" * 24, "starting", "PyTorch", "and", "FedML"]]
+
+    def events(progress: LiveProgress) -> None:
+        progress.run_started(info(num_rounds=1))
+        progress.round_finished(record(1, natural=0.5))
+        progress.evaluation_progress("pgd20", 100, 200, 31)
+
+    _, picture = live(events)
+    assert picture[0].endswith("1/1 rounds  0:00")
+    assert picture[1].startswith("final ")
+    assert picture[1].endswith(" pgd20 31.0 %")
+
+
+def test_lines_above_the_bars(seconds: FakeTime) -> None:
+    def events(progress: LiveProgress) -> None:
+        progress.run_started(info(num_rounds=3, start_round=2))
+        progress.warn("no GPU here")
+        progress.round_finished(record(2, refused={1: "client 1: nan"}, natural=0.5))
+        progress.round_finished(record(3))
+
+    printed, _ = live(events)
+    assert printed == [
+        "digits: resuming at round 2 of 3 rounds in runs/digits/0-1",
+        "warning: no GPU here",
+        "round 2/3  natural 50.0 %  loss 0.750  refused 1  2.0 s",
+        "round 2: refused client 1: nan",
+        "round 3/3  loss 0.750  2.0 s",
+    ]
+
+
+@pytest.mark.parametrize(("num_rounds", "lines"), [(1, 1), (30, 30), (31, 16), (99, 20), (150, 30), (1501, 16)])
+def test_a_run_of_any_length_leaves_a_screenful_of_lines(num_rounds: int, lines: int) -> None:
+    def events(progress: LiveProgress) -> None:
+        progress.run_started(info(num_rounds))
+        for round in range(1, num_rounds + 1):
+            progress.round_finished(record(round, natural=0.5))
+
+    printed, _ = live(events)
+    assert len(printed) == 1 + lines
+    assert printed[-1].startswith(f"round {num_rounds}/{num_rounds} ")
+
+
+def test_plain_lines(seconds: FakeTime) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with PlainProgress(out, err) as progress:
+        progress.warn("no GPU here")
+        progress.run_started(info(num_rounds=10))
+        seconds.now += 4.0
+        progress.round_finished(record(1, refused={3: "nan", 4: "inf"}, natural=0.8342, pgd20=0.5))
+        seconds.now += 2.0
+        progress.round_finished(record(2))
+    assert err.getvalue() == "warning: no GPU here\n"
+    assert out.getvalue() == (
+        "digits: running 10 rounds in runs/digits/0-1\n"
+        "round  1/10  natural 83.4 %  pgd20 50.0 %  loss 0.750  refused 3, 4  2.0 s  ETA 0:36\n"
+        "round  2/10  loss 0.750  2.0 s  ETA 0:24\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "start_round", "told"),
+    [
+        (1, 1, "running 1 round"),
+        (40, 7, "resuming at round 7 of 40 rounds"),
+        (40, 41, "all 40 rounds are done, resuming at the final evaluation"),
+    ],
+)
+def test_the_first_line_says_where_the_run_begins(num_rounds: int, start_round: int, told: str) -> None:
+    out = io.StringIO()
+    PlainProgress(out, out).run_started(info(num_rounds, start_round))
+    assert out.getvalue() == f"digits: {told} in runs/digits/0-1\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (75, "1:15"), (3599.6, "1:00:00"), (3723, "1:02:03"), (360000, "100:00:00")]
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_percent() -> None:
+    assert [percent(x) for x in (0.0, 0.83424, 1.0)] == ["0.0 %", "83.4 %", "100.0 %"]
+
+
+def test_results_table_says_how_each_number_was_made() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, _environ={})
+    evaluations = (result("natural", 0.9632), result("pgd20", 0.7345, norm="linf", eps="8/255"))
+    console.print(results_table(RunResult(evaluations, 40, 60.0)))
+    table = stream.getvalue()
+    rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in table.splitlines() if line.startswith("│")]
+    assert table.startswith("global model after the final round, full test split")
+    assert rows == [
+        ["natural", "96.3 %", "48.2 %", "359", "1.2"],
+        ["pgd20 (linf 8/255)", "73.5 %", "36.7 %", "359", "1.2"],
+    ]
+    assert max(map(cell_len, table.splitlines())) <= 80

@@ -1,0 +1,146 @@
+"""A run that is killed anywhere and resumed ends as if nothing had happened: same model, same rows, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.rounds import TIMING_COLUMNS, read_rounds
+from tests.runs.processes import RECIPE, ROOT, WarmServer, cold, environment, sabotage
+
+ALL = ("--set", "train_args.client_num_per_round=5")
+SOME = ("--set", "train_args.client_num_per_round=3")
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """The rows of a run, timings aside."""
+    return [{k: v for k, v in row.items() if k not in TIMING_COLUMNS} for row in read_rounds(run / "rounds.csv")]
+
+
+def assert_same_end(run: Path, whole: Path) -> None:
+    """Both runs ended with the same bits."""
+    assert rows(run) == rows(whole)
+    names = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names
+    for name in names:
+        one, other = load_file(run / "checkpoints" / name), load_file(whole / "checkpoints" / name)
+        assert list(one) == list(other)
+        assert all(torch.equal(one[tensor], other[tensor]) for tensor in one), name
+        assert load_checkpoint(run / "checkpoints" / name)[1] == load_checkpoint(whole / "checkpoints" / name)[1]
+
+
+@pytest.fixture(scope="module")
+def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
+    """Uninterrupted runs of nine rounds, by participation."""
+    runs = {}
+    for participation in (ALL, SOME):
+        folder = tmp_path_factory.mktemp("whole")
+        (folder / "tiny.yaml").write_text(RECIPE)
+        done = warm.run("run", "tiny.yaml", *participation, "--run-dir", "run", cwd=folder)
+        assert (done.code, done.err) == (0, "")
+        runs[participation] = folder / "run"
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("participation", "at", "round", "rows_left"),
+    [
+        (ALL, "training", 7, 6),
+        (SOME, "training", 7, 6),
+        (ALL, "training", 1, 0),
+        (ALL, "row", 7, 7),
+        (SOME, "best", 1, 1),
+        (ALL, "evaluation", 9, 9),
+    ],
+    ids=[
+        "mid-round 7",
+        "mid-round 7, 3 of 5 clients",
+        "mid-round 1",
+        "between row and checkpoint",
+        "between best and last checkpoint",
+        "final evaluation",
+    ],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    warm: WarmServer,
+    whole: dict[tuple[str, ...], Path],
+    recipe: Path,
+    participation: tuple[str, ...],
+    at: str,
+    round: int,
+    rows_left: int,
+) -> None:
+    run = recipe.parent / "run"
+    arguments = ("run", "tiny.yaml", *participation, "--run-dir", "run")
+
+    killed = warm.run(*arguments, cwd=recipe.parent, **sabotage(at, round))
+    assert killed.code == -9
+    assert (len(rows(run)) if (run / "rounds.csv").exists() else 0) == rows_left
+    assert not (run / "results.json").exists()
+
+    resumed = warm.run(*arguments, "--resume", cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert (run / "results.json").exists()
+    assert_same_end(run, whole[participation])
+
+
+def test_killed_in_round_7_as_a_user_starts_it(
+    warm: WarmServer, whole: dict[tuple[str, ...], Path], recipe: Path
+) -> None:
+    """The same with the command itself, started cold, and without naming the run directory."""
+    arguments = ("run", "tiny.yaml", *ALL)
+    killed = cold(*arguments, cwd=recipe.parent, env=environment(recipe.parent / "home") | sabotage("training", 7))
+    assert killed.code == -9
+    (run,) = (recipe.parent / "runs" / "tiny").iterdir()
+    assert len(rows(run)) == 6
+
+    resumed = warm.run(*arguments, "--resume", cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert resumed.out.splitlines()[0] == f"tiny: resuming at round 7 of 9 rounds in {run.relative_to(recipe.parent)}"
+    assert_same_end(run, whole[ALL])
+
+
+def test_killed_twice(warm: WarmServer, whole: dict[tuple[str, ...], Path], recipe: Path) -> None:
+    arguments = ("run", "tiny.yaml", *SOME, "--run-dir", "run")
+    assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
+    assert warm.run(*arguments, "--resume", cwd=recipe.parent, **sabotage("row", 8)).code == -9
+    assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
+    assert_same_end(recipe.parent / "run", whole[SOME])
+
+
+def test_more_rounds_than_before_extend_a_finished_run(
+    warm: WarmServer, whole: dict[tuple[str, ...], Path], recipe: Path
+) -> None:
+    arguments = ("run", "tiny.yaml", *ALL, "--run-dir", "run")
+    assert warm.run(*arguments, "--set", "train_args.comm_round=4", cwd=recipe.parent).code == 0
+    extended = warm.run(*arguments, "--resume", cwd=recipe.parent)
+    assert (extended.code, extended.err) == (0, "")
+    assert extended.out.splitlines()[0] == "tiny: resuming at round 5 of 9 rounds in run"
+    assert_same_end(recipe.parent / "run", whole[ALL])
+    assert "comm_round: 9" in (recipe.parent / "run" / "recipe.yaml").read_text()
+
+
+def test_dropout_survives_a_resume(warm: WarmServer, recipe: Path) -> None:
+    """PyTorch's dropout draws from a global generator, whose state no checkpoint holds."""
+    model = "model_args.model=tiny_model:build_dropping"
+    arguments = ("run", "tiny.yaml", "--set", model, "--set", "train_args.comm_round=3")
+    uninterrupted = warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent)
+    assert (uninterrupted.code, uninterrupted.err) == (0, "")
+    killed = warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage("training", 2))
+    assert killed.code == -9
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
+    assert_same_end(recipe.parent / "run", recipe.parent / "whole")
+
+
+@pytest.mark.slow
+def test_the_shipped_recipe_killed_in_round_7(warm: WarmServer, tmp_path: Path) -> None:
+    """The main recipe as it is, cut to nine rounds."""
+    arguments = ("run", str(ROOT / "recipes" / "calfat_digits.yaml"), "--set", "train_args.comm_round=9")
+    assert warm.run(*arguments, "--run-dir", "whole", cwd=tmp_path).code == 0
+    assert warm.run(*arguments, "--run-dir", "run", cwd=tmp_path, **sabotage("training", 7)).code == -9
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=tmp_path).code == 0
+    assert_same_end(tmp_path / "run", tmp_path / "whole")

@@ -1,0 +1,168 @@
+"""Ctrl-C and a polite kill end a run cleanly, lose no finished round, and say how to go on; and so do errors."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.runs.rounds import read_rounds
+from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sabotage
+
+
+def told_command(text: str) -> list[str]:
+    """The command after "Go on with:", without how to call the program."""
+    command = shlex.split(text.split("Go on with:\n", 1)[1].strip())
+    return command[command.index("run") :]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_stopped_in_a_round_says_how_to_go_on(warm: WarmServer, recipe: Path, name: str) -> None:
+    arguments = (
+        "run",
+        "tiny.yaml",
+        "--seed",
+        "3",
+        "--set",
+        "train_args.comm_round=3",
+        "--set",
+        "calfat.threat.steps=1",
+    )
+    stopped = warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 2, name))
+    (run,) = (recipe.parent / "runs" / "tiny").iterdir()
+    shown = run.relative_to(recipe.parent)
+    assert stopped.code == 130
+    assert stopped.out.splitlines()[1].startswith("round 1/3  natural ")
+    assert len(stopped.out.splitlines()) == 2
+    assert stopped.err == (
+        f"stopped. Finished rounds are kept in {shown}. Go on with:\n"
+        "  calfat run tiny.yaml --set train_args.comm_round=3 --set calfat.threat.steps=1 --seed 3 "
+        f"--resume --run-dir {shown}\n"
+    )
+    assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1"]
+
+    resumed = warm.run(*told_command(stopped.err), cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(("at", "round"), [("data", 0), ("training", 1)])
+def test_stopped_before_the_first_round_is_over_leaves_nothing(
+    warm: WarmServer, recipe: Path, at: str, round: int
+) -> None:
+    stopped = warm.run("run", "tiny.yaml", cwd=recipe.parent, **sabotage(at, round, "SIGINT"))
+    assert (stopped.code, stopped.err) == (130, "stopped. No round was finished, so nothing is kept.\n")
+    assert [path.name for path in recipe.parent.iterdir()] == ["tiny.yaml"]
+
+
+def test_stopped_in_the_final_evaluation(warm: WarmServer, recipe: Path) -> None:
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--run-dir", "here")
+    stopped = warm.run(*arguments, cwd=recipe.parent, **sabotage("evaluation", 2, "SIGINT"))
+    assert stopped.code == 130
+    resumed = warm.run(*told_command(stopped.err), cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert resumed.out.splitlines()[0] == "tiny: all 2 rounds are done, resuming at the final evaluation in here"
+    assert (recipe.parent / "here" / "results.json").exists()
+
+
+def test_a_folder_that_was_there_keeps_what_is_not_the_runs(warm: WarmServer, recipe: Path) -> None:
+    """A run that ends early removes its own files only, wherever --run-dir points."""
+    results = recipe.parent / "results"
+    (results / "checkpoints").mkdir(parents=True)
+    (results / "thesis.tex").write_text("years of work")
+    (results / "checkpoints" / "other.pt").write_text("weeks of work")
+    stopped = warm.run(
+        "run", "tiny.yaml", "--run-dir", "results", cwd=recipe.parent, **sabotage("training", 1, "SIGTERM")
+    )
+    assert stopped.code == 130
+    left = sorted(str(path.relative_to(results)) for path in results.rglob("*"))
+    assert left == ["checkpoints", "checkpoints/other.pt", "thesis.tex"]
+
+
+class Terminal:
+    """A process on a pseudo-terminal of 80 columns."""
+
+    def __init__(self, *arguments: str, cwd: Path, env: dict[str, str], columns: int = 80) -> None:
+        self.text = ""
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
+            **{"stdin": slave, "stdout": slave, "stderr": slave, "cwd": cwd, "env": env, "start_new_session": True},  # type: ignore[call-overload]
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal, as in a shell
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def read_until(self, pattern: str) -> None:
+        """Read until the text so far holds ``pattern``, a regular expression."""
+        deadline = time.monotonic() + TIMEOUT
+        while not re.search(pattern, self.text):
+            if time.monotonic() > deadline or not self._read(deadline):
+                raise AssertionError(f"no {pattern!r} in:\n{self.text[-3000:]}")
+
+    def finish(self) -> Finished:
+        deadline = time.monotonic() + TIMEOUT
+        while self._read(deadline):
+            pass
+        return Finished(self._process.wait(timeout=TIMEOUT), self.text, "")
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+        chunk = b""
+        if ready:
+            with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+                chunk = os.read(self._master, 65536)
+        self.text += chunk.decode(errors="replace")
+        return bool(chunk)
+
+
+def test_ctrl_c_on_a_terminal(warm: WarmServer, recipe: Path) -> None:
+    """The command as a user starts it, on a terminal: Ctrl-C is typed while a later round trains."""
+    env = environment(recipe.parent / "home", TERM="xterm-256color")
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=2000", "--run-dir", "my run")
+    with Terminal(*arguments, cwd=recipe.parent, env=env) as terminal:
+        terminal.read_until(r"after round \d+:")
+        terminal.type("\x03")
+        stopped = terminal.finish()
+
+    assert stopped.code == 130
+    assert "Traceback" not in stopped.out
+    assert stopped.out.rindex("\x1b[?25h") > stopped.out.rindex("\x1b[?25l")  # the cursor is shown again
+    after_bars = stopped.out[stopped.out.rindex("\x1b[?25h") :]
+    assert "━" not in after_bars
+    words = " ".join(after_bars.split())
+    assert "stopped. Finished rounds are kept in my run. Go on with:" in words
+    # Called without the installed script, so the command says how to call it that way, quoted for a shell.
+    command = f"{sys.executable} -m calfat_plugin.cli.main run tiny.yaml --set train_args.comm_round=2000"
+    assert words.endswith(f"{command} --resume --run-dir 'my run'")
+
+    rounds = len(read_rounds(recipe.parent / "my run" / "rounds.csv"))
+    again = warm.run(
+        *("run", "tiny.yaml", "--set", f"train_args.comm_round={rounds + 1}", "--resume", "--run-dir", "my run"),
+        cwd=recipe.parent,
+    )
+    assert (again.code, again.err) == (0, "")
+    assert len(read_rounds(recipe.parent / "my run" / "rounds.csv")) == rounds + 1
