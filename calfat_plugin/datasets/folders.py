@@ -75,8 +75,8 @@ def load_image_folder(
 ) -> Dataset:
     """Load your own images from ``root/train/<class>`` and ``root/test/<class>``.
 
-    The classes are the folders below ``train``, sorted by name, unless ``classes`` names them. Each image is resized so that its
-    shorter side is ``size``, smoothing while it shrinks, and cropped to the centre square.
+    The classes are the folders below ``train``, sorted by name, unless ``classes`` names them. Each
+    image is resized so that its shorter side is ``size``, smoothing while it shrinks, and cropped to the centre square.
 
     Args:
         root: folder that holds ``train`` and ``test``.

@@ -88,16 +88,6 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-<<<<<<< HEAD
-    """On the CPU, each with memory of its own: an aggregator may keep and broadcast the very same tensor."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-=======
     """On the CPU, contiguous, and none sharing memory with another, which the format forbids.
 
     An aggregator may well keep and send one tensor (SCAFFOLD's c), and a client may keep what it sent.
@@ -109,7 +99,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         place = tensor.untyped_storage().data_ptr()
         apart[name] = tensor.clone() if place in taken else tensor
         taken.add(place)
->>>>>>> main
     return apart
 
 

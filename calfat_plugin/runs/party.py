@@ -29,7 +29,7 @@ from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request, choose_device, threads
+from calfat_plugin.runs.session import Request, pick_device, using_threads
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import Dataset, ImageData
@@ -100,8 +100,8 @@ def run_client(
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
-        device = choose_device(experiment, lambda text: say(f"warning: {text}"))
-        stack.enter_context(threads(experiment))
+        device = pick_device(experiment, lambda text: say(f"warning: {text}"))
+        stack.enter_context(using_threads(experiment))
         dataset = experiment.load_own_dataset(rank)
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))

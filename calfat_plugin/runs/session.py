@@ -87,13 +87,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
         snapshot, best = _restore(directory, experiment)
-<<<<<<< HEAD
-        device = choose_device(experiment, warn)
-        stack.enter_context(threads(experiment))
-=======
         device = pick_device(experiment, warn)
         stack.enter_context(using_threads(experiment))
->>>>>>> main
         dataset = experiment.load_own_dataset(rank=0)
 
         from calfat_plugin.parties import shards_of
@@ -117,10 +112,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             ),
         )
         writer = RunWriter(directory, experiment, best)
-        directory.write_json(
-            directory.partition,
-            {"class_names": list(dataset.class_names), "class_counts": [list(counts) for counts in info.class_counts]},
-        )
+        if not across_silos:  # the counts never leave the silos
+            counts = [list(of_client) for of_client in info.class_counts]
+            directory.write_json(
+                directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts}
+            )
         listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
@@ -130,41 +126,26 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             observer.round_finished(record)
             listeners.round_finished(info, record)
 
-<<<<<<< HEAD
-        drive: dict[str, Any] = {
-            "observer": observer,
-            "on_round": on_round,
-            "resume_from": snapshot,
-            "scratch": directory.evaluation,
-        }
-        if across_silos:
-            from calfat_plugin.host.cross_silo import serve
-
-            evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
-        else:
-            from calfat_plugin.host.simulation import simulate
-
-            evaluations = simulate(experiment, dataset, shards, device, **drive)
-        result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
-        writer.run_finished(result)
-=======
         try:
-            evaluations = simulate(
-                experiment,
-                dataset,
-                shards,
-                device,
-                observer=observer,
-                on_round=on_round,
-                resume_from=snapshot,
-                scratch=directory.evaluation,
-            )
+            drive: dict[str, Any] = {
+                "observer": observer,
+                "on_round": on_round,
+                "resume_from": snapshot,
+                "scratch": directory.evaluation,
+            }
+            if across_silos:
+                from calfat_plugin.host.cross_silo import serve
+
+                evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
+            else:
+                from calfat_plugin.host.simulation import simulate
+
+                evaluations = simulate(experiment, dataset, shards, device, **drive)
             result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)
             raise
->>>>>>> main
         observer.run_finished(result)
         listeners.run_finished(info, result)
         _report(directory, warn)
@@ -214,17 +195,12 @@ def _write_environment(
     directory.write_json(directory.environment, now)
 
 
-<<<<<<< HEAD
-def choose_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
-    """The device that the recipe names; the CPU, with a warning, where there is no GPU."""
-=======
 def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
     """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
 
     Raises:
         RecipeError: there are GPUs, but not the one it names.
     """
->>>>>>> main
     import torch
 
     wanted = experiment.recipe.device
@@ -241,19 +217,15 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.de
 
 
 @contextmanager
-<<<<<<< HEAD
-def threads(experiment: Experiment) -> Iterator[None]:
-=======
 def using_threads(experiment: Experiment) -> Iterator[None]:
->>>>>>> main
     """The recipe's number of threads while the run lasts."""
     import torch
 
-    wanted, before = experiment.recipe.runtime.threads, torch.get_num_threads()
-    if wanted is not None:
-        torch.set_num_threads(wanted)
+    threads, before = experiment.recipe.runtime.threads, torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
-        if wanted is not None:
+        if threads is not None:
             torch.set_num_threads(before)
