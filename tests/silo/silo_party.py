@@ -31,6 +31,7 @@ def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool 
         _hang(folder, hang_in)
     if lies:
         _lie()
+    _record(folder / f"sent-{words[words.index('--rank') + 1]}" if "--rank" in words else folder / "sent")
     from calfat_plugin.cli.main import main
 
     main(args=list(words), prog_name="calfat")
@@ -51,6 +52,22 @@ def _hang(folder: Path, hang_in: int) -> None:
         return wire
 
     Worker.fit = hanging  # type: ignore[method-assign]
+
+
+def _record(sent: Path) -> None:
+    """Keep a copy of each message that carries tensors, as it goes out."""
+    from calfat_plugin.host import transport
+
+    encode = transport.encode
+
+    def recording(message: Any) -> bytes:
+        data = encode(message)
+        if message.get("model_params"):
+            sent.mkdir(exist_ok=True)
+            (sent / f"{len(list(sent.iterdir()))}.safetensors").write_bytes(data)
+        return data
+
+    transport.encode = recording
 
 
 def _lie() -> None:
