@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -52,6 +51,8 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
         The server's exit status.
     """
     num_parties = experiment.num_clients + 1
+    if experiment.recipe.comm.backend == "MPI":
+        return _run_job(num_parties, words, run_dir, resume=resume)
     if not experiment.recipe.silo.parties:
         words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(num_parties))}]"]
     parties: list[Party] = []
@@ -69,6 +70,24 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
         return status
     finally:
         _end(parties)
+
+
+def _run_job(num_parties: int, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
+    """Start the parties as one MPI job; MPI itself ends them together."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(num_parties), "-prepend-rank"]
+    command += [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", "--run-dir", str(run_dir)]
+    command += ["--resume"] if resume else []
+    process = _spawn(command)
+    try:
+        for line in process.stdout or ():
+            rank, _, rest = line.removeprefix("[").partition("] ")
+            prefix = _prefix_of(int(rank), num_parties) if rank.isdecimal() else ""
+            sys.stdout.write(prefix + (rest if prefix else line))
+            sys.stdout.flush()
+        return process.wait()
+    finally:
+        _end([Party("the MPI job", process, threading.current_thread())])
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
@@ -98,7 +117,14 @@ def _start(rank: int, num_parties: int, words: Sequence[str], run_dir: Path, *, 
     command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain"]
     command += ["--role", "server" if rank == 0 else "client", "--rank", str(rank), "--run-dir", str(directory)]
     command += ["--resume"] if resumed else []
-    process = subprocess.Popen(
+    process = _spawn(command)
+    reader = threading.Thread(target=_pass_on, args=(process, _prefix_of(rank, num_parties)), daemon=True)
+    reader.start()
+    return Party(_name(rank), process, reader)
+
+
+def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -106,17 +132,16 @@ def _start(rank: int, num_parties: int, words: Sequence[str], run_dir: Path, *, 
         text=True,
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches us alone; we end the parties in order
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
-    name = "server" if rank == 0 else f"client {rank - 1}"
-    prefix = _prefix(name, rank, len(f"client {num_parties - 2}"))
-    reader = threading.Thread(target=_pass_on, args=(process, prefix), daemon=True)
-    reader.start()
-    return Party(name, process, reader)
 
 
-def _prefix(name: str, rank: int, width: int) -> str:
-    text = f"{name:<{width}} |"
+def _name(rank: int) -> str:
+    return f"client {rank - 1}" if rank else "server"
+
+
+def _prefix_of(rank: int, num_parties: int) -> str:
+    width = len(_name(num_parties - 1))
+    text = f"{_name(rank):<{width}} |"
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if sys.stdout.isatty() else f"{text} "
 
 
@@ -139,4 +164,5 @@ def _end(parties: Sequence[Party]) -> None:
         except subprocess.TimeoutExpired:
             party.process.kill()
             party.process.wait()
-        party.reader.join(2)
+        if party.reader is not threading.current_thread():
+            party.reader.join(2)

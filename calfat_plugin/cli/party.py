@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ def which(experiment: Experiment, role: str | None, rank: int | None, local: boo
         )
     if local and role is None and rank is None:
         return ALL
+    if experiment.recipe.comm.backend == "MPI":
+        return _rank_in_job(experiment, role, rank)
     server = role == "server" and rank in (None, SERVER)
     if local or not (server or (role == "client" and rank)):
         raise RunError(
@@ -42,6 +45,20 @@ def which(experiment: Experiment, role: str | None, rank: int | None, local: boo
             "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
         )
     return SERVER if server else int(rank or 0)
+
+
+def _rank_in_job(experiment: Experiment, role: str | None, rank: int | None) -> int:
+    if role is not None or rank is not None:
+        raise RunError(
+            "over MPI the job gives each process its rank: leave out --role and --rank, and start "
+            f"mpiexec -n {experiment.num_clients + 1} calfat run RECIPE, or calfat run RECIPE --local."
+        )
+    from calfat_plugin.host.arguments import refuse_unsupported
+
+    refuse_unsupported(experiment)  # tells what to install, should mpi4py be missing
+    from mpi4py import MPI
+
+    return int(MPI.COMM_WORLD.Get_rank())
 
 
 def take_part(request: Request, party: int, command: list[str]) -> bool:
@@ -63,9 +80,16 @@ def _be_client(request: Request, rank: int) -> None:
     from calfat_plugin.interfaces import RunObserver
     from calfat_plugin.runs.party import open_party_directory, run_client
 
+    if request.experiment.recipe.comm.backend == "MPI" and request.run_dir is not None:
+        request = _below(request, request.run_dir / f"rank-{rank}")  # all of a job are given the same folder
     directory = open_party_directory(request, rank)
     stream = sys.stdout  # the run sends prints to its log
     run_client(request, rank, directory, RunObserver(), lambda line: print(line, file=stream, flush=True))
+
+
+def _below(request: Request, directory: Path) -> Request:
+    resume = request.resume and (directory / "recipe.yaml").exists()
+    return dataclasses.replace(request, run_dir=directory, resume=resume)
 
 
 def _start_everyone(request: Request, command: list[str]) -> None:

@@ -17,6 +17,8 @@ from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.silo import SILO, Address
 
+_BACKENDS = {"GRPC": ("grpc", "grpcio"), "MPI": ("mpi4py", "mpi4py")}
+
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
     """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
@@ -110,13 +112,15 @@ def refuse_unsupported(experiment: Experiment) -> None:
 def _refuse_in_cross_silo(experiment: Experiment) -> None:
     document, recipe = experiment.recipe.document, experiment.recipe
     backend = recipe.comm.backend
-    if backend != "GRPC":
+    if backend not in _BACKENDS:
         raise document.error(
-            ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run in this version; write GRPC."
+            ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run in this version; write GRPC or MPI."
         )
-    if importlib.util.find_spec("grpc") is None:
+    module, package = _BACKENDS[backend]
+    if importlib.util.find_spec(module) is None:
         raise document.error(
-            ("comm_args", "backend"), "GRPC needs the package grpcio: pip install 'calfat-plugin[grpc]'."
+            ("comm_args", "backend"),
+            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower()}]'.",
         )
     for section, values in recipe.host_extra.items():
         scenario = values.get("scenario", "horizontal")

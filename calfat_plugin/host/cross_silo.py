@@ -27,7 +27,6 @@ from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapte
 from calfat_plugin.host import patches  # noqa: E402
 from calfat_plugin.host.arguments import fingerprint, silo_arguments  # noqa: E402
 from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer  # noqa: E402
-from calfat_plugin.host.grpc import GRPCTransport  # noqa: E402
 from calfat_plugin.host.server import SiloServer  # noqa: E402
 from calfat_plugin.host.transport import Transport  # noqa: E402
 
@@ -157,6 +156,12 @@ def work(
 def _transport(experiment: Experiment, rank: int, model_bytes: int) -> Transport:
     limit = experiment.recipe.silo.settings.max_message_mb
     max_message = _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000
+    if experiment.recipe.comm.backend == "MPI":
+        from calfat_plugin.host.mpi import MPITransport
+
+        return MPITransport(rank, experiment.num_clients + 1, max_message)
+    from calfat_plugin.host.grpc import GRPCTransport
+
     return GRPCTransport(rank, experiment.recipe.silo, max_message)
 
 
