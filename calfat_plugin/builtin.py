@@ -21,7 +21,7 @@ from calfat_plugin.evaluators import autoattack, cw, gradient, natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
-from calfat_plugin.trainers import calfat, fedavg, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
+from calfat_plugin.trainers import calfat, fedavg, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
 
 
 @hookimpl
@@ -29,6 +29,7 @@ def calfat_local_trainers() -> Iterable[TrainerEntry]:
     return (
         calfat.ENTRY,
         fedavg.ENTRY,
+        fedawp.ENTRY,
         fedgairat.ENTRY,
         fedmart.ENTRY,
         fedpgd.ENTRY,

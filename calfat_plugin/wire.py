@@ -123,8 +123,8 @@ def _finite(name: str, tensor: Tensor) -> Tensor:
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:
-    """Payload of a message in bytes, framing not counted."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in wire.values())
+    """Payload of a message in bytes, framing not counted; what is no tensor counts nothing (and is refused)."""
+    return sum(int(getattr(value, "nbytes", 0)) for value in wire.values())
 
 
 def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:

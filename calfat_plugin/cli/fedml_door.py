@@ -36,16 +36,6 @@ def main() -> None:
 
         calfat(args=arguments, prog_name="fedml")
         return
-    _host_cli()
+    from calfat_plugin.host.command import main as host
 
-
-def _host_cli() -> None:
-    import warnings
-
-    from calfat_plugin.compat import make_torchvision_importable
-
-    make_torchvision_importable()
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
-    from fedml.cli.cli import cli
-
-    cli()
+    host()

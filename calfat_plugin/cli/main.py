@@ -13,6 +13,7 @@ COMMANDS = {
     "check": "Check a recipe without running it.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
+    "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
     "plugins": "List plugins, or explain one.",
     "certs": "Make test certificates for a cross-silo run.",

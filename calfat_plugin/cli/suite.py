@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -82,20 +78,23 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
 
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
     from calfat_plugin.suites.runner import cores, default_jobs, run_all
+    from calfat_plugin.suites.summary import summarise
 
+    summarise(plan)  # a results file that cannot be read is told now, not after the last run
     console = Console(highlight=False)
     total = len(plan.left)
     at_a_time = min(jobs or default_jobs(plan), max(1, total))
     click.echo(
-        f"{plan.suite.name}: {_runs(total)} to do of {len(plan.runs)}, {at_a_time} at a time with "
-        f"{max(1, cores() // at_a_time)} thread(s) each, in {plan.directory.with_name(plan.suite.runs)}"
+        f"{plan.suite.name}: {total} of {_counted(len(plan.runs), 'run')} to do, {at_a_time} at a time with "
+        f"{_counted(max(1, cores() // at_a_time), 'thread')} each, in {plan.runs_directory}"
+        if total
+        else f"{plan.suite.name}: nothing to do, in {plan.runs_directory}"
     )
-    live = LiveSuiteProgress(console, total) if console.is_terminal and total else None
+    live = LiveSuiteProgress(console, total) if _live(console) and total else None
     observer = live or PlainSuiteProgress(sys.stdout, total)
     outcomes: list[Outcome] = []
     try:
-        with _ending_together():
-            run_all(plan, at_a_time, observer, outcomes)
+        run_all(plan, at_a_time, observer, outcomes)
     except KeyboardInterrupt:
         if live is not None:
             live.stop()
@@ -108,7 +107,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
     bad = [outcome for outcome in outcomes if outcome.status != "finished"]
     if bad:
         fail(
-            f"{_runs(len(bad))} of {len(outcomes)} did not finish.",
+            f"{len(bad)} of {_counted(len(outcomes), 'run')} did not finish.",
             f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {_this_command()}",
             SOME_FAILED,
         )
@@ -121,7 +120,7 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
 
     summary = summarise(plan, outcomes)
     folders = write_tables(summary, out)
-    if console.is_terminal:
+    if _live(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):
             console.print(remark, markup=False, soft_wrap=True)
@@ -138,7 +137,8 @@ def _show_plan(plan: Plan) -> None:
         click.echo(line)
     if plan.left:
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0])])}")
-    click.echo(f"{plan.suite.document.file}: good. {len(plan.cells)} cells, {_runs(len(plan.left))} to do.")
+    cells, runs = _counted(len(plan.cells), "cell"), _counted(len(plan.left), "run")
+    click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
 
 def _download(plan: Plan) -> None:
@@ -156,25 +156,13 @@ def _seeds(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
+def _live(console: Console) -> bool:
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _this_command() -> str:
     return shlex.join(["calfat", *sys.argv[1:]])
-
-
-@contextmanager
-def _ending_together() -> Iterator[None]:
-    """Let a polite kill, or a closed terminal, end the suite and its runs as Ctrl-C does."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signals = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # no SIGHUP on Windows
-    previous = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)

@@ -79,6 +79,8 @@ class LiveSuiteProgress(SuiteObserver):
 
     def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
         detail = f"round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else "")
+        if round == num_rounds:
+            detail = "evaluating"  # with AutoAttack as long as many rounds
         self._bars.update(self._tasks[run.name], total=num_rounds, completed=round, detail=detail)
         self._fractions[run.name] = round / num_rounds
         self._show_whole()
@@ -101,13 +103,16 @@ class LiveSuiteProgress(SuiteObserver):
 
 
 def suite_table(summary: SuiteSummary) -> Table:
-    """The table for a terminal: measured, and beneath it the published number with the difference."""
-    table = Table(title=summary.suite.title, title_justify="left", caption=caption(summary), caption_justify="left")
+    """The table for a terminal: measured, and beneath it the published number with the difference.
+
+    Where the terminal is narrow, cells are folded, never cut.
+    """
+    table = Table(title=summary.suite.title, title_justify="left")
     for axis in summary.suite.axes:
-        table.add_column(Text(axis.name))
+        table.add_column(Text(axis.name), no_wrap=True)
     table.add_column("n", justify="right")
     for metric in summary.metrics:
-        table.add_column(Text(metric.heading), justify="right")
+        table.add_column(Text(metric.heading), justify="right", overflow="fold")
     for index, cell in enumerate(summary.cells):
         following = summary.cells[index + 1 : index + 2]
         ends_group = len(cell.cell.labels) > 1 and any(
@@ -123,7 +128,7 @@ def suite_table(summary: SuiteSummary) -> Table:
 
 
 def _score(score: Score) -> Text:
-    text = Text(measured(score), no_wrap=True)
+    text = Text(measured(score).replace("± ", "±"))  # one word, so that a fold comes before it
     known = beside(score)
     if known:
         style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
@@ -133,13 +138,13 @@ def _score(score: Score) -> Text:
 
 def remarks(summary: SuiteSummary) -> list[str]:
     """The lines beneath the table."""
-    return [f"{cell}: {note}" for cell, note in notes(summary)]
+    return [caption(summary), *(f"{cell}: {note}" for cell, note in notes(summary))]
 
 
 def plan_lines(plan: Plan) -> Iterable[str]:
     """What ``--dry-run`` shows: every run with its state."""
     for run in plan.runs:
-        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out by --only"
+        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out"
         yield f"{state:<10}  {run.name}  {run.directory}"
     for cell in plan.cells:
         if cell.skipped:

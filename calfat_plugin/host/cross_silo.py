@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,8 +22,10 @@ from calfat_plugin.wire import num_bytes
 
 make_torchvision_importable()  # before fedml, which imports torchvision
 
-import fedml  # noqa: E402
-from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
+    import fedml
+    from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 
 from calfat_plugin.host import patches  # noqa: E402
 from calfat_plugin.host.arguments import fingerprint, silo_arguments  # noqa: E402

@@ -7,6 +7,7 @@ from the API, hand in our own trainer, and override the three steps that are our
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,9 +27,11 @@ from calfat_plugin.results import EvaluationResult
 
 make_torchvision_importable()  # before fedml, which imports torchvision
 
-import fedml  # noqa: E402
-from fedml.simulation.sp.fedavg.client import Client  # noqa: E402
-from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
+    import fedml
+    from fedml.simulation.sp.fedavg.client import Client
+    from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.host import patches  # noqa: E402
 from calfat_plugin.host.arguments import host_arguments  # noqa: E402

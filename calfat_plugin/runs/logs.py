@@ -6,7 +6,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,10 @@ class _QuietFileHandler(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the base class's name)
         """Nothing; the base class would print to stderr, which leads back here."""
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 class _PrintsToLog(io.TextIOBase):

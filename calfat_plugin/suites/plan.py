@@ -103,6 +103,11 @@ class Plan:
         return SUITES_ROOT / self.suite.name
 
     @property
+    def runs_directory(self) -> Path:
+        """Where the run directories are."""
+        return SUITES_ROOT / self.suite.runs
+
+    @property
     def left(self) -> tuple[PlannedRun, ...]:
         """What is to run now."""
         return tuple(run for run in self.runs if run.state != "finished" and run.cell.name in self.chosen)
@@ -135,13 +140,12 @@ def make_plan(
     cells = tuple(_cells(suite, registry, overrides))
     _refuse_twins(suite, cells)
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
-    root = SUITES_ROOT / suite.runs
     runs, changes = [], []
     for seed in chosen_seeds:
         for cell in cells:
             if cell.experiment is None:
                 continue
-            directory = root / cell.folder / f"seed-{seed}"
+            directory = SUITES_ROOT / suite.runs / cell.folder / f"seed-{seed}"
             state, change = _state(RunDirectory(directory), cell.experiment, seed)
             runs.append(PlannedRun(cell, seed, directory, state))
             if change:

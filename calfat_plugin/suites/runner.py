@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
@@ -21,10 +23,13 @@ try:
 except ImportError:  # Windows: runs go unlocked
     fcntl = None  # type: ignore[assignment]
 
+PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.main")
 GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
 _ETA = re.compile(r"ETA (\S+)$")
+_EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
 _INTERRUPTED = 130
+_POLL_SECONDS = 0.05
 
 Status = Literal["finished", "failed", "interrupted", "elsewhere", "not tried"]
 
@@ -106,27 +111,31 @@ def environment(slot: int, jobs: int) -> dict[str, str]:
 def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome]) -> None:
     """Run what is left of a plan, ``jobs`` at a time, until all have ended.
 
-    A failed run does not stop the others. KeyboardInterrupt (Ctrl-C) ends all running ones; what they had finished
-    stays on disk, and the interrupt goes on to the caller.
+    A failed run does not stop the others. Ctrl-C, a polite kill or a closed terminal ends all running ones; what they
+    had finished stays on disk. A second one does not wait for them to end by themselves.
 
     Args:
         plan: the suite.
         jobs: runs at a time, >= 1.
         observer: hears of progress.
         outcomes: gets one outcome a run, in the order they end, also when interrupted.
+
+    Raises:
+        KeyboardInterrupt: it was told to stop; no process is left.
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
     pool = _Pool(plan, jobs, observer, outcomes)
-    try:
-        while waiting or pool.children:
-            while waiting and pool.free:
-                pool.start(waiting.popleft())
-            if pool.children:
-                pool.wait()
-    except KeyboardInterrupt:
-        pool.stop()
-        raise
+    with _stopped_by_signals(pool):
+        try:
+            while waiting or pool.children:
+                while waiting and pool.free:
+                    pool.start(waiting.popleft())
+                if pool.children:
+                    pool.wait()
+        except BaseException:
+            pool.stop()
+            raise
 
 
 @dataclass
@@ -142,7 +151,8 @@ class _Child:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
 
-_Event = tuple[_Child, str | None]  # a line of output, or None when the process has ended
+# A line of output, None for it when the process has ended, and None for the whole when the user wants to stop.
+_Event = tuple[_Child, str | None] | None
 
 
 class _Pool:
@@ -154,6 +164,13 @@ class _Pool:
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, PlannedRun] = {}
+        self._told_to_stop = 0
+
+    def ask_to_stop(self) -> None:
+        """Interrupt :meth:`wait`; safe in a signal handler, which must not raise just anywhere: between the start of a
+        process and our note of it, that would leave the process to itself."""
+        self._told_to_stop += 1
+        self._events.put(None)
 
     def start(self, run: PlannedRun) -> None:
         """Start one run, unless it is known not to work or another process is at it."""
@@ -174,7 +191,7 @@ class _Pool:
             return
         slot = self.free.pop(0)
         process = subprocess.Popen(
-            [sys.executable, "-m", "calfat_plugin.cli.main", *command(self.plan, run), "--plain"],
+            [*PROGRAM, *command(self.plan, run), "--plain"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -190,8 +207,15 @@ class _Pool:
         self.observer.run_started(run)
 
     def wait(self) -> None:
-        """Handle one event."""
-        child, line = self._events.get()
+        """Handle one event.
+
+        Raises:
+            KeyboardInterrupt: the event was a wish to stop.
+        """
+        event = self._events.get()
+        if event is None:
+            raise KeyboardInterrupt
+        child, line = event
         if line is None:
             self._ended(child)
             return
@@ -207,11 +231,13 @@ class _Pool:
         for child in self.children:
             child.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
-        try:
-            for child in self.children:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            pass
+        impatient = self._told_to_stop + 1
+        while (
+            any(child.process.poll() is None for child in self.children)
+            and time.monotonic() < deadline
+            and self._told_to_stop < impatient
+        ):
+            time.sleep(_POLL_SECONDS)
         for child in self.children[:]:
             if child.process.poll() is None:
                 child.process.kill()
@@ -253,6 +279,22 @@ class _Pool:
         self.observer.run_ended(outcome)
 
 
+@contextmanager
+def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
+    """Turn Ctrl-C, a polite kill and a closed terminal into a wish to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+    previous = [signal.signal(number, lambda signum, frame: pool.ask_to_stop()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
 def _lock(file: IO[str]) -> bool:
     """Claim a file for as long as it is open, and with it the run whose output it keeps."""
     if fcntl is None:
@@ -267,10 +309,12 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _what_went_wrong(lines: Sequence[str], code: int) -> str:
-    """The error that a command printed, or its last line."""
+    """The error that a command printed, or the exception that ended it, or its last line."""
     for line in reversed(lines):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = [line.strip() for line in lines if line.strip()]
+    exceptions = [line for line in said if _EXCEPTION.match(line)]
+    last = (exceptions or said or [""])[-1]
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"{last} ({how})" if last else how

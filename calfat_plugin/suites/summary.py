@@ -91,19 +91,20 @@ class CellSummary:
         return sum(run.status == "finished" for run in self.runs)
 
     @property
+    def left(self) -> list[int]:
+        """The seeds that have not been run, or not to their end; a failed one is no longer left."""
+        return [run.run.seed for run in self.runs if run.status in ("new", "unfinished", "interrupted", "elsewhere")]
+
+    @property
     def notes(self) -> list[str]:
-        """What the numbers alone do not say: skipped, failed, not run yet."""
+        """What the numbers alone do not say: skipped, failed, stopped."""
         if self.cell.skipped:
             return [f"skipped: {self.cell.skipped}"]
-        told = {
+        return [
             f"seed {run.run.seed} {run.status}" + (f": {run.message}" if run.message else "")
             for run in self.runs
             if run.status not in ("finished", "new", "unfinished")
-        }
-        left = [str(run.run.seed) for run in self.runs if run.status in ("new", "unfinished")]
-        if left:
-            told.add(f"not finished yet: seed {', '.join(left)}")
-        return sorted(told)
+        ]
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,9 @@ def caption(summary: SuiteSummary) -> str:
         headings = {metric.label: metric.heading for metric in summary.metrics}
         limits = ", ".join(f"{headings[label]} {points:g}" for label, points in summary.suite.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
+    left = sum(bool(cell.left) for cell in summary.cells)
+    if left:
+        text += f" {left} of {len(summary.cells)} cells have seeds left to run."
     return text
 
 
@@ -274,5 +277,6 @@ def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
             }
             for run in cell.runs
         ],
+        "seeds_left": cell.left,
         "notes": cell.notes,
     }

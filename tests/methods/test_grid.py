@@ -53,6 +53,23 @@ def test_the_grid_is_the_one_of_the_paper_and_more():
     assert by_name["fedgairat"] == by_name["fedrbn"] == ("plain",)
 
 
+@pytest.mark.parametrize("trainer", ["fedpgd", "fedrbn"])
+def test_the_record_says_how_far_clients_moved_and_how_they_differ(trainer):
+    federation = Federation(experiment(trainer))
+    before = federation.server.state
+    downlink = federation.server.downlink()
+    wires = {client: federation.worker.fit(client, 1, downlink) for client in range(3)}
+    record = federation.server.finish_round(1, {client: (30, wire) for client, wire in wires.items()})
+    shared = [name for name, _ in federation.worker._model.named_parameters() if ".norm." not in name]
+    flat = {c: torch.cat([wire[name].double().flatten() for name in shared]) for c, wire in wires.items()}
+    start = torch.cat([before[name].double().flatten() for name in shared])
+    mean = sum(flat.values()) / 3
+    assert record.heterogeneity == pytest.approx(sum((f - mean).square().sum().item() for f in flat.values()) / 2)
+    for client, vector in flat.items():
+        assert record.update_norms[client] == pytest.approx((vector - start).norm().item())
+        assert record.losses[client] == wires[client]["metric/loss"].item()
+
+
 @pytest.mark.parametrize(
     ("trainer", "aggregator"),
     [

@@ -27,7 +27,20 @@ import silo_party
 PATIENCE = 90.0  # seconds; a test that waits longer has failed (nothing waits so long on an idle machine)
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["calfat_plugin.cli.run", "calfat_plugin.runs.party", "calfat_plugin.host.cross_silo"])
+_context.set_forkserver_preload(
+    [
+        "sklearn.datasets",
+        "matplotlib.figure",
+        "calfat_plugin.cli.run",
+        "calfat_plugin.cli.progress",
+        "calfat_plugin.builtin",
+        "calfat_plugin.models",
+        "calfat_plugin.report",
+        "calfat_plugin.runs.party",
+        "calfat_plugin.host.cross_silo",  # but not gRPC, which must not be loaded before a fork
+        "calfat_plugin.host.simulation",
+    ]
+)
 
 RECIPE: dict[str, Any] = {
     "common_args": {"training_type": "cross_silo", "random_seed": 3},

@@ -31,6 +31,7 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         assert "rank 2 was started again" in federation.log(0)
 
 
+@pytest.mark.slow
 def test_client_started_again_joins_the_round_under_way(tmp_path: Path) -> None:
     """Nobody waits for a deadline: the client that died in round 2 gets round 2's model again and answers."""
     with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
@@ -106,6 +107,7 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
         assert f"127.0.0.1:{ports[0]}" in message
 
 
+@pytest.mark.slow
 def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
     with Federation(tmp_path, silo={"round_deadline": 3}) as federation:
         federation.start(0, 1)

@@ -47,7 +47,7 @@ def run_locally(federation: Federation, backend: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("backend", ["MPI", "GRPC"])
+@pytest.mark.parametrize("backend", ["MPI", pytest.param("GRPC", marks=pytest.mark.slow)])
 def test_one_command_starts_all_parties(tmp_path: Path, backend: str) -> None:
     """Server and clients with their lines told apart, and the simulator's model at the end, with SCAFFOLD too."""
     changes = {"aggregator": {"name": "scaffold"}} if backend == "MPI" else {}

@@ -1,0 +1,176 @@
+"""Entries: what an author may write, and what each mistake is told as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from calfat_plugin.entries import Entry, EvaluatorEntry, ModifierEntry, Preset, TrainerEntry
+from calfat_plugin.errors import OptionError, PluginError, RecipeError
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.options import describe_options, option
+from calfat_plugin.recipe import Recipe
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import KINDS, Registry
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Options of a test."""
+
+    steps: int = option(3, low=1, help="how many")
+
+
+@dataclass(frozen=True)
+class Named:
+    """An option that recipes could not tell from the plugin's name."""
+
+    name: str = option("x", help="no")
+
+
+@dataclass(frozen=True)
+class WithLoss:
+    """An option that is a trainer's own key."""
+
+    loss: str = option("ce", help="no")
+
+
+@dataclass(frozen=True)
+class Sized:
+    """An option of a type that recipes cannot express."""
+
+    sizes: tuple[int, ...] = option((1, 2), help="no")
+
+
+def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
+    with pytest.raises(PluginError) as raised:
+        kind(*arguments, **more)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["Pgd", "20pgd", "p g d", "", "pgd/20", None, 3])
+def test_a_name_that_recipes_could_not_write_is_refused(name: Any) -> None:
+    assert refusal(EvaluatorEntry, name, build=dict) == (
+        f"evaluator name {name!r} must begin with a letter and hold only lower-case letters, digits, '-', '_'."
+    )
+
+
+def test_options_that_recipes_could_not_express_are_refused() -> None:
+    assert refusal(TrainerEntry, "t", build=dict, config=Sized) == (
+        "local trainer 't': option 'sizes' has type tuple[int, ...]; use one of Fraction, bool, float, int, str."
+    )
+    assert refusal(TrainerEntry, "t", build=dict, config=dict) == (
+        "local trainer 't': options must be a dataclass, not <class 'dict'>."
+    )
+
+
+def test_options_that_recipes_use_themselves_are_refused() -> None:
+    said = "has an option '{}'; recipes use that key for something else."
+    assert refusal(EvaluatorEntry, "e", build=dict, config=Named) == f"evaluator 'e' {said.format('name')}"
+    assert refusal(TrainerEntry, "t", build=dict, config=WithLoss) == f"local trainer 't' {said.format('loss')}"
+    assert EvaluatorEntry("e", build=dict, config=WithLoss).name == "e"  # only a trainer has a 'loss' beside it
+
+
+def test_presets_and_numbers_for_options_that_are_not_there_are_refused() -> None:
+    said = "which it does not have."
+    assert refusal(EvaluatorEntry, "e", build=dict, number_option="steps") == (
+        f"evaluator 'e' refers to the option 'steps', {said}"
+    )
+    assert refusal(EvaluatorEntry, "e", build=dict, config=Steps, presets={"a": Preset("b", {"step": 1})}) == (
+        f"evaluator 'e' refers to the option 'step', {said}"
+    )
+
+
+def test_a_text_is_imported_when_a_run_needs_it() -> None:
+    assert TrainerEntry("t", build="collections:OrderedDict").load().__name__ == "OrderedDict"
+    assert TrainerEntry("t", build=dict).load() is dict
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        ("no_such_package:Thing", "No module named 'no_such_package'"),
+        ("collections:NoSuch", "module 'collections' has no attribute 'NoSuch'"),
+        ("collections", "module 'collections' has no attribute ''"),
+    ],
+)
+def test_a_text_that_names_nothing_is_told(build: str, reason: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        TrainerEntry("t", build=build).load()
+    assert str(raised.value) == f"local trainer 't' cannot be built: '{build}' does not import ({reason})."
+
+
+# --- what entries say about recipes -----------------------------------------------------------------------------------
+
+
+def at_most_as_many_as_clients(options: Steps, recipe: Recipe) -> None:
+    if options.steps > recipe.train.client_num_in_total:
+        raise OptionError(f"steps: {options.steps} are more than clients.")
+
+
+class Plugin:
+    """Offers a method with a check and a conflict, and a modifier that says where it composes."""
+
+    @hookimpl
+    def calfat_local_trainers(self) -> Any:
+        yield TrainerEntry(
+            "checked", build=dict, config=Steps, check=at_most_as_many_as_clients, conflicts={"fedavg": "of a test."}
+        )
+
+    @hookimpl
+    def calfat_loss_modifiers(self) -> Any:
+        yield ModifierEntry("new", build=dict, methods=("fedpgd",))
+
+
+REGISTRY = Registry.load(entry_points=False, plugins=[Plugin()])
+
+
+def assembled(calfat: str) -> Experiment:
+    return assemble(parse_document(f"train_args: {{client_num_in_total: 5}}\ncalfat: {calfat}\n", "a.yaml"), REGISTRY)
+
+
+def complaint(calfat: str) -> str:
+    with pytest.raises(RecipeError) as raised:
+        assembled(calfat)
+    return str(raised.value)
+
+
+def test_an_entry_checks_its_options_against_the_recipe() -> None:
+    assert (
+        complaint("{trainer: {name: checked, steps: 6}}") == "a.yaml:2: calfat.trainer: steps: 6 are more than clients."
+    )
+
+
+def test_a_method_and_an_aggregator_that_exclude_each_other_are_refused() -> None:
+    assert complaint("{trainer: {name: checked, steps: 2}}") == (
+        "a.yaml:2: calfat.aggregator: aggregator 'fedavg' and local trainer 'checked' cannot work together: of a test."
+    )
+
+
+def test_a_modifier_may_say_with_which_methods_it_composes() -> None:
+    assert assembled("{trainer: {name: fedpgd, loss: new}}").modifier.name == "new"
+    known = ", ".join(sorted(REGISTRY.find(TrainerEntry, "fedtrades")[0].modifiers))
+    assert complaint("{trainer: {name: fedtrades, loss: new}}") == (
+        "a.yaml:2: calfat.trainer.loss: local trainer 'fedtrades' does not compose with the loss modifier 'new'. "
+        f"It composes with: {known}."
+    )
+
+
+# --- the built-in ones ------------------------------------------------------------------------------------------------
+
+BUILT_IN = [entry for kind in KINDS for entry, _ in Registry.load(entry_points=False).offers(kind)]
+
+
+@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda entry: f"{entry.kind} {entry.name}")
+def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
+    assert entry.summary
+    assert not entry.summary.endswith(".")
+    assert len(entry.summary) <= 120
+    assert all(info.help for info in describe_options(entry.config))
+    assert all(preset.help for preset in entry.presets.values())
+    if isinstance(entry, (TrainerEntry, EvaluatorEntry)) and entry.name != "natural":
+        assert entry.citation is not None
+        assert entry.citation.bibtex.startswith("@")

@@ -1,0 +1,134 @@
+"""The plugin of docs/hooks.md, word for word, installed as a distribution of its own: a recipe runs it."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.runner import COMMAND, Ended, python
+from tests.contract.distributions import install
+from tests.contract.test_hooks import PAGE
+
+DIARY = """
+import json
+from calfat_plugin.hookspecs import hookimpl
+
+def write(run, **heard):
+    with (run.directory / "diary.jsonl").open("a") as file:
+        file.write(json.dumps(heard) + "\\n")
+
+@hookimpl
+def calfat_run_started(run):
+    write(run, started=run.start_round, rounds=run.num_rounds, trainer=run.recipe["calfat"]["trainer"])
+
+@hookimpl
+def calfat_round_finished(run, record):
+    written = (run.directory / "rounds.csv").read_text().count("\\n") - 1
+    write(run, round=record.round, clients=record.clients, rows=written)
+
+@hookimpl
+def calfat_run_finished(run, result):
+    write(run, finished=[e.label for e in result.evaluations], results=(run.directory / "results.json").exists())
+
+@hookimpl
+def calfat_run_stopped(run, error):
+    write(run, stopped=str(error))
+"""
+
+
+def quoted(file: str) -> str:
+    """A file as the page shows it."""
+    found = re.search(rf"^`{re.escape(file)}`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/hooks.md does not show {file}"
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder with the distributions and the recipe."""
+
+    folder: Path
+
+    def calfat(self, *arguments: str) -> Ended:
+        """Run ``calfat`` as a process that finds the distributions."""
+        return python(COMMAND, *arguments, cwd=self.folder, path=(self.folder,), timeout=300)
+
+    @property
+    def diary(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "run" / "diary.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("site")
+    setup = configparser.ConfigParser()
+    setup.read_string(quoted("setup.cfg"))
+    (point,) = setup["options.entry_points"]["calfat_plugin"].split("\n")[1:]
+    name, _, target = point.partition(" = ")
+    module = setup["options"]["py_modules"]
+    metadata = setup["metadata"]
+    install(folder, metadata["name"], metadata["version"], {module: quoted("half_fat.py")}, **{name: target})
+    install(folder, "my-diary", "1", {"my_diary": DIARY}, diary="my_diary")
+    (folder / "half_fat.yaml").write_text(quoted("half_fat.yaml"))
+    return Site(folder)
+
+
+def test_it_is_as_short_as_the_page_says() -> None:
+    assert len(quoted("half_fat.py").splitlines()) <= 40
+
+
+def test_it_is_found_and_explained(site: Site) -> None:
+    shown = site.calfat("plugins", "half-fat")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out == (
+        "half-fat (local trainer)\n"
+        "  adversarial and clean examples, mixed by one number\n"
+        "\n"
+        "  formula     min r CE(f(x~), y) + (1 - r) CE(f(x), y)\n"
+        "  in recipes  calfat.trainer\n"
+        "  offered by  half-fat 0.1 (half-fat)\n"
+        "  losses      plain, calibrated\n"
+        "\n"
+        "options\n"
+        "  share: a number, 0 <= value <= 1; default 0.5\n"
+        "      r, weight of the adversarial examples' loss\n"
+        "\n"
+        "cite\n"
+        "  Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015,\n"
+        "    section 6\n"
+    )
+
+
+def test_its_options_are_checked(site: Site) -> None:
+    assert site.calfat("check", "half_fat.yaml", "--set", "calfat.trainer.share=2") == Ended(
+        2,
+        "",
+        "error: --set calfat.trainer.share=2: calfat.trainer.share: got 2 (int), expected a number, 0 <= value <= 1.\n",
+    )
+
+
+def test_a_recipe_runs_it_and_hooks_hear_of_the_run(site: Site) -> None:
+    """One test, because the run is dear: a round of the page's recipe, made small."""
+    small = ["train_args.comm_round=1", "train_args.client_num_in_total=2", "data_args.partition_method=iid"]
+    quick = ["calfat.evaluators=[natural]", "calfat.monitor.evaluators=[natural]", "calfat.threat.steps=1"]
+    settings = [word for setting in small + quick for word in ("--set", setting)]
+    ended = site.calfat("run", "half_fat.yaml", "--run-dir", "run", *settings)
+    assert ended.code == 0, ended.err
+
+    results = json.loads((site.folder / "run" / "results.json").read_text())
+    assert 0.0 < results["evaluations"][0]["accuracy"] <= 1.0
+    environment = json.loads((site.folder / "run" / "environment.json").read_text())
+    assert {"half-fat 0.1 (half-fat)", "my-diary 1 (diary)"} <= set(environment["plugins"])
+
+    started, finished_round, finished = site.diary
+    trainer = started.pop("trainer")
+    assert (trainer["name"], trainer["share"], trainer["loss"]["name"]) == ("half-fat", 0.7, "calibrated")
+    assert started == {"started": 1, "rounds": 1}
+    assert finished_round == {"round": 1, "clients": [0, 1], "rows": 1}
+    assert finished == {"finished": ["natural"], "results": True}

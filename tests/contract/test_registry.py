@@ -1,0 +1,322 @@
+"""Discovery: what installed distributions offer is found; what is wrong with one is told and stops no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from calfat_plugin import __version__
+from calfat_plugin.entries import EvaluatorEntry, ModelEntry, TrainerEntry
+from calfat_plugin.errors import PluginError
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, KINDS, Provider, Registry
+from tests.cli.runner import Ended, python
+from tests.contract.distributions import install
+
+HEAD = "from calfat_plugin.entries import *\nfrom calfat_plugin.hookspecs import hookimpl\n"
+Install = Callable[..., None]
+
+
+def offering(*names: str) -> str:
+    """A module that offers local trainers."""
+    entries = ", ".join(f"TrainerEntry({name!r}, build=dict, summary='of a test')" for name in names)
+    return f"{HEAD}@hookimpl\ndef calfat_local_trainers():\n    return [{entries}]\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs distributions into a folder that comes first on the search path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv(BLOCK_VARIABLE, raising=False)
+    before = set(sys.modules)
+
+    def add(name: str, version: str, modules: dict[str, str], **plugins: str) -> None:
+        install(tmp_path, name, version, modules, **plugins)
+
+    yield add
+    for module in set(sys.modules) - before:
+        if not module.startswith("calfat_plugin"):
+            del sys.modules[module]
+
+
+def failures(registry: Registry) -> list[str]:
+    return [str(failure) for failure in registry.failures]
+
+
+# --- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_an_installed_plugin_is_found(site: Install) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("my-fat", "my-fat-2")}, my_fat="my_hooks")
+    registry = Registry.load()
+    assert {"my-fat", "my-fat-2", "calfat"} <= set(registry.names(TrainerEntry))
+    assert registry.find(TrainerEntry, "my-fat")[0].summary == "of a test"
+    assert registry.provider(TrainerEntry, "my-fat") == Provider("my-fat", "1.1", "my-fat")
+    assert registry.provider(TrainerEntry, "calfat") is BUILT_IN
+    assert registry.plugins() == (BUILT_IN, Provider("my-fat", "1.1", "my-fat"))
+    assert registry.failures == []
+
+
+def test_an_entry_point_may_name_an_instance(site: Install) -> None:
+    source = f"""{HEAD}
+class Hooks:
+    @hookimpl
+    def calfat_models(self):
+        yield ModelEntry("tiny", build=dict)
+hooks = Hooks()
+"""
+    site("my-models", "2.0", {"my_models_hooks": source}, models="my_models_hooks:hooks")
+    assert "tiny" in Registry.load().names(ModelEntry)
+
+
+def test_two_distributions_may_call_their_plugins_alike(site: Install) -> None:
+    site("first", "1", {"first_hooks": offering("one")}, fat="first_hooks")
+    site("second", "1", {"second_hooks": offering("two")}, fat="second_hooks")
+    registry = Registry.load()
+    assert {"one", "two"} <= set(registry.names(TrainerEntry))
+    assert registry.failures == []
+
+
+def test_tests_and_embedders_may_refuse_discovery_and_pass_plugins_in(site: Install) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
+    registry = Registry.load(entry_points=False, plugins=[_offer(TrainerEntry("passed", build=dict))])
+    assert "my-fat" not in registry.names(TrainerEntry)
+    assert registry.provider(TrainerEntry, "passed").distribution == "passed in"
+
+
+@pytest.mark.parametrize("blocked", ["my-fat", "MY_FAT", "other, my.fat", "the-plugin"])
+def test_plugins_can_be_blocked_from_the_environment(
+    blocked: str, site: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site("my-fat", "1.1", {"my_hooks": "raise RuntimeError('imported')"}, the_plugin="my_hooks")
+    monkeypatch.setenv(BLOCK_VARIABLE, blocked)
+    registry = Registry.load()
+    assert registry.plugins() == (BUILT_IN,)
+    assert registry.failures == []
+
+
+def test_the_first_of_two_copies_of_a_distribution_counts(site: Install, tmp_path: Path) -> None:
+    older = tmp_path / "older"
+    older.mkdir()
+    sys.path.append(str(older))
+    try:
+        site("my-fat", "2.0", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
+        install(older, "My.Fat", "1.0", {"my_old_hooks": offering("my-old-fat")}, my_fat="my_old_hooks")
+        registry = Registry.load()
+    finally:
+        sys.path.remove(str(older))
+    assert registry.provider(TrainerEntry, "my-fat").version == "2.0"
+    assert "my-old-fat" not in registry.names(TrainerEntry)
+
+
+def test_discovery_survives_the_host_s_own_importlib_metadata(site: Install, tmp_path: Path) -> None:
+    """fedml pins importlib-metadata 1.7, which takes the search for distributions over when imported."""
+    site("my-fat", "1.1", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
+    program = (
+        "import importlib_metadata\n"
+        "from calfat_plugin.registry import Registry\n"
+        "print([str(provider) for provider in Registry.load().plugins()][-1])"
+    )
+    assert python(program, path=(tmp_path,)) == Ended(0, "my-fat 1.1\n", "")
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def _offer(*entries: TrainerEntry) -> Any:
+    class Plugin:
+        @hookimpl
+        def calfat_local_trainers(self) -> Any:
+            return entries
+
+    return Plugin()
+
+
+def test_a_number_at_the_end_of_a_name_sets_an_option() -> None:
+    registry = Registry.load(entry_points=False)
+    entry, named = registry.find(EvaluatorEntry, "pgd7")
+    assert (entry.name, named) == ("pgd", {"steps": 7})
+    assert registry.find(EvaluatorEntry, "pgd")[1] == {}
+    with pytest.raises(PluginError):
+        registry.find(EvaluatorEntry, "fgsm7")
+
+
+def test_a_whole_name_wins_over_a_name_with_a_number() -> None:
+    registry = Registry.load(entry_points=False)
+    assert registry.find(ModelEntry, "resnet18")[1] == {}
+
+
+def test_an_unknown_name_is_told_with_all_that_may_be_meant(site: Install) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
+    site("slow-at", "0.2", {"slow_hooks": "import apex_of_nvidia"}, slow_at="slow_hooks")
+    registry = Registry.load()
+    built_in = ", ".join(name for name in registry.names(TrainerEntry) if name != "my-fat")
+    with pytest.raises(PluginError) as raised:
+        registry.find(TrainerEntry, "My-Fatt")
+    assert str(raised.value) == (
+        f"no local trainer called 'My-Fatt'. Did you mean 'my-fat'? Known: {built_in} (calfat-plugin {__version__}); "
+        "my-fat (my-fat 1.1). Not loaded: slow-at (slow-at 0.2): ModuleNotFoundError: No module named 'apex_of_nvidia'."
+    )
+
+
+# --- clashes ----------------------------------------------------------------------------------------------------------
+
+
+def refusal() -> str:
+    with pytest.raises(PluginError) as raised:
+        Registry.load()
+    return str(raised.value)
+
+
+def test_a_name_offered_by_two_distributions_is_an_error(site: Install) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("fat")}, mine="my_hooks")
+    site("your-fat", "0.3", {"your_hooks": offering("fat")}, yours="your_hooks")
+    assert refusal() == (
+        "two distributions offer a local trainer called 'fat': my-fat 1.1 and your-fat 0.3. "
+        "Uninstall one of them, or start with CALFAT_BLOCK_PLUGINS=your-fat."
+    )
+
+
+def test_blocking_one_of_two_ends_the_clash(site: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("fat")}, mine="my_hooks")
+    site("your-fat", "0.3", {"your_hooks": offering("fat")}, yours="your_hooks")
+    monkeypatch.setenv(BLOCK_VARIABLE, "your-fat")
+    assert Registry.load().provider(TrainerEntry, "fat").distribution == "my-fat"
+
+
+def test_nobody_replaces_a_built_in(site: Install) -> None:
+    source = f"{HEAD}@hookimpl\ndef calfat_aggregators():\n    yield AggregatorEntry('fedavg', build=dict)\n"
+    site("my-fat", "1.1", {"my_hooks": source}, my_fat="my_hooks")
+    assert refusal() == (
+        f"two distributions offer an aggregator called 'fedavg': calfat-plugin {__version__} and my-fat 1.1. "
+        "Uninstall one of them, or start with CALFAT_BLOCK_PLUGINS=my-fat."
+    )
+
+
+def test_a_distribution_that_clashes_with_itself_is_told_where(site: Install) -> None:
+    site("my-fat", "1.1", {"a_hooks": offering("fat"), "b_hooks": offering("fat")}, a="a_hooks", b="b_hooks")
+    assert refusal() == "my-fat 1.1 offers a local trainer called 'fat' twice, in its plugins a and b."
+
+
+def test_a_plugin_that_clashes_with_itself_is_told_where(site: Install) -> None:
+    site("my-fat", "1.1", {"my_hooks": offering("fat", "fat")}, mine="my_hooks")
+    assert refusal() == "plugin mine (my-fat 1.1) offers a local trainer called 'fat' twice."
+
+
+# --- broken plugins ---------------------------------------------------------------------------------------------------
+
+YIELD = f"{HEAD}@hookimpl\ndef calfat_local_trainers():\n    "
+BROKEN = {
+    "missing module": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "syntax error": (
+        "def broken(:",
+        "SyntaxError: invalid syntax (bad_hooks.py, line 1)",
+    ),
+    "raises on import": ("raise RuntimeError('no\\n  licence')", "RuntimeError: no licence"),
+    "ends the process": ("import sys; sys.exit('bye')", "SystemExit: bye"),
+    "raises without words": ("assert False", "AssertionError"),
+    "misspelt hook": (
+        f"{HEAD}@hookimpl\ndef calfat_local_trainer(): return []",
+        "there is no hook 'calfat_local_trainer'. Did you mean 'calfat_local_trainers'?",
+    ),
+    "hook that raises": (f"{YIELD}raise KeyError('x')", "KeyError: 'x'"),
+    "hook that raises later": (
+        f"{YIELD}yield TrainerEntry('x', build=dict)\n    1/0",
+        "ZeroDivisionError: division by zero",
+    ),
+    "nothing yielded": (
+        f"{YIELD}TrainerEntry('x', build=dict)",
+        "calfat_local_trainers must yield TrainerEntry objects, got nothing; is a 'yield' or 'return' missing?",
+    ),
+    "one entry returned": (
+        f"{YIELD}return TrainerEntry('x', build=dict)",
+        "calfat_local_trainers must yield TrainerEntry objects, got one TrainerEntry that is not in a list.",
+    ),
+    "class yielded": (
+        f"{YIELD}yield dict",
+        "calfat_local_trainers must yield TrainerEntry objects, got the class dict.",
+    ),
+    "entry of another kind": (
+        f"{YIELD}yield ModelEntry('x', build=dict)",
+        "calfat_local_trainers must yield TrainerEntry objects, got a ModelEntry.",
+    ),
+    "name in upper case": (
+        f"{YIELD}yield TrainerEntry('MyFAT', build=dict)",
+        "local trainer name 'MyFAT' must begin with a letter and hold only lower-case letters, digits, '-', '_'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_reported_and_survived(case: str, site: Install) -> None:
+    source, reason = BROKEN[case]
+    site("bad", "0.1", {"bad_hooks": source}, bad="bad_hooks")
+    site("good", "1.0", {"good_hooks": offering("good")}, good="good_hooks")
+    registry = Registry.load()
+    assert failures(registry) == [f"bad (bad 0.1): {reason}"]
+    assert registry.plugins() == (BUILT_IN, Provider("good", "1.0", "good"))
+    assert "good" in registry.names(TrainerEntry)
+    assert "x" not in registry.names(TrainerEntry)
+    assert registry.listeners() == ()
+
+
+def test_a_hook_with_an_argument_of_its_own_is_reported_in_one_line(site: Install) -> None:
+    site("bad", "0.1", {"bad_hooks": f"{HEAD}@hookimpl\ndef calfat_run_started(rum): pass"}, bad="bad_hooks")
+    registry = Registry.load()
+    (failure,) = failures(registry)
+    assert failure.startswith("bad (bad 0.1): PluginValidationError: ")
+    assert "{'rum'} are declared in the hookimpl but can not be found in the hookspec" in failure  # pluggy's words
+    assert "\n" not in failure
+    assert registry.listeners() == ()
+
+
+def test_a_class_instead_of_a_module_is_reported(site: Install) -> None:
+    source = f"{HEAD}class Hooks:\n    @hookimpl\n    def calfat_local_trainers(self): return []\n"
+    site("bad", "0.1", {"bad_hooks": source}, bad="bad_hooks:Hooks")
+    assert failures(Registry.load()) == [
+        "bad (bad 0.1): the entry point names the class Hooks; name an instance or a module."
+    ]
+
+
+def test_an_entry_point_to_nothing_is_reported(site: Install) -> None:
+    site("bad", "0.1", {"bad_hooks": ""}, bad="bad_hooks:hooks")
+    assert failures(Registry.load()) == ["bad (bad 0.1): AttributeError: module 'bad_hooks' has no attribute 'hooks'"]
+
+
+def test_a_plugin_that_breaks_half_way_takes_all_its_hooks_with_it(site: Install) -> None:
+    """Neither what it offered before, nor its hooks of a run's life, are used."""
+    source = f"""{HEAD}
+@hookimpl
+def calfat_aggregators():
+    yield AggregatorEntry("half", build=dict)
+@hookimpl
+def calfat_run_started(run): pass
+@hookimpl
+def calfat_run_finished(run, result, more): pass
+"""
+    site("bad", "0.1", {"bad_hooks": source}, bad="bad_hooks")
+    registry = Registry.load()
+    assert len(registry.failures) == 1
+    assert registry.listeners() == ()
+    assert "half" not in {name for kind in KINDS for name in registry.names(kind)}
+
+
+def test_who_passes_a_plugin_in_hears_of_it_at_once() -> None:
+    class Misspelt:
+        @hookimpl
+        def calfat_locl_trainers(self) -> Any:
+            return ()
+
+    with pytest.raises(PluginError) as raised:
+        Registry.load(entry_points=False, plugins=[Misspelt()])
+    assert str(raised.value) == "there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
+
+
+def test_a_module_without_hooks_is_harmless() -> None:
+    registry = Registry.load(entry_points=False, plugins=[SimpleNamespace()])
+    assert registry.failures == []

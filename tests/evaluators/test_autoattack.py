@@ -1,0 +1,485 @@
+"""AutoAttack through us against pyautoattack called by hand, and going on after an interruption."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyautoattack
+import pytest
+import torch
+from torch import nn
+
+from calfat_plugin.builtin import calfat_evaluators
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.errors import BudgetError, ModelError, OptionError
+from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.subattacks import SubAttacks
+from calfat_plugin.options import parse_options
+from calfat_plugin.threat import ThreatModel
+
+SEED = 5
+QUICK = {"iterations": 3, "queries": 20}
+ENTRIES = {entry.name: entry for entry in calfat_evaluators()}
+
+
+def by_hand(
+    model: nn.Module, data: ImageData, threat: ThreatModel, batch_size: int, version: str, **changes: Any
+) -> list[bool]:
+    """Verdicts of pyautoattack's own call; parameters keep their gradients, as a user's script would have it."""
+    attack = pyautoattack.AutoAttack(
+        model,
+        norm={"linf": "Linf", "l2": "L2"}[threat.norm],
+        eps=float(threat.eps),
+        seed=SEED,
+        version=version,
+        attacks=changes.get("attacks"),
+    )
+    for part in (attack.apgd, attack.apgd_targeted, attack.fab):
+        part.n_iter = changes.get("iterations", part.n_iter)
+    attack.square.n_queries = changes.get("queries", attack.square.n_queries)
+    x_adv, _ = attack.run_standard_evaluation(data.x, data.y, batch_size=batch_size)
+    with torch.no_grad():
+        return (model(x_adv).argmax(1) == data.y).tolist()
+
+
+def through_us(task, scratch: Path, **options: Any):
+    """(verdicts, result); the verdicts are read from the state that is left until somebody removes it."""
+    result = AutoAttack(AutoAttackOptions(seed=SEED, **options)).evaluate(task_in(task, scratch), "autoattack")
+    (state,) = scratch.glob("*.json")
+    return [bit == "1" for bit in json.loads(state.read_text())["robust"]], result
+
+
+def task_in(task, scratch):
+    return dataclasses.replace(task, scratch=scratch)
+
+
+# --- exactly pyautoattack's verdicts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("norm", "version", "attacks"),
+    [
+        ("linf", "standard", None),
+        ("l2", "standard", None),
+        ("linf", "plus", None),
+        ("linf", "rand", None),
+        ("linf", "custom", "square"),
+        ("linf", "custom", "fab-t, fab, apgd-dlr"),  # fab-t leaves fab one restart instead of five
+    ],
+)
+def test_the_verdicts_are_pyautoattacks_on_digits(norm, version, attacks, digits_model, digits, make_task, tmp_path):
+    data = digits.subset(range(30))
+    threat = ThreatModel(norm, 0.15 if norm == "linf" else 0.8, 0.05)
+    task = make_task(digits_model, data, threat=threat, batch_size=8)
+    verdicts, result = through_us(task, tmp_path, version=version, attacks=attacks, **QUICK)
+    names = None if attacks is None else [name.strip() for name in attacks.split(",")]
+
+    assert verdicts == by_hand(digits_model, data, threat, 8, version, attacks=names, **QUICK)
+    assert result.accuracy == result.accuracy_strict == sum(verdicts) / len(verdicts)
+    assert 0 < sum(verdicts) < int(task.clean_correct.sum())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_verdicts_are_pyautoattacks_on_colour_images(norm, colour_model, colour_digits, make_task, tmp_path):
+    threat = ThreatModel(norm, "8/255" if norm == "linf" else 0.5, "2/255")
+    task = make_task(colour_model, colour_digits, threat=threat, batch_size=25)
+    verdicts, _ = through_us(task, tmp_path, **QUICK)
+    assert verdicts == by_hand(colour_model, colour_digits, threat, 25, "standard", **QUICK)
+    assert 0 < sum(verdicts) < int(task.clean_correct.sum())
+
+
+@pytest.mark.slow
+def test_the_verdicts_are_pyautoattacks_at_full_strength(digits_model, digits, make_task, tmp_path):
+    data = digits.subset(range(48))
+    threat = ThreatModel(eps=0.1, step_size=0.025)
+    verdicts, result = through_us(make_task(digits_model, data, threat=threat, batch_size=20), tmp_path)
+    assert verdicts == by_hand(digits_model, data, threat, 20, "standard")
+    assert result.details["warnings"] == []
+
+
+def test_stored_bytes_and_stored_floats_give_the_same_verdicts(colour_model, colour_digits, make_task, tmp_path):
+    stored = ImageData((colour_digits.x * 255).round().to(torch.uint8), colour_digits.y)
+    floats = ImageData(stored.x.float() / 255, stored.y)
+    with torch.no_grad():
+        correct = colour_model(floats.x).argmax(1) == floats.y
+    task = make_task(colour_model, floats, threat=ThreatModel(eps="8/255"))
+    first, _ = through_us(task, tmp_path / "floats", version="custom", attacks="apgd-ce", **QUICK)
+    second, _ = through_us(
+        dataclasses.replace(task, data=stored, clean_correct=correct),
+        tmp_path / "bytes",
+        version="custom",
+        attacks="apgd-ce",
+        **QUICK,
+    )
+    assert first == second
+
+
+def test_torchs_global_stream_and_the_tracer_are_left_as_they_were(digits_model, digits, make_task, tmp_path):
+    def tracer(frame, event, argument):
+        return None
+
+    digits_model.zero_grad()
+    before, traced = torch.get_rng_state(), sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        through_us(make_task(digits_model, digits.subset(range(8))), tmp_path, **QUICK)
+        assert sys.gettrace() is tracer
+    finally:
+        sys.settrace(traced)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in digits_model.parameters())
+
+
+# --- what is reported -------------------------------------------------------------------------------------------------
+
+
+def test_sub_attacks_are_reported_one_by_one(digits_model, digits, make_task, tmp_path):
+    data = digits.subset(range(40))
+    task = make_task(digits_model, data, threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=16)
+    verdicts, result = through_us(task, tmp_path, **QUICK)
+    rows = result.details["sub_attacks"]
+    assert [row["name"] for row in rows] == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    left = [int(task.clean_correct.sum()), *(round(40 * row["accuracy"]) for row in rows)]
+    assert left == sorted(left, reverse=True)
+    assert [row["attacked"] for row in rows] == left[:-1]
+    assert rows[-1]["accuracy"] == result.accuracy == sum(verdicts) / 40
+    assert [row["restarts"] for row in rows] == [1, 1, 1, 1]
+    assert sum(row["seconds"] for row in rows) == pytest.approx(result.seconds, abs=0.5)
+    assert result.implementation == "pyautoattack 0.2.0"
+    assert result.per_class == result.per_class_strict
+    assert result.settings == {
+        "norm": "linf",
+        "eps": "0.15",
+        "attack": "autoattack",
+        "version": "standard",
+        "sub_attacks": ["apgd-ce", "apgd-t", "fab-t", "square"],
+        "iterations": 3,
+        "queries": 20,
+        "target_classes": 9,
+        "seed": SEED,
+        "batch_size": 16,
+        "counting": "strict only: AutoAttack attacks what is classified correctly, and counts an example as broken "
+        "once any sub-attack has broken it",
+    }
+    json.dumps([result.settings, result.details], allow_nan=False)
+
+
+def test_the_seed_is_the_runs_unless_given(digits_model, digits, make_task):
+    task = make_task(digits_model, digits.subset(range(2)), seed=11)
+    options = AutoAttackOptions(version="custom", attacks="square", queries=1)
+    assert AutoAttack(options).evaluate(task, "aa").settings["seed"] == 11
+
+
+def test_progress_only_grows_and_ends_at_all_examples_times_sub_attacks(digits_model, digits, make_task, tmp_path):
+    seen: list[tuple[int, int, int]] = []
+    task = make_task(digits_model, digits.subset(range(30)), batch_size=8, on_progress=lambda *told: seen.append(told))
+    _, result = through_us(task, tmp_path, **QUICK)
+    done = [told[0] for told in seen]
+    assert done == sorted(set(done))
+    assert len(done) > 40  # also inside a batch
+    assert {told[1] for told in seen} == {4 * 30}
+    assert seen[-1] == (120, 120, round(120 * result.accuracy))
+
+
+def test_eps_zero_needs_no_attack(digits_model, digits, make_task):
+    task = make_task(digits_model, digits, threat=ThreatModel(eps=0))
+    result = AutoAttack(AutoAttackOptions()).evaluate(task, "aa")
+    assert result.accuracy == int(task.clean_correct.sum()) / 359
+    assert result.details["sub_attacks"] == []
+
+
+@pytest.mark.parametrize("name", ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"])
+def test_each_sub_attack_is_an_evaluator_of_its_own(name, digits_model, digits, make_task):
+    entry = ENTRIES[name]
+    evaluator = entry.load()(entry.config(**QUICK, max_examples=6))
+    result = evaluator.evaluate(make_task(digits_model, digits), name)
+    assert result.num_examples == 6
+    assert result.settings["sub_attacks"] == [name]
+    assert result.settings["version"] == "custom"
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+def codes(model: nn.Module, data: ImageData, make_task, **options: Any) -> dict[str, str]:
+    task = make_task(model.eval(), data, num_classes=options.pop("num_classes", 10))
+    result = AutoAttack(AutoAttackOptions(**{**QUICK, **options})).evaluate(task, "aa")
+    return {warning["code"]: warning["text"] for warning in result.details["warnings"]}
+
+
+def test_fewer_iterations_and_queries_are_told(digits_model, digits, make_task):
+    found = codes(digits_model, digits.subset(range(3)), make_task)
+    assert found == {
+        "not-published": "3 iterations instead of 100, 20 queries instead of 5000: this is not the published attack."
+    }
+
+
+class Odd(nn.Module):
+    """The digits model, with something odd about its answers."""
+
+    def __init__(self, model: nn.Module, answer: Any) -> None:
+        super().__init__()
+        self.model, self.answer = model, answer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.answer(self.model, x)
+
+
+def test_probabilities_are_told(digits_model, digits, make_task):
+    found = codes(Odd(digits_model, lambda model, x: model(x).softmax(1)), digits.subset(range(6)), make_task)
+    assert found["probabilities"].startswith("the model returns probabilities, not logits")
+
+
+def test_a_randomised_model_is_told_unless_the_version_is_for_it(digits_model, digits, make_task):
+    odd = Odd(digits_model, lambda model, x: model(x + 0.05 * torch.randn_like(x)))
+    data = digits.subset(range(6))
+    assert codes(odd, data, make_task)["randomised"] == (
+        "the model answers differently each time it is asked about the same images: it is randomised. Attacks that "
+        "believe one gradient are then too weak; use autoattack with version: rand."
+    )
+    assert "randomised" not in codes(odd, data, make_task, version="rand", iterations=2)
+
+
+def test_a_dynamic_model_is_told_and_the_next_one_is_not_blamed_for_it(digits_model, digits, make_task):
+    def purify(model, x):
+        with torch.enable_grad():
+            inner = x.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(inner).logsumexp(1).sum(), inner)
+        return model(x + 0.01 * gradient.sign())
+
+    data = digits.subset(range(6))
+    assert codes(Odd(digits_model, purify), data, make_task)["dynamic"].startswith(
+        "the model takes gradients while it predicts"
+    )
+    assert "dynamic" not in codes(digits_model, data, make_task)
+
+
+def test_zero_gradients_and_a_square_that_helps_are_told(digits_model, digits, make_task):
+    # Rounded pixels have no gradient at all, so only Square can break anything.
+    odd = Odd(digits_model, lambda model, x: model((8 * x).round() / 8 + 0 * x))
+    task = make_task(odd.eval(), digits.subset(range(40)), threat=ThreatModel(eps=0.3, step_size=0.1))
+    options = AutoAttackOptions(version="custom", attacks="apgd-dlr, square", iterations=2, queries=150)
+    result = AutoAttack(options).evaluate(task, "aa")
+    found = {warning["code"]: warning["text"] for warning in result.details["warnings"]}
+    assert found["zero-gradients"].endswith(
+        "starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks cannot move. Trust "
+        "Square more than the others here."
+    )
+    assert found["zero-gradients"].split()[0].isdigit()
+    assert found["square-helps"].startswith("Square, which uses no gradients, broke examples")
+
+
+@pytest.mark.parametrize(
+    ("classes", "ran", "told"),
+    [
+        (5, ["apgd-ce", "apgd-t", "fab-t", "square"], {"few-classes"}),
+        (3, ["apgd-ce", "fab-t", "square"], {"few-classes", "not-run"}),
+        (2, ["apgd-ce", "fab-t", "square"], {"few-classes", "not-run"}),
+    ],
+)
+def test_fewer_classes_than_targets(classes, ran, told, make_task):
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(25, classes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        x = torch.rand(12, 1, 5, 5, generator=generator)
+        y = model(x).argmax(1)
+    task = make_task(model, ImageData(x, y), num_classes=classes)
+    result = AutoAttack(AutoAttackOptions(**QUICK)).evaluate(task, "aa")
+    found = {warning["code"]: warning["text"] for warning in result.details["warnings"]}
+    assert result.settings["sub_attacks"] == ran
+    assert found.keys() - {"not-published", "square-helps"} == told
+    assert found["few-classes"] == (
+        f"with {classes} classes the targeted sub-attacks aim at {classes - 1} classes instead of 9."
+    )
+    if "not-run" in told:
+        assert found["not-run"] == (
+            "some sub-attacks were left out, so this is not the published attack. apgd-t: its loss needs 4 classes; "
+            f"there are {classes}."
+        )
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_mode_is_refused(digits_model, digits, make_task):
+    task = make_task(Odd(digits_model, lambda model, x: model(x)), digits.subset(range(4)))
+    with pytest.raises(ModelError, match=r"the model is in training mode \(module 'Odd'\)"):
+        AutoAttack(AutoAttackOptions()).evaluate(task, "aa")
+
+
+def test_a_sub_attack_outside_the_budget_is_caught_by_name(digits_model, digits, make_task, monkeypatch):
+    monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: (x + 0.5).clamp(0, 1))
+    with pytest.raises(BudgetError, match=r"^evaluator 'aa' \(apgd-ce\): .* left the linf ball of eps 0\.1"):
+        AutoAttack(AutoAttackOptions()).evaluate(make_task(digits_model, digits), "aa")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"version": "custom"},
+            "version: custom and attacks: go together; attacks lists sub-attacks, such as 'apgd-ce, square'. Known: "
+            "apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square.",
+        ),
+        (
+            {"attacks": "square"},
+            "version: custom and attacks: go together; attacks lists sub-attacks, such as 'apgd-ce, square'. Known: "
+            "apgd-ce, apgd-dlr, apgd-t, fab, fab-t, square.",
+        ),
+        (
+            {"version": "custom", "attacks": "apgd-ce, sqare"},
+            "attacks: AutoAttack has no sub-attack 'sqare'. Did you mean 'square'?",
+        ),
+        (
+            {"version": "custom", "attacks": "square,square"},
+            "attacks: 'square' stands there twice; it would repeat itself exactly.",
+        ),
+        (
+            {"version": "standart"},
+            "version: got 'standart' (text), expected one of standard, plus, rand, custom. Did you mean 'standard'?",
+        ),
+        (
+            {"eps": 8},
+            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 ball wider than 1, say norm: l2 "
+            "beside it.)",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_told(options, text):
+    with pytest.raises(OptionError) as caught:
+        parse_options(
+            AutoAttackOptions,
+            options,
+            owner="autoattack",
+            fail=lambda option, complaint: OptionError(f"{option}: {complaint}" if option else complaint),
+        )
+    assert str(caught.value) == text
+
+
+# --- going on after an interruption -----------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """What a test interrupts with."""
+
+
+def interrupted_after(task, scratch, batches, **options):
+    """Evaluate until so many batches are done; returns the number of batches done, all of them in the end."""
+    done = []
+    whole = SubAttacks.perturb
+
+    def counting(self, x, y):
+        if batches is not None and len(done) == batches:
+            raise StoppedError
+        done.append(len(x))
+        return whole(self, x, y)
+
+    SubAttacks.perturb = counting
+    try:
+        return len(done), through_us(task, scratch, **options), done
+    except StoppedError:
+        return len(done), None, done
+    finally:
+        SubAttacks.perturb = whole
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 2, 4), (6, 1, 1, 1)])
+def test_it_goes_on_after_the_last_batch(stops, digits_model, digits, make_task, tmp_path):
+    task = make_task(digits_model, digits.subset(range(30)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=8)
+    _, (verdicts, result), all_batches = interrupted_after(task, tmp_path / "whole", None, **QUICK)
+    pieces = []
+    for stop in stops:
+        count, found, done = interrupted_after(task, tmp_path / "pieces", stop, **QUICK)
+        assert (count, found) == (stop, None)
+        pieces += done
+    _, found, done = interrupted_after(task, tmp_path / "pieces", None, **QUICK)
+    again, resumed = found
+    assert pieces + done == all_batches  # no batch twice, none left out, each of the same examples
+    assert again == verdicts
+    assert resumed.per_class == result.per_class
+    assert resumed.details["warnings"] == result.details["warnings"]
+    strip = [{key: row[key] for key in row if key != "seconds"} for row in result.details["sub_attacks"]]
+    assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.details["sub_attacks"]] == strip
+
+
+def test_what_depends_on_the_order_survives_an_interruption(digits_model, digits, make_task, tmp_path):
+    # fab after fab-t has one restart, also when another process did fab-t.
+    options = {"version": "custom", "attacks": "fab-t, fab", **QUICK}
+    task = make_task(digits_model, digits.subset(range(16)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=8)
+    _, (verdicts, _), _ = interrupted_after(task, tmp_path / "whole", None, **options)
+    interrupted_after(task, tmp_path / "pieces", 2, **options)
+    _, (again, result), done = interrupted_after(task, tmp_path / "pieces", None, **options)
+    assert again == verdicts
+    assert len(done) <= 2
+    assert [row["restarts"] for row in result.details["sub_attacks"]] == [1, 1]
+
+
+def test_a_finished_attack_is_not_repeated(digits_model, digits, make_task, tmp_path):
+    task = make_task(digits_model, digits.subset(range(10)))
+    first, _ = through_us(task, tmp_path, **QUICK)
+    _, (second, _), done = interrupted_after(task, tmp_path, None, **QUICK)
+    assert (second, done) == (first, [])
+
+
+def _other_weights(task, model):
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-6)
+
+
+@pytest.mark.parametrize("change", ["weights", "buffer", "data", "labels", "eps", "seed", "batch_size", "queries"])
+def test_another_model_data_or_setting_never_takes_over_the_state(change, digits_model, digits, make_task, tmp_path):
+    model = nn.Sequential(copy.deepcopy(digits_model)).eval()
+    model.register_buffer("shift", torch.zeros(1), persistent=False)
+    task = make_task(model, digits.subset(range(6)))
+    options: dict[str, Any] = {"version": "custom", "attacks": "square", **QUICK}
+    through_us(task, tmp_path, **options)
+    if change == "weights":
+        _other_weights(task, model)
+    elif change == "buffer":
+        model.shift.add_(1)  # outside the state dict
+    elif change == "data":
+        task = dataclasses.replace(task, data=ImageData(task.data.x * 0.999, task.data.y))
+    elif change == "labels":
+        task = dataclasses.replace(task, data=ImageData(task.data.x, task.data.y.roll(1)))
+    elif change == "eps":
+        task = dataclasses.replace(task, threat=ThreatModel(eps=0.11))
+    elif change == "batch_size":
+        options["batch_size"] = 3
+    elif change == "queries":
+        options["queries"] = 21
+    else:
+        global SEED
+        SEED += 1
+    try:
+        AutoAttack(AutoAttackOptions(seed=SEED, **options)).evaluate(task_in(task, tmp_path), "autoattack")
+    finally:
+        if change == "seed":
+            SEED -= 1
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"format": "calfat-attack-1"}', "[]", '"text"'])
+def test_a_damaged_state_is_left_aside(damage, digits_model, digits, make_task, tmp_path, caplog):
+    task = make_task(digits_model, digits.subset(range(6)))
+    options = {"version": "custom", "attacks": "square", **QUICK}
+    verdicts, _ = through_us(task, tmp_path, **options)
+    (state,) = tmp_path.glob("*.json")
+    state.write_text(damage)
+    with caplog.at_level(logging.WARNING):
+        again, _ = through_us(task, tmp_path, **options)
+    assert again == verdicts
+    assert "cannot be used" in caplog.text
+
+
+def test_nothing_is_written_without_a_scratch_folder(digits_model, digits, make_task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    AutoAttack(AutoAttackOptions(**QUICK)).evaluate(make_task(digits_model, digits.subset(range(4))), "aa")
+    assert list(tmp_path.iterdir()) == []

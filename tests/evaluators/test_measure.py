@@ -1,0 +1,317 @@
+"""What is checked around every evaluator: the model before, the budget within, the model and the result after."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.errors import BudgetError, ModelError, OptionError, PluginError
+from calfat_plugin.evaluators.base import AttackEvaluator
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.evaluators.natural import Natural
+from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.threat import ThreatModel
+
+EPS = 0.1
+
+
+class Linear(nn.Module):
+    """A classifier of 2x2 images into 3 classes, with everything that can go wrong in a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(()))
+        with torch.no_grad():
+            self.last.weight.copy_(torch.arange(12.0).view(3, 4).sin())
+            self.last.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(x.flatten(1))) * self.scale
+
+
+DATA = ImageData(torch.linspace(0, 1, 32).view(8, 1, 2, 2).flip(0).contiguous(), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]))
+
+
+def run(
+    evaluator: Evaluator, model: nn.Module | None = None, data: ImageData = DATA, **changes: Any
+) -> EvaluationResult:
+    values: dict[str, Any] = {
+        "num_classes": 3,
+        "threat": ThreatModel(eps=EPS, step_size=0.02),
+        "batch_size": 3,
+        "device": torch.device("cpu"),
+        "seed": 0,
+    }
+    found = measure(Linear().eval() if model is None else model, data, [("cheat", evaluator)], **{**values, **changes})
+    return found["cheat"]
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_training_mode_is_refused_by_the_module():
+    model = Linear().eval()
+    model.dropout.train()
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), model)
+    assert str(caught.value) == (
+        "the model is in training mode (module 'dropout'), so dropout and batch statistics would blur the evaluation. "
+        "Call model.eval() first."
+    )
+
+
+def test_weights_that_are_not_finite_are_named():
+    model = Linear().eval()
+    with torch.no_grad():
+        model.last.weight[1, 2:] = float("nan")
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), model)
+    assert str(caught.value) == (
+        "the model returned nan or inf for clean images: 2 of 12 values of its tensor 'last.weight' are not finite. "
+        "The training diverged (lower train_args.learning_rate), or the checkpoint is damaged."
+    )
+
+
+def test_buffers_that_are_not_finite_are_named():
+    model = Linear().eval()
+    model.scale.fill_(float("inf"))
+    with pytest.raises(ModelError, match="1 of 1 values of its tensor 'scale' are not finite"):
+        run(Natural(None), model)
+
+
+def test_numbers_that_overflow_on_the_way_are_told_from_bad_weights():
+    model = Linear().eval()
+    model.scale.fill_(3e38)
+    model.last.weight.data *= 1e3
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), model)
+    assert str(caught.value) == (
+        "the model returned nan or inf for clean images: its weights are finite, so the numbers grow too large on the "
+        "way."
+    )
+
+
+def test_images_that_do_not_fit_the_model_are_told_by_their_shape():
+    wide = ImageData(torch.rand(4, 3, 5, 5), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), data=wide)
+    assert str(caught.value) == (
+        "the model cannot take images of shape (3, 5, 5) (RuntimeError: mat1 and mat2 shapes cannot be multiplied "
+        "(3x75 and 4x3)). Is it the model of this data set?"
+    )
+
+
+def test_logits_of_another_shape_are_told():
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), num_classes=10)
+    assert str(caught.value) == (
+        "the model returned (3, 3) for 3 images of shape (1, 2, 2); expected logits of shape (3, 10)."
+    )
+
+
+def test_what_is_no_tensor_is_told():
+    class Pair(Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(ModelError, match=r"the model returned a tuple for 3 images"):
+        run(Natural(None), Pair().eval())
+
+
+def test_an_eps_of_eight_is_refused_before_any_attack():
+    with pytest.raises(OptionError, match=r"eps is a fraction of the pixel range, such as 8/255; got 8"):
+        ThreatModel(eps=8)
+
+
+def test_probabilities_are_a_finding_not_an_error():
+    model = nn.Sequential(Linear(), nn.Softmax(dim=1)).eval()
+    (warning,) = run(PGD(PGDOptions(steps=2)), model).details["warnings"]
+    assert warning == {
+        "code": "probabilities",
+        "text": "the model returns probabilities, not logits: every row is in [0, 1] and sums to 1. The gradient of a "
+        "cross-entropy on top of a softmax vanishes, so the attacks are weak and the accuracy under them is too high. "
+        "Let the model return the logits in front of its softmax.",
+    }
+    assert "warnings" not in run(PGD(PGDOptions(steps=2))).details
+
+
+# --- the shared clean pass --------------------------------------------------------------------------------------------
+
+
+def test_one_clean_pass_serves_all_evaluators():
+    model = Linear().eval()
+    calls = []
+    model.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
+    arguments = {"num_classes": 3, "threat": ThreatModel(), "batch_size": 8, "device": torch.device("cpu"), "seed": 0}
+    measure(model, DATA, [("a", Natural(None)), ("b", Natural(None))], **arguments)
+    assert len(calls) == 3
+    calls.clear()
+    correct = clean_correct(model, DATA, num_classes=3, batch_size=8, device=torch.device("cpu"))
+    measure(model, DATA, [("a", Natural(None))], correct=correct, **arguments)
+    assert len(calls) == 2
+
+
+# --- the budget -------------------------------------------------------------------------------------------------------
+
+
+class Cheat(AttackEvaluator):
+    """A plugin that overrides ``craft`` alone."""
+
+    def __init__(self, crafted: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(None)
+        self.crafted = crafted
+
+    def settings(self, task: EvaluationTask) -> dict[str, Any]:
+        return {}
+
+    def craft(self, task, x, y, noise):
+        return self.crafted(x)
+
+
+def at_one_pixel(value: Callable[[torch.Tensor], torch.Tensor], pixel: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def crafted(x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten().clone()
+        where = pixel % len(flat)
+        flat[where] = value(flat[where])
+        return flat.view_as(x)
+
+    return crafted
+
+
+PIXEL = st.integers(0, 31)
+EXCESS = st.floats(1e-5, 1e3, allow_nan=False)
+
+
+@given(pixel=PIXEL, excess=EXCESS, sign=st.sampled_from([-1, 1]))
+def test_a_plugin_outside_eps_is_caught_by_name(pixel, excess, sign):
+    with pytest.raises(
+        BudgetError, match=r"^evaluator 'cheat': \d of \d adversarial examples left the linf ball of eps"
+    ):
+        run(Cheat(at_one_pixel(lambda value: value + sign * (EPS + excess), pixel)))
+
+
+@given(excess=st.floats(1e-5, EPS, exclude_max=True), sign=st.sampled_from([-1, 1]))
+def test_a_plugin_outside_the_pixel_range_is_caught_by_name(excess, sign):
+    # Black and white images, so that a step inside eps leaves the range.
+    data = ImageData((DATA.x > 0.5).float(), DATA.y)
+    edge = 1.0 if sign > 0 else 0.0
+
+    def crafted(x):
+        return torch.where(x == edge, x + sign * excess, x)
+
+    with pytest.raises(BudgetError, match=r"^evaluator 'cheat': .* left the pixel range \[0, 1\]"):
+        run(Cheat(crafted), data=data)
+
+
+@given(pixel=PIXEL, value=st.sampled_from([float("nan"), float("inf"), float("-inf")]))
+def test_a_plugin_that_returns_no_numbers_is_caught_by_name(pixel, value):
+    with pytest.raises(BudgetError, match=r"^evaluator 'cheat': 1 of \d adversarial examples hold nan or inf"):
+        run(Cheat(at_one_pixel(lambda old: torch.tensor(value), pixel)))
+
+
+@given(shape=st.sampled_from([(3, 1, 2), (3, 1, 2, 3), (1, 1, 2, 2), (3, 4)]))
+def test_a_plugin_that_returns_another_shape_is_caught_by_name(shape):
+    with pytest.raises(BudgetError, match=r"^evaluator 'cheat': returned adversarial examples of shape"):
+        run(Cheat(lambda x: torch.zeros(shape)))
+
+
+@given(excess=st.floats(0.01, 1))
+def test_a_plugin_that_moves_the_clean_image_along_is_caught_by_name(excess):
+    with pytest.raises(BudgetError, match=r"^evaluator 'cheat': "):
+        run(Cheat(lambda x: x.add_(EPS + excess)))
+
+
+@given(shift=st.floats(-EPS, EPS))
+def test_an_honest_plugin_passes(shift):
+    result = run(Cheat(lambda x: (x + shift).clamp(0, 1)))
+    assert 0 <= result.accuracy_strict <= result.accuracy <= 1
+    assert result.settings == {"norm": "linf", "eps": "0.1"}
+
+
+def test_l2_budgets_are_checked_too():
+    threat = ThreatModel("l2", 0.5, 0.1)
+    run(Cheat(lambda x: (x + 0.25).clamp(0, 1)), threat=threat)  # at most 0.5 long on 4 pixels
+    with pytest.raises(BudgetError, match=r"left the l2 ball of eps 0\.5; the worst is example"):
+        run(Cheat(lambda x: (x - 0.3).abs().clamp(0, 1)), threat=threat)
+
+
+def test_a_plugin_cannot_relabel_the_examples():
+    class Relabel(Cheat):
+        def craft(self, task, x, y, noise):
+            y.copy_(task.model(x).argmax(1))
+            return x
+
+    assert run(Relabel(lambda x: x)).accuracy == run(Natural(None)).accuracy
+
+
+# --- the model and the result after -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: nn.init.ones_(model.last.bias),
+        lambda model: model.scale.mul_(2),
+        lambda model: model.train(),
+        lambda model: setattr(model, "last", nn.Linear(4, 3)),
+    ],
+    ids=["weights", "buffers", "mode", "module"],
+)
+def test_an_evaluator_that_changes_the_model_is_caught_by_name(change):
+    class Vandal(Evaluator):
+        def evaluate(self, task, label):
+            result = Natural(None).evaluate(task, label)
+            change(task.model)
+            return result
+
+    with pytest.raises(ModelError) as caught:
+        run(Vandal())
+    assert str(caught.value) == (
+        "evaluator 'cheat' changed the model it was to measure (weights, buffers or training mode), so no number after "
+        "it would be about the same model."
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        (0.9, "evaluator 'cheat' returned a float; expected an EvaluationResult."),
+        ({"accuracy": 1.2}, "evaluator 'cheat' returned accuracy 1.2; expected a fraction in [0, 1]."),
+        ({"accuracy": 90}, "evaluator 'cheat' returned accuracy 90; expected a fraction in [0, 1]."),
+        (
+            {"accuracy_strict": float("nan")},
+            "evaluator 'cheat' returned accuracy_strict nan; expected a fraction in [0, 1].",
+        ),
+    ],
+)
+def test_a_result_that_makes_no_sense_is_refused(returned, text):
+    class Odd(Evaluator):
+        def evaluate(self, task, label):
+            result = Natural(None).evaluate(task, label)
+            return dataclasses.replace(result, **returned) if isinstance(returned, dict) else returned
+
+    with pytest.raises(PluginError) as caught:
+        run(Odd())
+    assert str(caught.value) == text
+
+
+def test_tallies_of_an_attack_land_in_the_details():
+    class Counting(Cheat):
+        def craft(self, task, x, y, noise):
+            task.tally("examples", len(x))
+            task.tally("batches", 1)
+            return x
+
+    assert run(Counting(lambda x: x)).details == {"examples": 8, "batches": 3}

@@ -1,0 +1,246 @@
+"""Server and worker take nothing that they are sent for granted."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.entries import AggregatorEntry, ModelEntry, TrainerEntry
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.trainers.base import TrainBatch
+from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
+from calfat_plugin.wire import Wire, pack_refusal, pack_update, unpack_downlink, unpack_update
+from tests.host.federation import experiment, run
+from tests.methods.helpers import Federation
+
+
+class Plugin:
+    """Offers what the tests need."""
+
+    @hookimpl
+    def calfat_local_trainers(self) -> list[TrainerEntry]:
+        return [
+            TrainerEntry("diverging", build=Diverging, config=CalFATOptions),
+            TrainerEntry("misshapen", build=Misshapen, config=CalFATOptions),
+        ]
+
+    @hookimpl
+    def calfat_aggregators(self) -> list[AggregatorEntry]:
+        return [AggregatorEntry("transposing", build=Transposing), AggregatorEntry("drawing", build=Drawing)]
+
+    @hookimpl
+    def calfat_models(self) -> list[ModelEntry]:
+        return [ModelEntry("dropping", build=dropping)]
+
+
+class Diverging(CalFAT):
+    """Client 1 diverges in round 1; in round 3 all do."""
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        lost = batch.task.round == 3 or (batch.task.round, batch.task.client) == (1, 1)
+        return super().train_loss(batch) * (math.nan if lost else 1.0)
+
+
+class Misshapen(CalFAT):
+    """Client 0 returns a model of another shape, and client 2 weights that are not finite."""
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        update = super().fit(task)
+        state = dict(update.state)
+        if task.client == 0:
+            state["classifier.bias"] = torch.zeros(3)
+        if task.client == 2:
+            state["classifier.bias"] = torch.full((10,), math.inf)
+        return LocalUpdate(state, update.num_examples, client_state={"kept": torch.ones(1)})
+
+
+class Transposing(Aggregator):
+    """Returns tensors of wrong shapes."""
+
+    def __init__(self, options: Any) -> None:
+        pass
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        return Aggregate({name: tensor.reshape(-1) for name, tensor in task.updates[0].state.items()})
+
+
+class Drawing(Aggregator):
+    """Adds noise from the global generators, as a careless author would."""
+
+    def __init__(self, options: Any) -> None:
+        pass
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        noise = random.random() + np.random.rand() + torch.rand(())
+        return Aggregate({name: tensor + noise for name, tensor in task.updates[0].state.items()})
+
+
+def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    pixels = in_channels * image_size[0] * image_size[1]
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(pixels, num_classes))
+
+
+# --- a client that has no update --------------------------------------------------------------------------------------
+
+
+def test_a_client_that_diverges_is_left_out_by_name_and_the_round_goes_on() -> None:
+    ran = run(experiment(Plugin(), calfat__trainer="diverging"))
+    first, second = ran.records
+    assert first.clients == (0, 2, 3, 4)
+    assert first.refused == {
+        1: "client 1, round 1, epoch 1: the training loss is nan within the first 1 batches. "
+        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
+    }
+    assert sorted(first.losses) == sorted(first.update_norms) == [0, 2, 3, 4]
+    assert second.clients == (0, 1, 2, 3, 4)
+    assert second.refused == {}
+
+
+def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
+    diverging = experiment(Plugin(), calfat__trainer="diverging", train_args__comm_round=3)
+    with pytest.raises(UpdateError) as raised:
+        run(diverging)
+    reasons = [
+        f"  client {client}, round 3, epoch 1: the training loss is nan within the first 1 batches. "
+        "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
+        for client in range(5)
+    ]
+    told = "round 3: not one client delivered a usable update."
+    assert str(raised.value) == "\n".join([told, *reasons])
+
+
+def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
+    ran = run(experiment(Plugin(), calfat__trainer="misshapen"))
+    for record in ran.records:
+        assert record.clients == (1, 3, 4)
+        assert record.refused == {
+            0: "client 0: tensor 'classifier.bias' has shape (3,), expected (10,)",
+            2: "client 2: tensor 'classifier.bias' holds 10 nan or inf among 10 values",
+        }
+    assert sorted(ran.snapshots[-1].client_states) == [1, 3, 4]
+
+
+def test_an_aggregator_that_returns_wrong_shapes_is_refused_by_name() -> None:
+    with pytest.raises(UpdateError) as raised:
+        run(experiment(Plugin(), calfat__aggregator="transposing"))
+    told = str(raised.value)
+    assert told.startswith("aggregator 'transposing': tensor '")
+    assert " has shape (" in told
+    assert "), expected (" in told
+
+
+# --- messages that no client of ours would send -----------------------------------------------------------------------
+
+
+def uploads_of(federation: Federation) -> dict[int, tuple[int, Wire]]:
+    """Three clients whose models are the global one plus 1, 2 and 3."""
+    state = federation.server.state
+    return {
+        client: (10, pack_update(LocalUpdate({n: t + client + 1 for n, t in state.items()}, 10, metrics={"loss": 1.0})))
+        for client in range(3)
+    }
+
+
+def tampered(federation: Federation, change: Any) -> tuple[str, float]:
+    """(reason to refuse client 1, how far the global model moved)."""
+    uploads: Any = uploads_of(federation)
+    uploads[1] = change(*uploads[1])
+    before = federation.server.state
+    record = federation.server.finish_round(1, uploads)
+    assert record.clients == (0, 2)
+    moved = {float((federation.server.state[name] - before[name]).mean()) for name in before}
+    return record.refused[1], pytest.approx(moved.pop()) if len(moved) == 1 else sum(moved) / len(moved)
+
+
+def without(wire: Mapping[str, Tensor], name: str) -> Wire:
+    return OrderedDict((key, value) for key, value in wire.items() if key != name)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda n, wire: (n, pack_refusal("out of memory")), "client 1: out of memory"),
+        (lambda n, wire: (0, wire), "client 1: it claims 0 training examples; expected 1 or more"),
+        (lambda n, wire: (-5, wire), "client 1: it claims -5 training examples; expected 1 or more"),
+        (lambda n, wire: (math.nan, wire), "client 1: it claims nan training examples; expected 1 or more"),
+        (
+            lambda n, wire: (n, {**wire, "extra": "text"}),
+            "client 1: its message cannot be read: 'extra' is no tensor under a text name",
+        ),
+        (
+            lambda n, wire: (n, {**wire, 3: torch.zeros(1)}),
+            "client 1: its message cannot be read: '3' is no tensor under a text name",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "metric/loss": torch.zeros(2)}),
+            "client 1: its 'metric/loss' has shape (2,) and type torch.float32; expected a number",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "scaffold/delta": torch.tensor([1.0, math.nan])}),
+            "client 1: its 'scaffold/delta' holds nan or inf",
+        ),
+        (
+            lambda n, wire: (n, without(wire, "classifier.bias")),
+            "client 1: tensor 'classifier.bias' is missing",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "clasifier.bias": torch.zeros(10)}),
+            "client 1: tensor 'clasifier.bias' is unknown to the global model. Did you mean 'classifier.bias'?",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "classifier.bias": torch.zeros(10, dtype=torch.float64)}),
+            "client 1: tensor 'classifier.bias' has dtype torch.float64, expected torch.float32",
+        ),
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused_by_name_and_does_not_move_the_model(change: Any, reason: str) -> None:
+    told, moved = tampered(Federation(experiment()), change)
+    assert told == reason
+    assert moved == pytest.approx(2.0)  # the mean of clients 0 and 2, which moved by 1 and 3
+
+
+def test_a_refusal_may_hold_anything() -> None:
+    for tensor in (torch.tensor([-1.0, 300.0, math.nan]), torch.zeros(0), torch.zeros(2, 2, dtype=torch.bool)):
+        with pytest.raises(UpdateError):
+            unpack_update({"refused/reason": tensor}, 1)
+
+
+def test_messages_come_back_as_they_went() -> None:
+    update = LocalUpdate(
+        {"w": torch.ones(2)}, 7, extras={"scaffold/c": torch.zeros(1)}, metrics={"loss": 0.1}, client_state={"own": 1}
+    )
+    received = unpack_update(pack_update(update), 7)
+    assert (received.state, received.extras, received.metrics) == (update.state, update.extras, update.metrics)
+    assert received.client_state == {}  # it never leaves the client
+    downlink = unpack_downlink({"w": torch.ones(1), "scaffold/c": torch.zeros(1)})
+    assert (list(downlink.state), list(downlink.extras)) == (["w"], ["scaffold/c"])
+
+
+# --- randomness of others ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"model_args__model": "dropping"}, {"calfat__aggregator": "drawing"}],
+    ids=["dropout", "an aggregator that draws"],
+)
+def test_who_draws_from_global_generators_still_gets_derived_randomness(values: dict[str, Any]) -> None:
+    def weights(resume: bool) -> list[float]:
+        drawing = experiment(Plugin(), train_args__comm_round=3, **values)
+        whole = run(drawing)
+        random.random(), np.random.rand(), torch.rand(1)  # the world moves on
+        last = run(drawing, resume_from=whole.snapshots[0]) if resume else whole
+        return [float(tensor.double().sum()) for tensor in last.snapshots[-1].global_state.values()]
+
+    assert weights(resume=True) == weights(resume=False)

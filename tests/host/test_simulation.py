@@ -1,0 +1,246 @@
+"""FedML's own simulator drives our parties, and its wrong results do not reach our users (docs/host.md)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calfat_plugin import parties
+from calfat_plugin.entries import DatasetEntry, TrainerEntry
+from calfat_plugin.errors import HostError, RecipeError
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.host import patches, simulation
+from calfat_plugin.host.arguments import host_arguments, refuse_unsupported
+from calfat_plugin.interfaces import LocalTask, LocalTrainer
+from calfat_plugin.results import LocalUpdate
+from tests.host.federation import experiment, run
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[tuple[str, Any]]) -> None:
+    """Note (name, arguments) of every call of a method, and call it."""
+    original = getattr(owner, name)
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        calls.append((name, arguments[1:]))
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize("per_round", [5, 2])
+def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyPatch, per_round: int) -> None:
+    calls: list[tuple[str, Any]] = []
+    for owner, name in (
+        (simulation.fedml.FedMLRunner, "run"),
+        (simulation.FedAvgAPI, "train"),
+        (parties.Server, "start_round"),
+        (simulation.Client, "train"),
+        (parties.Worker, "fit"),
+        (parties.Server, "finish_round"),
+    ):
+        count_calls(monkeypatch, owner, name, calls)
+    ran = run(experiment(train_args__comm_round=3, train_args__client_num_per_round=per_round))
+
+    names = [name for name, _ in calls]
+    # The host's runner calls the API's run, which calls the host's train: two methods are called "train".
+    assert names == ["run", "train", *(["start_round", *["train", "fit"] * per_round, "finish_round"] * 3)]
+    fits = [arguments[:2] for name, arguments in calls if name == "fit"]
+    assert fits == [(client, record.round) for record in ran.records for client in record.clients]
+    assert [record.round for record in ran.records] == [1, 2, 3]
+    assert {len(record.clients) for record in ran.records} == {per_round}
+
+
+class Drifter(LocalTrainer):
+    """Notes the weights that each client starts from, then moves far away from them."""
+
+    starts: list[tuple[int, int, torch.Tensor]]
+
+    def __init__(self, options: Any, modifier: Any) -> None:
+        pass
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        weights = torch.cat([parameter.detach().flatten() for parameter in task.model.parameters()])
+        self.starts.append((task.round, task.client, weights.clone()))
+        with torch.no_grad():
+            for parameter in task.model.parameters():
+                parameter.add_(task.client + 1)
+        return LocalUpdate(dict(task.model.state_dict()), len(task.data))  # not copied, on purpose
+
+
+class DrifterPlugin:
+    @hookimpl
+    def calfat_local_trainers(self) -> list[TrainerEntry]:
+        return [TrainerEntry("drifter", build=Drifter)]
+
+
+def test_every_client_starts_from_the_global_weights() -> None:
+    """Defect 5: in its first round the host hands client k the weights that client k-1 ended with."""
+    Drifter.starts = []
+    drift = experiment(DrifterPlugin(), calfat__trainer="drifter")
+    ran = run(drift)
+    dataset = drift.load_dataset()
+    initial = drift.build_model(dataset, drift.build_trainer())
+    first = torch.cat([parameter.detach().flatten() for parameter in initial.parameters()])
+    second = torch.cat([tensor.flatten() for tensor in ran.snapshots[0].global_state.values()])
+
+    assert [(round, client) for round, client, _ in Drifter.starts] == [(r, c) for r in (1, 2) for c in range(5)]
+    for round, _, weights in Drifter.starts:
+        assert torch.equal(weights, first if round == 1 else second)
+    # The clients moved by 1 to 5, with equally many examples each: the mean moved by 3.
+    assert torch.allclose(second, first + 3, atol=1e-5)
+
+
+def test_clients_are_drawn_by_the_runs_seed_and_round() -> None:
+    """Defect 7: the host draws by the round alone, whatever the seed, and alike in its rounds 0 and 1."""
+
+    def drawn(seed: int) -> list[tuple[int, ...]]:
+        ran = run(
+            experiment(
+                common_args__random_seed=seed,
+                train_args__client_num_in_total=10,
+                train_args__client_num_per_round=3,
+                train_args__comm_round=4,
+            )
+        )
+        return [record.clients for record in ran.records]
+
+    one, other = drawn(0), drawn(1)
+    assert one == drawn(0)
+    assert one != other
+    assert one[0] != one[1]
+    for clients in (*one, *other):
+        assert len(set(clients)) == 3
+        assert list(clients) == sorted(clients)
+        assert set(clients) <= set(range(10))
+    hosts_own = [sorted(np.random.RandomState(round).choice(range(10), 3, replace=False)) for round in range(4)]
+    assert [list(clients) for clients in one] != hosts_own
+
+
+def test_drawing_clients_is_fair_and_leaves_numpys_generator_alone() -> None:
+    before = np.random.get_state()
+    drawn = [parties.sample_clients(7, round, 10, 3) for round in range(1, 2001)]
+    after = np.random.get_state()
+    assert before[0] == after[0]
+    assert np.array_equal(before[1], after[1])
+    assert before[2:] == after[2:]
+    counts = np.bincount(np.concatenate(drawn), minlength=10)
+    assert np.all(np.abs(counts - 600) < 5 * (2000 * 0.3 * 0.7) ** 0.5)  # five standard deviations
+    assert parties.sample_clients(7, 1, 10, 10) == parties.sample_clients(8, 5, 10, 12) == tuple(range(10))
+
+
+def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect 8: the host tests every client on the full test set, and drops its last batch."""
+    calls: list[tuple[str, Any]] = []
+    count_calls(monkeypatch, parties, "measure", calls)
+    ran = run(experiment(calfat__evaluation={"batch_size": 7}))
+    assert len(calls) == 3  # two rounds and the end
+    assert [evaluation.num_examples for evaluation in ran.evaluations] == [20]
+    assert ran.records[1].evaluations["natural"].accuracy == ran.evaluations[0].accuracy
+
+
+def test_a_data_set_whose_name_the_host_treats_apart() -> None:
+    """The host evaluates data sets called ``stackoverflow...`` in another place, on a data loader we do not have."""
+
+    class Plugin:
+        @hookimpl
+        def calfat_datasets(self) -> list[DatasetEntry]:
+            return [DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets:load_digits")]
+
+    ran = run(experiment(Plugin(), data_args__dataset="stackoverflow-tags"))
+    assert [record.round for record in ran.records] == [1, 2]
+
+
+def test_resuming_from_a_snapshot_gives_the_same_rounds() -> None:
+    """Defect 15: the host has no way back into a run."""
+    whole = run(experiment(train_args__comm_round=4, train_args__client_num_per_round=3))
+    rest = run(experiment(train_args__comm_round=4, train_args__client_num_per_round=3), resume_from=whole.snapshots[1])
+    assert [record.round for record in rest.records] == [3, 4]
+    assert [record.clients for record in rest.records] == [record.clients for record in whole.records[2:]]
+    for name, tensor in whole.snapshots[-1].global_state.items():
+        assert torch.equal(rest.snapshots[-1].global_state[name], tensor)
+
+
+def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
+    """Defect 9: all sections become attributes of one object, where an attack's epsilon would be read as privacy's."""
+    args = vars(host_arguments(experiment(calfat__threat={"eps": "8/255"}), run_id="0"))
+    assert not {"calfat", "trainer", "threat", "eps", "epsilon", "aggregator", "evaluators", "monitor"} & set(args)
+    assert args["learning_rate"] == 0.05
+    assert args["client_num_per_round"] == args["worker_num"] == 5
+    assert args["using_mlops"] is False
+
+
+def test_keys_that_only_the_host_knows_reach_it() -> None:
+    args = host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}), run_id="0")
+    assert (args.server_lr, args.enable_dp) == (0.5, False)
+
+
+def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host takes a plain dict for one model per client."""
+    received = []
+    fit = parties.Worker.fit
+    monkeypatch.setattr(parties.Worker, "fit", lambda *a: received.append(type(a[3])) or fit(*a))
+    run(experiment())
+    assert set(received) == {OrderedDict}
+
+
+def test_another_host_version_is_refused() -> None:
+    patches.check_version("0.9.6")
+    with pytest.raises(HostError) as raised:
+        patches.check_version("0.9.7")
+    assert str(raised.value) == (
+        "fedml 0.9.7 is installed; calfat_plugin is tested with 0.9.6. Install it with: pip install fedml==0.9.6"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"common_args__training_type": "cross_silo"},
+            "--set common_args.training_type=cross_silo: common_args.training_type: 'cross_silo' cannot be run by this "
+            "version; write simulation.",
+        ),
+        (
+            {"comm_args__backend": "MPI"},
+            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run by this version; write sp (one "
+            "process).",
+        ),
+    ],
+)
+def test_runtimes_that_this_version_lacks(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        refuse_unsupported(experiment(**values))
+    assert str(raised.value) == told
+
+
+@pytest.mark.parametrize(
+    ("tracking", "kept_home"),
+    [
+        ({}, True),
+        ({"tracking_args__enable_tracking": True}, False),
+        ({"tracking_args__enable_wandb": True}, False),
+        ({"common_args__using_mlops": True}, False),
+    ],
+)
+def test_the_host_is_kept_offline_unless_tracking_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tracking: dict[str, Any], kept_home: bool
+) -> None:
+    seen: list[bool] = []
+    fetch = simulation.fedml.core.mlops.fetch_config
+
+    def init(args: SimpleNamespace, check_env: bool, should_init_logs: bool) -> SimpleNamespace:
+        assert not check_env
+        assert not should_init_logs  # it would replace sys.stdout.write
+        seen.append(simulation.fedml.core.mlops.fetch_config is not fetch)
+        return args
+
+    monkeypatch.setattr(simulation.fedml, "init", init)
+    monkeypatch.setattr(simulation.fedml.FedMLRunner, "run", lambda runner: None)
+    run(experiment(**tracking))
+    assert seen == [kept_home]
+    assert simulation.fedml.core.mlops.fetch_config is fetch

@@ -1,0 +1,197 @@
+"""Options: a frozen dataclass described, parsed and written back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calfat_plugin.errors import OptionError
+from calfat_plugin.options import NoOptions, describe, describe_options, option, options_to_plain, parse_options
+
+
+@dataclass(frozen=True)
+class Options:
+    """One option of every type."""
+
+    count: int = option(3, low=1, help="how many", unit="pieces")
+    share: float = option(0.5, low=0, high=1, help="how much")
+    rate: float = option(0.1, low=0, open_low=True, high=1, help="how fast")
+    eps: Fraction | None = option(None, low=0, help="how far", unit="fraction of the pixel range")
+    start: Literal["x", "uniform"] = option("x", help="where from")
+    mode: str = option("fast", choices=("fast", "exact"), help="how")
+    on: bool = option(True, help="whether")
+    word: str = option("a", help="what")
+
+
+@dataclass(frozen=True)
+class Needy:
+    """An option without a default, and a check across options."""
+
+    path: str = option(help="where")
+    low: int = option(0, help="from")
+    high: int = option(1, help="to")
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise OptionError(f"low: {self.low} is above high: {self.high}.")
+
+
+class ToldError(Exception):
+    """What the caller of ``parse_options`` was told."""
+
+
+def parse(config: type, **raw: Any) -> Any:
+    return parse_options(config, raw, owner="'thing'", fail=lambda name, complaint: ToldError(f"{name}: {complaint}"))
+
+
+def told(config: type, **raw: Any) -> str:
+    with pytest.raises(ToldError) as raised:
+        parse(config, **raw)
+    return str(raised.value)
+
+
+def test_defaults() -> None:
+    assert parse(Options) == Options()
+
+
+def test_every_type_is_read_as_yaml_hands_it_over() -> None:
+    read = parse(
+        Options, count="4", share="1e-3", rate=1, eps="8/255", start="uniform", mode="exact", on=False, word="8/255"
+    )
+    assert read == Options(
+        count=4, share=0.001, rate=1.0, eps=Fraction(8, 255), start="uniform", mode="exact", on=False, word="8/255"
+    )
+    assert isinstance(read.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("count", 0, "got 0 (int), expected a whole number, >= 1."),
+        ("count", 2.5, "got 2.5 (float), expected a whole number, >= 1."),
+        ("count", True, "got true (true/false), expected a whole number, >= 1."),
+        ("share", 1.5, "got 1.5 (float), expected a number, 0 <= value <= 1."),
+        ("share", None, "got nothing (null), expected a number, 0 <= value <= 1."),
+        ("rate", 0, "got 0 (int), expected a number, 0 < value <= 1."),
+        ("eps", "-1/255", "got '-1/255' (text), expected a number or a fraction such as 8/255, >= 0, or null."),
+        ("eps", [1], "got [1] (list), expected a number or a fraction such as 8/255, >= 0, or null."),
+        ("start", "unifrom", "got 'unifrom' (text), expected one of x, uniform. Did you mean 'uniform'?"),
+        ("mode", 1, "got 1 (int), expected one of fast, exact. Put quotes around it to make it a text."),
+        ("on", "yes", "got 'yes' (text), expected true or false."),
+        ("on", 1, "got 1 (int), expected true or false."),
+        (
+            "word",
+            False,
+            "got false (true/false), expected a text. YAML reads on, off, yes and no as true or false; put quotes "
+            "around a text.",
+        ),
+        ("word", {"a": 1}, "got {'a': 1} (mapping), expected a text."),
+    ],
+)
+def test_a_wrong_value_is_told(name: str, value: Any, complaint: str) -> None:
+    assert told(Options, **{name: value}) == f"{name}: {complaint}"
+
+
+def test_an_unknown_option_is_told() -> None:
+    assert told(Options, cuont=3) == "cuont: 'thing' has no option 'cuont'. Did you mean 'count'?"
+    assert told(Options, zzzz=3) == (
+        "zzzz: 'thing' has no option 'zzzz'. Known: count, eps, mode, on, rate, share, start, word."
+    )
+    assert told(NoOptions, zzzz=3) == "zzzz: 'thing' has no option 'zzzz'. It has none."
+
+
+def test_a_missing_option_is_told() -> None:
+    assert told(Needy) == "None: 'thing' needs the option 'path': a text."
+
+
+def test_a_check_across_options_is_told() -> None:
+    assert told(Needy, path="here", low=2) == "None: low: 2 is above high: 1."
+
+
+def test_everything_is_described() -> None:
+    count, _, _, eps, start, *_ = describe_options(Options)
+    assert (count.name, count.type, count.default, count.required, count.help, count.unit) == (
+        "count",
+        int,
+        3,
+        False,
+        "how many",
+        "pieces",
+    )
+    assert eps.optional
+    assert start.choices == ("x", "uniform")
+    assert [info.required for info in describe_options(Needy)] == [True, False, False]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A type that recipes cannot express."""
+
+    sizes: list[int] = option((1, 2), help="no")
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Choices that are no texts."""
+
+    size: Literal[1, 2] = option(1, help="no")
+
+
+def test_an_author_s_mistake_is_a_type_error() -> None:
+    allowed = "use one of Fraction, bool, float, int, str"
+    with pytest.raises(TypeError) as raised:
+        describe_options(Listed)
+    assert str(raised.value) == f"option 'sizes' has type list[int]; {allowed}"
+    with pytest.raises(TypeError) as raised:
+        describe_options(Numbered)
+    assert str(raised.value) == f"option 'size' has type typing.Literal[1, 2]; {allowed}"
+    with pytest.raises(TypeError) as raised:
+        describe_options(dict)
+    assert str(raised.value) == "options must be a dataclass, not <class 'dict'>"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, "nothing (null)"),
+        (8, "8 (int)"),
+        (0.5, "0.5 (float)"),
+        (True, "true (true/false)"),
+        ("abc", "'abc' (text)"),
+        ("a\x1b[31m\n", r"'a\x1b[31m\n' (text)"),
+        ("x" * 61, f"'{'x' * 57}...' (text)"),
+        ([1], "[1] (list)"),
+        ({"a": 1}, "{'a': 1} (mapping)"),
+    ],
+)
+def test_values_in_messages(value: Any, words: str) -> None:
+    assert describe(value) == words
+
+
+def test_a_number_that_python_refuses_to_write_out() -> None:
+    assert describe(16**5000) == "a number of thousands of digits (int)"
+
+
+@given(
+    st.builds(
+        Options,
+        count=st.integers(1, 2**40),
+        share=st.floats(0, 1),
+        rate=st.floats(0, 1, exclude_min=True),
+        eps=st.none() | st.fractions(0, 1, max_denominator=10**6),
+        start=st.sampled_from(["x", "uniform"]),
+        on=st.booleans(),
+        word=st.text(),
+    )
+)
+def test_options_survive_yaml_and_json(options: Options) -> None:
+    plain = options_to_plain(options)
+    assert parse(Options, **yaml.safe_load(yaml.safe_dump(plain))) == options
+    assert parse(Options, **json.loads(json.dumps(plain))) == options

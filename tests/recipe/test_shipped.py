@@ -1,0 +1,128 @@
+"""Shipped recipes and presets: each is good, and the recipe as run is a recipe that runs the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calfat_plugin.entries import DatasetEntry, TrainerEntry
+from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
+from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from tests.cli.runner import RECIPES
+
+REGISTRY = Registry.load(entry_points=False)
+SHIPPED = sorted(RECIPES.glob("*.yaml"))
+PRESETS = [
+    (dataset.name, trainer.name, preset)
+    for trainer, _ in REGISTRY.offers(TrainerEntry)
+    for preset in trainer.presets
+    for dataset, _ in REGISTRY.offers(DatasetEntry)
+]
+
+
+def assemble_text(text: str) -> Experiment:
+    return assemble(parse_document(text, "again.yaml"), REGISTRY)
+
+
+def assert_runs_again(experiment: Experiment) -> None:
+    as_run = experiment.as_run()
+    again = assemble_text(yaml.safe_dump(as_run, sort_keys=False)).as_run()
+    assert again == as_run
+    assert same_but_rounds(as_run, again) == []
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
+    experiment = assemble(read_document(file), REGISTRY)
+    refuse_unsupported(experiment)
+    assert experiment.recipe.warnings == ()
+    assert_runs_again(experiment)
+
+
+def test_recipes_are_shipped() -> None:
+    assert {"calfat_digits.yaml", "calfat_cifar10.yaml"} <= {file.name for file in SHIPPED}
+
+
+@pytest.mark.parametrize(("dataset", "trainer", "preset"), PRESETS)
+def test_a_preset_runs_again(dataset: str, trainer: str, preset: str) -> None:
+    text = f"data_args: {{dataset: {dataset}}}\ncalfat: {{trainer: {{name: {trainer}, preset: {preset}}}}}\n"
+    assert_runs_again(assemble_text(text))
+
+
+def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
+    experiment = assemble_text(
+        "data_args: {dataset: cifar10}\ntrain_args: {weight_decay: 0, epochs: 3}\n"
+        "calfat: {trainer: {name: calfat, preset: release, start_noise: 0.01}}\n"
+    )
+    train = experiment.recipe.train
+    assert (train.weight_decay, train.epochs, train.comm_round, train.batch_size) == (0, 3, 150, 128)
+    assert experiment.aggregator.options.weights == "uniform"
+    assert experiment.partition.name == "dirichlet"
+    assert experiment.trainer.options.start_noise == 0.01
+    assert experiment.trainer.options.prior == "counts"
+
+
+def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
+    def setting(preset: str) -> tuple[object, ...]:
+        experiment = assemble_text(
+            f"data_args: {{dataset: cifar10}}\ncalfat: {{trainer: {{name: calfat, preset: {preset}}}}}\n"
+        )
+        trainer = experiment.trainer.options
+        return (
+            trainer.prior,
+            trainer.prior_weight,
+            trainer.scale,
+            experiment.partition.name,
+            experiment.aggregator.options.weights,
+            experiment.recipe.train.weight_decay,
+        )
+
+    assert setting("paper") == ("frequencies", 1.0, 1.0, "dirichlet_plain", "examples", 0.002)
+    assert setting("release") == ("counts", 0.1, 10.0, "dirichlet", "uniform", 0.002)
+    assert setting("repro") == ("frequencies", 1.0, 1.0, "dirichlet", "uniform", 0.002)
+
+
+FULL = """\
+common_args: {random_seed: 7, run_note: mine}
+train_args: {client_num_in_total: 9, learning_rate: 1e-3, weight_decay: 1/500, comm_round: 3}
+dp_args: {enable_dp: false, epsilon: 3}
+calfat:
+  trainer: {name: fedpgd, loss: {name: calibrated, preset: release, delta: 1/3}}
+  threat: {norm: l2, eps: 1/2, step_size: 1/8, steps: 3}
+  evaluators: [natural, {name: pgd5, label: quick}, pgd20]
+  monitor: {every: 2, max_examples: 100, evaluators: [natural]}
+  partition: {seed: null, min_size: 3}
+"""
+
+
+def test_a_recipe_that_uses_everything_runs_again() -> None:
+    experiment = assemble_text(FULL)
+    assert_runs_again(experiment)
+    as_run = experiment.as_run()
+    assert as_run["train_args"]["client_num_per_round"] == 9
+    assert as_run["train_args"]["learning_rate"] == 0.001
+    assert as_run["dp_args"] == {"enable_dp": False, "epsilon": 3}
+    assert as_run["common_args"]["run_note"] == "mine"
+    assert as_run["calfat"]["threat"] == {"norm": "l2", "eps": "0.5", "step_size": "0.125", "steps": 3}
+    assert as_run["calfat"]["trainer"]["loss"]["delta"] == 1 / 3
+    assert [evaluator["name"] for evaluator in as_run["calfat"]["evaluators"]] == ["natural", "pgd5", "pgd20"]
+    assert as_run["calfat"]["evaluators"][1]["label"] == "quick"
+    assert as_run["calfat"]["evaluators"][1]["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "different"),
+    [
+        ("comm_round: 3", []),
+        ("random_seed: 7", ["common_args.random_seed"]),
+        ("norm: l2, eps: 1/2", ["calfat.threat.eps"]),
+    ],
+)
+def test_a_run_may_be_resumed_with_more_rounds_and_nothing_else(change: str, different: list[str]) -> None:
+    first, second = assemble_text(FULL), assemble_text(FULL.replace(change, change[:-1] + "9"))
+    assert same_but_rounds(first.as_run(), second.as_run()) == different

@@ -1,0 +1,209 @@
+"""What cannot be run or resumed is refused with the reason, and the run directory stays as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.parties import Snapshot
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.rounds import RoundsFile
+from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
+
+RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
+
+
+@pytest.fixture(scope="module")
+def stopped(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and a run that was stopped in its third round."""
+    folder = tmp_path_factory.mktemp("stopped")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    assert warm.run(*RUN, cwd=folder, **sabotage("training", 3, "SIGTERM")).code == 130
+    return folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(stopped, copy)
+    return copy
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.txt"}
+
+
+def refused(warm: WarmServer, folder: Path, *arguments: str) -> str:
+    """The error of a command that must be refused and must change nothing."""
+    before = contents(folder)
+    done: Finished = warm.run(*arguments, cwd=folder)
+    assert (done.code, done.out) == (2, "")
+    assert contents(folder) == before
+    return done.err
+
+
+def test_nothing_to_resume(warm: WarmServer, folder: Path) -> None:
+    assert refused(warm, folder, "run", "tiny.yaml", "--resume") == (
+        "error: runs/tiny: no unfinished run with seed 0 to resume (none at all). "
+        "Start one without --resume, or point to one with --run-dir.\n"
+    )
+    assert refused(warm, folder, "run", "tiny.yaml", "--resume", "--run-dir", "elsewhere") == (
+        "error: elsewhere: there is no run here to resume (no recipe.yaml).\n"
+    )
+
+
+def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path) -> None:
+    assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+    (folder / "runs" / "tiny").mkdir(parents=True)
+    (folder / "run").rename(folder / "runs" / "tiny" / "0-20261121-120000")
+    assert refused(warm, folder, *RUN[:-2], "--resume") == (
+        "error: runs/tiny: no unfinished run with seed 0 to resume (1 finished). "
+        "Start one without --resume, or point to one with --run-dir.\n"
+    )
+
+
+def test_another_recipe(warm: WarmServer, folder: Path) -> None:
+    changed = (*RUN, "--resume", "--set", "train_args.learning_rate=0.1", "--set", "calfat.threat.eps=8/255")
+    assert refused(warm, folder, *changed) == (
+        "error: run: the recipe is not the one this run was started with. "
+        "calfat.threat.eps: '0.1' when started, '8/255' now; "
+        "train_args.learning_rate: 0.05 when started, 0.1 now. "
+        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
+    )
+    own = warm.run("run", "run/recipe.yaml", "--resume", "--run-dir", "run", cwd=folder)
+    assert (own.code, own.err) == (0, "")
+
+
+def test_a_finished_run(warm: WarmServer, folder: Path) -> None:
+    assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+    assert refused(warm, folder, *RUN, "--resume") == (
+        "error: run: this run is finished after 3 rounds; 3 are asked for. "
+        "To go further, resume it with --set train_args.comm_round=13.\n"
+    )
+
+
+def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path) -> None:
+    assert refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1") == (
+        "error: run: this run has done 2 rounds; 1 are asked for. "
+        "To go further, resume it with --set train_args.comm_round=12.\n"
+    )
+
+
+def test_a_damaged_checkpoint(warm: WarmServer, folder: Path) -> None:
+    checkpoint = folder / "run" / "checkpoints" / "last.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
+    error = refused(warm, folder, *RUN, "--resume")
+    assert error.startswith("error: run/checkpoints/last.safetensors: the checkpoint cannot be read (")
+    assert error.endswith("). Start the run again, or point to another run directory.\n")
+
+
+def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
+    rounds = folder / "run" / "rounds.csv"
+    header, first, second, *_ = rounds.read_text().splitlines(keepends=True)
+    told = (
+        "error: run/rounds.csv: the rows of rounds 1 to 2, which the checkpoint goes on from, are not all there; "
+        "the file was changed by hand. Start the run again without --resume.\n"
+    )
+    for text in (header + first, header + second + second, header + first + second.rstrip(), first + second, ""):
+        rounds.write_text(text)
+        assert refused(warm, folder, *RUN, "--resume") == told
+    rounds.unlink()
+    assert refused(warm, folder, *RUN, "--resume") == told
+
+
+def test_a_recipe_yaml_changed_by_hand(warm: WarmServer, folder: Path) -> None:
+    (folder / "run" / "recipe.yaml").write_text("calfat: [")
+    error = refused(warm, folder, *RUN, "--resume")
+    assert error.startswith("error: run: cannot be resumed: run/recipe.yaml:1: not valid YAML: ")
+
+
+def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path) -> None:
+    assert refused(warm, folder, *RUN) == (
+        "error: run: there is a run in this directory already. "
+        "Add --resume to go on with it, or choose another --run-dir.\n"
+    )
+
+
+def test_places_where_no_run_directory_can_be(warm: WarmServer, folder: Path) -> None:
+    (folder / "runs").write_text("a file")
+    error = refused(warm, folder, "run", "tiny.yaml")
+    assert error.startswith("error: runs/tiny/0-")
+    assert error.endswith(": the run directory cannot be created (Not a directory).\n")
+    assert refused(warm, folder, "run", "tiny.yaml", "--run-dir", "runs/here") == (
+        "error: runs/here: the run directory cannot be created (Not a directory).\n"
+    )
+
+
+def test_a_start_that_fails_leaves_nothing_behind(warm: WarmServer, folder: Path) -> None:
+    for arguments in ((), ("--run-dir", "new/folder")):
+        missing = ("--set", "data_args.dataset=cifar10", "--set", "data_args.data_cache_dir=nowhere")
+        assert "nowhere" in refused(warm, folder, "run", "tiny.yaml", *missing, *arguments)
+    assert sorted(path.name for path in folder.iterdir()) == ["run", "tiny.yaml"]
+
+
+def test_a_run_that_another_process_writes(warm: WarmServer, folder: Path) -> None:
+    running = warm.start(*RUN, "--resume", cwd=folder, **sabotage("training", 3, "SIGSTOP"))
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while not _stopped(running.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert warm.run(*RUN, "--resume", cwd=folder).err == (
+            "error: run: another process is writing this run. Let it finish, or stop it before you resume.\n"
+        )
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+    done = running.wait()
+    assert (done.code, done.err) == (0, "")
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_full_disk_is_told_and_no_bug() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    record = RoundRecord(1, (0,), {}, {0: 1.0}, {0: 1.0}, 0.0, {}, 1.0, 0, 0)
+    with pytest.raises(RunError) as raised:
+        RoundsFile(full, ["natural"], 1).append(record)
+    told = "/dev/full: cannot be written (No space left on device). Make room, or choose another --run-dir."
+    assert str(raised.value) == told
+
+
+def test_a_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "last.safetensors"
+    with pytest.raises(RunError) as raised:
+        save_checkpoint(path, Snapshot(1, {"w": torch.zeros(1)}), {})
+    assert str(raised.value).startswith(f"{path}: cannot be written (")
+    assert str(raised.value).endswith("). Make room, or choose another --run-dir.")
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    with pytest.raises(RunError) as raised:
+        load_checkpoint(path)
+    assert str(raised.value) == f"{path}: no such checkpoint."
+    save_file({"w": torch.zeros(1)}, path)
+    with pytest.raises(RunError) as raised:
+        load_checkpoint(path)
+    assert str(raised.value) == f"{path}: not a checkpoint of calfat_plugin (its metadata has no calfat_format 1)."
+
+
+def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:
+    """Rows are lines: a reason with a line break in it must not look like two rounds to a resume."""
+    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 2)
+    reason = 'bad, "very\r\nbad"\x0b\u2028news'
+    file.append(RoundRecord(1, (0,), {1: reason}, {0: 1.0}, {0: 1.0}, 0.0, {}, 1.0, 0, 0))
+    assert len(file.path.read_text().splitlines()) == 2
+    file.keep_until(1)

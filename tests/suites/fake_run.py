@@ -1,0 +1,63 @@
+"""Stands in for ``calfat run``: same arguments, same files, same words, no training.
+
+``$FAKE_RUN`` says how trainers behave, as JSON: ``{"fedpgd": "fail"}``. Accuracies follow from trainer and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from calfat_plugin.cli.options import load_experiment
+from calfat_plugin.runs.directory import RunDirectory
+
+ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
+STEP = 0.02  # what one seed more adds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run")
+    parser.add_argument("recipe")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--plain", action="store_true")
+    words = parser.parse_args()
+    experiment = load_experiment(words.recipe, tuple(words.set), words.seed)
+    trainer, rounds = experiment.trainer.name, experiment.num_rounds
+    behaviour = json.loads(os.environ.get("FAKE_RUN", "{}")).get(trainer, "")
+    directory = RunDirectory(words.run_dir)
+    if words.resume:
+        directory.check_same(experiment)
+        print(f"resuming with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+    else:
+        directory = RunDirectory.create(experiment, words.run_dir)
+        print(f"running with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+    if behaviour == "fail":
+        directory.discard()
+        print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
+        sys.exit(2)
+    if behaviour == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for round in range(1, rounds + 1):
+        print(f"round {round:>3}/{rounds}  loss 1.0  0.1 s  ETA 0:0{rounds - round}", flush=True)
+        if behaviour == "crash":
+            raise RuntimeError("two lines\nof words")
+        if behaviour in ("wait", "deaf"):
+            time.sleep(60)
+    evaluations = [
+        {"label": label, "accuracy": value + STEP * words.seed, "num_examples": 100}
+        for label, value in ACCURACY[trainer].items()
+    ]
+    directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Suite files for tests, and a stand-in for ``calfat run`` that needs no training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+BASE = """\
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {comm_round: 2, batch_size: 64, learning_rate: 0.05}
+calfat:
+  trainer: {name: calfat}
+  threat: {eps: 0.1, step_size: 0.05, steps: 2}
+  evaluators: [natural, pgd20]
+  runtime: {threads: 1}
+"""
+
+SUITE = """\
+title: Two methods
+base: base.yaml
+set: {train_args.comm_round: 1}
+seeds: [0, 1]
+metrics: {natural: natural, pgd20: PGD-20}
+axes:
+  method:
+    CalFAT: {}
+    FedPGD: {calfat.trainer: fedpgd}
+"""
+
+FAKE_RUN = (sys.executable, str(Path(__file__).with_name("fake_run.py")))
+
+
+def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str = BASE) -> str:
+    """Write base and suite to ``folder``; returns the suite's file name, relative to it."""
+    (folder / "base.yaml").write_text(base, encoding="utf-8")
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return f"{name}.yaml"

@@ -1,0 +1,167 @@
+"""``calfat suite``: with a stand-in for ``calfat run``, and once with the real thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.cli.suite import suite
+from calfat_plugin.suites import runner
+from tests.suites.files import FAKE_RUN, SUITE, write_suite
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = """
+# Two methods
+
+| method |   n |      natural |       PGD-20 |
+| ------ | --: | -----------: | -----------: |
+| CalFAT |   2 | 81.00 ± 1.41 | 41.00 ± 1.41 |
+| FedPGD |   2 | 61.00 ± 1.41 | 31.00 ± 1.41 |
+
+Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
+after the final round.
+
+tables: runs/suites/tiny
+"""
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write_suite(tmp_path)
+
+
+def call(*words):
+    return CliRunner().invoke(suite, ["tiny.yaml", *words])
+
+
+def test_a_suite_runs_and_shows_its_table():
+    done = call()
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0] == "tiny: 4 of 4 runs to do, 1 at a time with 1 thread each, in runs/suites/tiny"
+    assert lines[1] == "running CalFAT seed 0 in runs/suites/tiny/calfat/seed-0"
+    assert lines[2].startswith("[1/4] CalFAT seed 0: finished in 0:0")
+    assert done.stdout.endswith(TABLE)
+
+    again = call("--out", "copies")
+    assert again.stdout == "tiny: nothing to do, in runs/suites/tiny\n" + TABLE.replace(
+        "tables: runs/suites/tiny", "tables: runs/suites/tiny, copies"
+    )
+    assert Path("copies/tiny.csv").read_text() == Path("runs/suites/tiny/table.csv").read_text()
+
+
+def test_dry_run_lists_and_runs_nothing():
+    done = call("--dry-run", "--seeds", "5", "--only", "FedPGD", "--set", "calfat.threat.eps=8/255")
+    assert done.stdout == (
+        "left out    CalFAT seed 5  runs/suites/tiny/calfat/seed-5\n"
+        "new         FedPGD seed 5  runs/suites/tiny/fedpgd/seed-5\n"
+        "the first one: calfat run base.yaml --set train_args.comm_round=1 --set calfat.trainer=fedpgd "
+        "--set calfat.threat.eps=8/255 --seed 5 --run-dir runs/suites/tiny/fedpgd/seed-5\n"
+        "tiny.yaml: good. 2 cells, 1 run to do.\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_failures_are_shown_and_end_with_1(monkeypatch):
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
+    done = call("--seeds", "0")
+    assert done.exit_code == 1
+    assert "| FedPGD |   0 |       - |      - |" in done.stdout
+    assert "- FedPGD: seed 0 failed: the data set is missing. Do something.\n" in done.stdout
+    assert done.stderr == (
+        "error: 1 of 2 runs did not finish.\n"
+        "What they printed is in seed-*.txt beside their directories. Try them again with:\n"
+        "  calfat suite tiny.yaml\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_go_on(number, monkeypatch):
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "wait"}))
+
+    def stop():
+        output = Path("runs/suites/tiny/fedpgd/seed-0.txt")
+        while not (output.exists() and "round" in output.read_text()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    done = call()
+    thread.join()
+    assert done.exit_code == 130, done.output
+    assert "| CalFAT |   1 |   80.00 |  40.00 |\n| FedPGD |   0 |       - |      - |\n" in done.stdout
+    assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.stdout
+    assert done.stderr == "error: stopped.\nFinished runs are kept. Go on with:\n  calfat suite tiny.yaml\n"
+
+
+@pytest.mark.parametrize("seeds", ["0,x", "", "1,1", "4294967296", "-1"])
+def test_bad_seeds(seeds):
+    done = call("--seeds", seeds)
+    assert done.exit_code == 2
+    assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
+
+
+def test_a_changed_suite_is_refused_before_anything_runs(tmp_path):
+    assert call("--seeds", "0").exit_code == 0
+    write_suite(tmp_path, SUITE.replace("train_args.comm_round: 1", "calfat.threat.steps: 3"))
+    done = call()
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: these runs were started with another recipe than the suite gives them now:\n"
+        "  runs/suites/tiny/calfat/seed-0: calfat.threat.steps: 2 then, 3 now\n"
+        "  runs/suites/tiny/fedpgd/seed-0: calfat.threat.steps: 2 then, 3 now\n"
+        "Take the change back, or move these directories away to run them anew.\n"
+    )
+
+
+def test_download_reads_each_data_set_once():
+    done = call("--download", "--seeds", "0", "--only", "CalFAT")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("digits: 1438 training and 359 test examples\ntiny: 1 of 2 runs to do")
+
+
+@pytest.mark.slow
+def test_the_real_thing_is_interrupted_and_goes_on(tmp_path):
+    """Two methods, two seeds, one round each: stopped after the first run, then finished by the same command."""
+    words = [sys.executable, "-m", "calfat_plugin.cli.main", "suite", "tiny.yaml", "--jobs", "2"]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for line in first.stdout:
+        if line.startswith("[1/4]"):
+            break
+    os.killpg(first.pid, signal.SIGINT)
+    rest, errors = first.communicate(timeout=120)
+    assert first.returncode == 130, rest
+    assert errors == "error: stopped.\nFinished runs are kept. Go on with:\n  calfat suite tiny.yaml --jobs 2\n"
+    runs = tmp_path / "runs" / "suites" / "tiny"
+    kept = {path: path.stat().st_mtime_ns for path in runs.glob("*/seed-*/results.json")}
+    assert 1 <= len(kept) < 4
+
+    second = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    assert f"tiny: {4 - len(kept)} of 4 runs to do" in second.stdout
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    content = json.loads((runs / "suite.json").read_text(encoding="utf-8"))
+    for cell in content["cells"]:
+        assert cell["scores"]["natural"]["n"] == 2
+        for run in cell["runs"]:
+            results = json.loads(Path(run["directory"], "results.json").read_text(encoding="utf-8"))
+            assert run["evaluations"] == results["evaluations"]
+            assert results["trainer"] == cell["name"].lower()
+            assert results["seed"] == run["seed"]
+    written = (runs / "table.md").read_text(encoding="utf-8")
+    assert written in second.stdout

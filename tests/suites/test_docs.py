@@ -1,0 +1,47 @@
+"""docs/suites.md says what is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.cli.suite import suite as command
+from calfat_plugin.options import describe_options
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.parse import STRUCTURED_KEYS
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.schema import SuiteOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")
+
+
+def test_the_example_resolves(tmp_path, monkeypatch):
+    text = PAGE.split("```yaml\n")[1].split("```")[0].replace("../recipes", str(ROOT / "recipes"))
+    (tmp_path / "example.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(load_suite("example.yaml"), Registry.load(entry_points=False))
+    assert [cell.name for cell in plan.cells] == ["0.1/FedPGD", "0.1/CalFAT", "0.5/FedPGD", "0.5/CalFAT"]
+    assert len(plan.left) == 9
+
+
+def test_every_key_and_option_is_told():
+    keys = {*STRUCTURED_KEYS, *(info.name for info in describe_options(SuiteOptions))}
+    told = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("## Writing one")[1], flags=re.M))
+    assert told == keys
+    options = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
+    assert set(re.findall(r"^\| `(--[\w-]+)", PAGE, flags=re.M)) == options
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (`(?:table|fig).*?) \| ([\d, ]+) \| (\d+) \|", PAGE, flags=re.M))
+def test_the_sizes_of_the_shipped_suites_are_told(row, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names, cells, seeds = row
+    told = [int(count) for count in cells.split(",")]
+    found = [load_suite(f"suites/{name}.yaml") for name in re.findall(r"`(\w+)`", names)]
+    plans = [make_plan(suite, Registry.load(entry_points=False), seeds=[]) for suite in found]
+    assert [len(plan.cells) for plan in plans] == told * (len(plans) // len(told))
+    assert {len(suite.seeds) for suite in found} == {int(seeds)}

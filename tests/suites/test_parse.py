@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.parse import check_selector, grid
+from calfat_plugin.suites.schema import Selector, Setting, slug
+from tests.suites.files import SUITE, write_suite
+
+REPORTED = SUITE + "reported:\n  source: arXiv:2205.14926, Table 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def parse(tmp_path, text):
+    return load_suite(write_suite(tmp_path, text))
+
+
+def test_a_suite_file_becomes_typed(tmp_path):
+    suite = parse(
+        tmp_path,
+        REPORTED
+        + """\
+  tolerance: {natural: 3}
+  percent:
+    CalFAT: {natural: 64.69, pgd20: 31.12}
+    FedPGD: {pgd20: 26.74, source: my own run}
+skip: {fed*: no time}
+""",
+    )
+    assert (suite.name, suite.title, suite.runs, str(suite.base)) == ("tiny", "Two methods", "tiny", "base.yaml")
+    assert suite.seeds == (0, 1)
+    assert [(metric.label, metric.heading) for metric in suite.metrics] == [("natural", "natural"), ("pgd20", "PGD-20")]
+    assert grid(suite.axes) == [("CalFAT",), ("FedPGD",)]
+    assert [(setting.key, setting.value, setting.place) for setting in suite.settings] == [
+        ("train_args.comm_round", 1, "tiny.yaml:3")
+    ]
+    assert suite.axes[0].variants[1].settings[0].override == "calfat.trainer=fedpgd"
+    assert suite.reported["CalFAT"].accuracy == {"natural": pytest.approx(0.6469), "pgd20": pytest.approx(0.3112)}
+    assert suite.reported["CalFAT"].source == "arXiv:2205.14926, Table 1"
+    assert suite.reported["FedPGD"].source == "my own run"
+    assert suite.tolerance == {"natural": 3.0}
+    assert suite.skip[0].reason == "no time"
+    assert suite.skip[0].selector.matches(("FedPGD",))
+
+
+def test_the_base_is_relative_to_the_suite_file(tmp_path):
+    write_suite(tmp_path, SUITE)
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "mine.yaml").write_text(SUITE.replace("base.yaml", "../base.yaml"), encoding="utf-8")
+    assert str(load_suite("suites/mine.yaml").base) == "base.yaml"
+
+
+def test_metrics_may_be_a_plain_list(tmp_path):
+    suite = parse(tmp_path, SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20]"))
+    assert [(metric.label, metric.heading) for metric in suite.metrics] == [("pgd20", "pgd20")]
+
+
+BAD = {
+    "unknown key": (
+        SUITE + "titel: x\n",
+        "tiny.yaml:10: titel: a suite has no option 'titel'. Did you mean 'title'?",
+    ),
+    "no base": (
+        SUITE.replace("base: base.yaml\n", ""),
+        "tiny.yaml: a suite needs the option 'base': a text.",
+    ),
+    "base missing": (
+        SUITE.replace("base.yaml", "bse.yaml"),
+        "tiny.yaml:2: base: bse.yaml: no such file. Did you mean 'base.yaml'?",
+    ),
+    "nested set": (
+        SUITE.replace("{train_args.comm_round: 1}", "{train_args: {comm_round: 1}}"),
+        "tiny.yaml:3: set.train_args: this is no SECTION.KEY of a recipe, such as train_args.comm_round or "
+        "calfat.trainer.",
+    ),
+    "set is no mapping": (
+        SUITE.replace("{train_args.comm_round: 1}", "[1]"),
+        "tiny.yaml:3: set: got [1] (list), expected a mapping such as {train_args.comm_round: 20}.",
+    ),
+    "set holds a date": (
+        SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 2026-01-01}"),
+        "tiny.yaml:3: set.train_args.comm_round: got 2026-01-01 (date), which a recipe cannot hold; quote it to make "
+        "it a text.",
+    ),
+    "set the seed": (
+        SUITE.replace("train_args.comm_round: 1", "common_args.random_seed: 1"),
+        "tiny.yaml:3: set.common_args.random_seed: the suite's 'seeds' say which seeds to run; leave this out.",
+    ),
+    "overlapping settings": (
+        SUITE.replace("{train_args.comm_round: 1}", "{calfat.trainer: fedpgd, calfat.trainer.loss: plain}"),
+        "tiny.yaml:3: set.calfat.trainer.loss: 'calfat.trainer' stands here too, and the two overlap; write them as "
+        "one.",
+    ),
+    "no axes": (
+        SUITE[: SUITE.index("axes:")],
+        "tiny.yaml: axes: there are no axes; expected a mapping such as {method: {CalFAT: {}, FedPGD: "
+        "{calfat.trainer: fedpgd}}}.",
+    ),
+    "empty axis": (
+        SUITE + "  seedless: {}\n",
+        "tiny.yaml:10: axes.seedless: the axis has no labels; give it at least one, or leave it out.",
+    ),
+    "label with a slash": (
+        SUITE.replace("FedPGD:", "Fed/PGD:"),
+        "tiny.yaml:9: axes.method.Fed/PGD: the label 'Fed/PGD' holds '/'; labels name folders and are matched by "
+        "--only.",
+    ),
+    "labels with one folder name": (
+        SUITE.replace("FedPGD:", "cal fat:").replace("CalFAT:", "Cal-FAT:"),
+        "tiny.yaml:9: axes.method.cal fat: 'Cal-FAT' has the same folder name, 'cal-fat'; rename one.",
+    ),
+    "an axis wipes another out": (
+        SUITE.replace("axes:\n", "axes:\n  r:\n    half: {calfat.trainer.adv_ratio: 0.5}\n"),
+        "tiny.yaml:11: axes.method.FedPGD.calfat.trainer: replaces 'calfat.trainer.adv_ratio' of axes.r.half. Two axes "
+        "must not set the same value; where one sets a part of the other's, put it last.",
+    ),
+    "seeds are no list": (
+        SUITE.replace("[0, 1]", "3"),
+        "tiny.yaml:4: seeds: got 3 (int), expected a list of whole numbers such as [0, 1, 2].",
+    ),
+    "no seeds": (
+        SUITE.replace("[0, 1]", "[]"),
+        "tiny.yaml:4: seeds: got an empty list, expected a list of whole numbers such as [0, 1, 2].",
+    ),
+    "a bad seed": (
+        SUITE.replace("[0, 1]", "[0, -1]"),
+        "tiny.yaml:4: seeds[1]: got -1 (int), expected a whole number, 0 <= value <= 4294967295.",
+    ),
+    "a seed twice": (
+        SUITE.replace("[0, 1]", "[7, 7]"),
+        "tiny.yaml:4: seeds[1]: the seed 7 stands here twice; keep one.",
+    ),
+    "no metrics": (
+        SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}\n", ""),
+        "tiny.yaml: metrics: got nothing (null), expected labels of evaluators such as [natural, pgd20] or "
+        "{pgd20: PGD-20}.",
+    ),
+    "a metric twice": (
+        SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20, pgd20]"),
+        "tiny.yaml:5: metrics[1]: the metric 'pgd20' stands here twice; keep one.",
+    ),
+    "unknown key of reported": (
+        REPORTED + "  percents: {}\n",
+        "tiny.yaml:12: reported.percents: unknown key. Did you mean 'percent'?",
+    ),
+    "reported for no cell": (
+        REPORTED + "  percent: {CalFTA: {natural: 1}}\n",
+        "tiny.yaml:12: reported.percent.CalFTA: there is no cell 'CalFTA'. Did you mean 'CalFAT'?",
+    ),
+    "reported for no metric": (
+        REPORTED + "  percent: {CalFAT: {pgd200: 1}}\n",
+        "tiny.yaml:12: reported.percent.CalFAT.pgd200: 'pgd200' is not among the suite's metrics. Did you mean "
+        "'pgd20'?",
+    ),
+    "reported out of range": (
+        REPORTED + "  percent: {CalFAT: {natural: 164.69}}\n",
+        "tiny.yaml:12: reported.percent.CalFAT.natural: got 164.69 (float), expected percent, 0 <= value <= 100.",
+    ),
+    "reported without source": (
+        SUITE + "reported:\n  percent: {CalFAT: {natural: 64.69}}\n",
+        "tiny.yaml:11: reported.percent.CalFAT: these numbers have no source; write reported.source, such as "
+        "'arXiv:2205.14926, Table 1'.",
+    ),
+    "skip without reason": (
+        SUITE + "skip: {FedPGD: }\n",
+        "tiny.yaml:10: skip.FedPGD: got nothing (null), expected the reason as a text.",
+    ),
+    "skip nothing": (
+        SUITE + "skip: {FedMART: slow}\n",
+        "tiny.yaml:10: skip.FedMART: 'FedMART' matches no cell. Labels: CalFAT, FedPGD.",
+    ),
+    "runs elsewhere": (
+        SUITE + "runs: ../table1\n",
+        "tiny.yaml:10: runs: got '../table1', expected the name of a suite, such as table1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_with_a_suite_is_told_whole(case, tmp_path):
+    text, message = BAD[case]
+    with pytest.raises(RecipeError) as caught:
+        parse(tmp_path, text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "matching"),
+    [
+        ("CIFAR-10/CalFAT", [("CIFAR-10", "CalFAT")]),
+        ("cifar-10/calfat", [("CIFAR-10", "CalFAT")]),
+        ("*/CalFAT", [("CIFAR-10", "CalFAT"), ("SVHN", "CalFAT")]),
+        ("SVHN", [("SVHN", "CalFAT"), ("SVHN", "FedPGD")]),
+        ("Fed*", [("CIFAR-10", "FedPGD"), ("SVHN", "FedPGD")]),
+        ("CIFAR-10/CalFAT/x", []),
+        ("CIFAR-1", []),
+    ],
+)
+def test_selectors(text, matching):
+    cells = [("CIFAR-10", "CalFAT"), ("CIFAR-10", "FedPGD"), ("SVHN", "CalFAT"), ("SVHN", "FedPGD")]
+    assert [cell for cell in cells if Selector(text).matches(cell)] == matching
+
+
+def test_a_selector_of_another_shape_is_told_so(tmp_path):
+    axes = parse(tmp_path, SUITE).axes
+    assert check_selector(Selector("a/b"), axes) == "'a/b' has 2 parts, but a cell of this suite is written method."
+    assert check_selector(Selector("zzz"), axes) == "'zzz' matches no cell. Labels: CalFAT, FedPGD."
+
+
+@pytest.mark.parametrize(
+    ("text", "folder"),
+    [
+        ("CIFAR-10", "cifar-10"),
+        ("FedPGD + LogitAdj", "fedpgd-logitadj"),
+        ("0.05", "0.05"),
+        ("..", ""),
+        ("r = 1 ", "r-1"),
+    ],
+)
+def test_slug(text, folder):
+    assert slug(text) == folder
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**12), 10**12)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(value=plain)
+def test_an_override_says_the_same_as_the_suite_file(value):
+    """What `calfat run --set` reads is what the suite's YAML said, whatever it is."""
+    setting = Setting(("train_args", "x"), value, "here")
+    key, _, text = setting.override.partition("=")
+    assert key == "train_args.x"
+    assert yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize("value", ["8/255", "1e-3", 0.00001, "off", "010", [1, {"a": "b: c"}], {}])
+def test_overrides_survive_the_recipe_reader(value):
+    setting = Setting(("calfat", "x"), value, "here")
+    assert Document("base", {}).with_overrides([setting.override]).get(("calfat", "x")) == value
+
+
+def test_fractions_of_the_suite_file_stay_exact(tmp_path):
+    text = SUITE.replace("{train_args.comm_round: 1}", "{calfat.threat.eps: 8/255}")
+    from calfat_plugin.registry import Registry
+    from calfat_plugin.suites.plan import make_plan
+
+    plan = make_plan(parse(tmp_path, text), Registry.load(entry_points=False))
+    assert plan.cells[0].experiment.recipe.threat.eps == Fraction(8, 255)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.errors import OptionError, RecipeError, RunError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.runner import command
+from tests.suites.files import SUITE, write_suite
+
+GRID = SUITE.replace(
+    "axes:\n",
+    'axes:\n  beta:\n    "0.1": {data_args.partition_alpha: 0.1}\n    "0.3": {data_args.partition_alpha: 0.3}\n',
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.load(entry_points=False)
+
+
+def plan_of(tmp_path, registry, text=SUITE, **asked):
+    return make_plan(load_suite(write_suite(tmp_path, text)), registry, **asked)
+
+
+def begin(plan, *, results=False):
+    """Make the directory of the first run as `calfat run` does."""
+    run = plan.runs[0]
+    document = plan.suite.base_document
+    for setting in run.cell.settings:
+        document = document.with_value(setting.path, setting.value, setting.place)
+    document = document.with_overrides(plan.overrides).with_value(("common_args", "random_seed"), run.seed, "--seed")
+    directory = RunDirectory.create(assemble(document, plan.cells[0].experiment.registry), run.directory)
+    if results:
+        directory.results.write_text("{}", encoding="utf-8")
+
+
+def test_every_cell_runs_with_every_seed_and_seed_by_seed(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, GRID)
+    assert [run.name for run in plan.runs] == [
+        f"{beta}/{method} seed {seed}" for seed in (0, 1) for beta in ("0.1", "0.3") for method in ("CalFAT", "FedPGD")
+    ]
+    assert str(plan.runs[-1].directory) == "runs/suites/tiny/0.3_fedpgd/seed-1"
+    assert plan.left == plan.runs
+    experiment = plan.cells[-1].experiment
+    assert (experiment.trainer.name, experiment.recipe.data.partition_alpha, experiment.num_rounds) == (
+        "fedpgd",
+        0.3,
+        1,
+    )
+
+
+def test_the_command_of_a_run_says_all_that_the_suite_says(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, GRID, overrides=["train_args.batch_size=32"], seeds=[7])
+    words = command(plan, plan.runs[-1])
+    assert words == [
+        *("run", "base.yaml", "--set", "train_args.comm_round=1", "--set", "data_args.partition_alpha=0.3"),
+        *("--set", "calfat.trainer=fedpgd", "--set", "train_args.batch_size=32"),
+        *("--seed", "7", "--run-dir", "runs/suites/tiny/0.3_fedpgd/seed-7"),
+    ]
+    overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    again = assemble(read_document(words[1]).with_overrides(overrides), registry)
+    assert again.as_run() == plan.cells[-1].experiment.as_run()
+
+
+def test_only_some_cells_are_run_and_all_are_shown(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, GRID, only=["0.3/*", "0.1/FedPGD"])
+    assert [run.name for run in plan.left if run.seed == 0] == [
+        "0.1/FedPGD seed 0",
+        "0.3/CalFAT seed 0",
+        "0.3/FedPGD seed 0",
+    ]
+    assert len(plan.cells) == 4
+
+
+def test_a_selector_that_matches_nothing_is_refused(tmp_path, registry):
+    with pytest.raises(OptionError) as caught:
+        plan_of(tmp_path, registry, GRID, only=["CalFTA"])
+    assert str(caught.value) == "--only: 'CalFTA' matches no cell. Did you mean 'CalFAT'?"
+
+
+def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, SUITE.replace("fedpgd", "fedpgd9") + "skip: {FedPGD: not written yet}\n")
+    assert [(cell.name, cell.skipped, cell.experiment is None) for cell in plan.cells] == [
+        ("CalFAT", "", False),
+        ("FedPGD", "not written yet", True),
+    ]
+    assert {run.cell.name for run in plan.runs} == {"CalFAT"}
+
+
+def test_a_cell_that_cannot_be_is_told_with_its_place(tmp_path, registry):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: none"))
+    assert str(caught.value) == (
+        "tiny.yaml:3: train_args.comm_round: got 'none' (text), expected a whole number, >= 1. "
+        "(In cell 'CalFAT' of tiny.yaml.)"
+    )
+
+
+def test_a_metric_that_nobody_measures_is_refused(tmp_path, registry):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, SUITE.replace("natural: natural", "fgsm: FGSM"))
+    assert str(caught.value) == (
+        "tiny.yaml:5: metrics: 'fgsm' is not among the evaluators of the run: natural, pgd20. "
+        "Add it to calfat.evaluators. (In cell 'CalFAT' of tiny.yaml.)"
+    )
+
+
+def test_two_names_for_one_run_are_refused(tmp_path, registry):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, SUITE + "    Ours: {calfat.trainer: calfat}\n")
+    assert str(caught.value) == (
+        "tiny.yaml:6: axes: the cells 'CalFAT' and 'Ours' are the same run; nothing tells them apart."
+    )
+
+
+def test_an_override_of_what_an_axis_sets_is_refused(tmp_path, registry):
+    with pytest.raises(OptionError) as caught:
+        plan_of(tmp_path, registry, SUITE, overrides=["calfat.trainer=fedtrades"])
+    assert str(caught.value) == (
+        "--set: 'calfat.trainer' is what the axis 'method' of tiny.yaml sets (tiny.yaml:9); "
+        "choose cells with --only, or change the suite file."
+    )
+
+
+def test_states_follow_the_run_directories(tmp_path, registry):
+    begin(plan_of(tmp_path, registry))
+    plan = plan_of(tmp_path, registry)
+    assert [run.state for run in plan.runs] == ["unfinished", "new", "new", "new"]
+    assert command(plan, plan.runs[0])[-1] == "--resume"
+    (plan.runs[0].directory / "results.json").write_text("{}", encoding="utf-8")
+    plan = plan_of(tmp_path, registry)
+    assert [run.state for run in plan.runs] == ["finished", "new", "new", "new"]
+    assert plan.runs[0] not in plan.left
+
+
+def test_more_rounds_go_on_where_a_finished_run_ended(tmp_path, registry):
+    begin(plan_of(tmp_path, registry), results=True)
+    plan = plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 3"))
+    assert plan.runs[0].state == "unfinished"
+
+
+def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry):
+    begin(plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 5")), results=True)
+    text = SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 4, train_args.learning_rate: 0.1}")
+    with pytest.raises(RunError) as caught:
+        plan_of(tmp_path, registry, text)
+    assert str(caught.value) == (
+        "these runs were started with another recipe than the suite gives them now:\n"
+        "  runs/suites/tiny/calfat/seed-0: train_args.learning_rate: 0.05 then, 0.1 now; train_args.comm_round: 5 "
+        "then, 4 now\n"
+        "Take the change back, or move these directories away to run them anew."
+    )
+
+
+def test_suites_may_share_their_runs(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, SUITE + "runs: other\n")
+    assert str(plan.runs[0].directory) == "runs/suites/other/calfat/seed-0"
+    assert str(plan.directory) == "runs/suites/tiny"
+
+
+def test_warnings_are_told_once(tmp_path, registry):
+    plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.epocs: 1"))
+    assert plan.warnings == (
+        "tiny.yaml:3: train_args.epocs: neither FedML nor calfat_plugin knows this key. Did you mean 'epochs'?",
+    )
+
+
+def test_checking_a_suite_imports_nothing_heavy():
+    code = (
+        "import sys; from calfat_plugin.suites import load_suite; from calfat_plugin.suites.plan import make_plan; "
+        "import calfat_plugin.suites.tables, calfat_plugin.cli.suite; from calfat_plugin.registry import Registry; "
+        "make_plan(load_suite('suites/digits_table1.yaml'), Registry.load()); "
+        "print([name for name in ('torch', 'fedml', 'sklearn', 'matplotlib') if name in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

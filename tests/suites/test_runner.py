@@ -1,0 +1,203 @@
+"""The runner with a stand-in for ``calfat run``: real processes, no training."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite, runner
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.runner import SuiteObserver, default_jobs, environment, run_all
+from tests.suites.files import FAKE_RUN, SUITE, write_suite
+
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Heard(SuiteObserver):
+    """Keeps what it is told; stops the suite at the first finished round when asked to."""
+
+    def __init__(self, *, stop=False):
+        self.stop, self.events = stop, []
+
+    def run_started(self, run):
+        self.events.append(("started", run.name))
+
+    def run_progress(self, run, round, num_rounds, eta):
+        self.events.append(("round", run.name, round, num_rounds, eta))
+        if self.stop:
+            raise KeyboardInterrupt
+
+    def run_ended(self, outcome):
+        self.events.append((outcome.status, outcome.run.name))
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    def make(text=SUITE, **asked):
+        return make_plan(load_suite(write_suite(tmp_path, text)), Registry.load(entry_points=False), **asked)
+
+    return make
+
+
+def behave(monkeypatch, **trainers):
+    monkeypatch.setenv("FAKE_RUN", json.dumps(trainers))
+
+
+def test_all_runs_two_at_a_time(plan_of):
+    heard, outcomes = Heard(), []
+    run_all(plan_of(), 2, heard, outcomes)
+    assert sorted((outcome.run.name, outcome.status) for outcome in outcomes) == [
+        (f"{method} seed {seed}", "finished") for method in ("CalFAT", "FedPGD") for seed in (0, 1)
+    ]
+    assert heard.events[:2] == [("started", "CalFAT seed 0"), ("started", "FedPGD seed 0")]
+    assert ("round", "CalFAT seed 0", 1, 1, "0:00") in heard.events
+    output = Path("runs/suites/tiny/calfat/seed-0.txt").read_text(encoding="utf-8")
+    assert output.startswith("running with 2 threads\nround   1/1  loss 1.0")
+    assert all(run.state == "finished" for run in plan_of().runs)
+
+
+def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, monkeypatch):
+    behave(monkeypatch, fedpgd="fail")
+    outcomes = []
+    run_all(plan_of(), 1, Heard(), outcomes)
+    assert [(outcome.run.name, outcome.status, outcome.message) for outcome in outcomes] == [
+        ("CalFAT seed 0", "finished", ""),
+        ("FedPGD seed 0", "failed", "the data set is missing. Do something."),
+        ("CalFAT seed 1", "finished", ""),
+        ("FedPGD seed 1", "not tried", "seed 0 failed before its first round was done"),
+    ]
+
+
+def test_a_bug_is_told_by_its_exception_and_every_seed_is_tried(plan_of, monkeypatch):
+    behave(monkeypatch, fedpgd="crash")
+    outcomes = []
+    run_all(plan_of(only=["FedPGD"]), 1, Heard(), outcomes)
+    assert [(outcome.status, outcome.message) for outcome in outcomes] == [
+        ("failed", "RuntimeError: two lines (exit code 1)")
+    ] * 2
+
+
+def test_an_interrupt_ends_all_children_and_a_second_call_goes_on(plan_of, monkeypatch):
+    behave(monkeypatch, calfat="wait", fedpgd="wait")
+    outcomes, heard = [], Heard(stop=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(plan_of(), 2, heard, outcomes)
+    assert [outcome.status for outcome in outcomes] == ["interrupted", "interrupted"]
+
+    behave(monkeypatch)
+    plan = plan_of()
+    assert "unfinished" in [run.state for run in plan.runs]
+    outcomes = []
+    run_all(plan, 2, Heard(), outcomes)
+    assert [outcome.status for outcome in outcomes] == ["finished"] * 4
+    outputs = [path.read_text(encoding="utf-8") for path in Path("runs/suites/tiny").glob("*/seed-0.txt")]
+    assert any("resuming with 2 threads" in output for output in outputs)
+
+
+class Signalled(Heard):
+    """Sends this process a signal at the worst moment: just after the first run was started."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def run_started(self, run):
+        super().run_started(run)
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_process_outlives_a_signal(number, plan_of, monkeypatch):
+    behave(monkeypatch, calfat="wait", fedpgd="wait")
+    before = signal.getsignal(number)
+    started = []
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda *a, real=subprocess.Popen, **k: note(started, real(*a, **k)))
+    outcomes = []
+    with pytest.raises(KeyboardInterrupt):
+        run_all(plan_of(), 2, Signalled(number), outcomes)
+    assert len(started) == len(outcomes) == 2
+    assert all(process.poll() is not None for process in started)
+    assert signal.getsignal(number) is before
+
+
+def note(started, process):
+    started.append(process)
+    return process
+
+
+def test_nohup_is_respected(plan_of):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcomes = []
+        run_all(plan_of(), 2, Signalled(signal.SIGHUP), outcomes)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [outcome.status for outcome in outcomes] == ["finished"] * 4
+
+
+def test_a_run_that_does_not_stop_is_killed(plan_of, monkeypatch):
+    behave(monkeypatch, calfat="deaf")
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.2)
+    outcomes = []
+    with pytest.raises(KeyboardInterrupt):
+        run_all(plan_of(only=["CalFAT"]), 1, Heard(stop=True), outcomes)
+    assert [outcome.status for outcome in outcomes] == ["interrupted"]
+
+
+def test_finished_runs_are_not_started_again(plan_of):
+    run_all(plan_of(only=["CalFAT"]), 2, Heard(), [])
+    heard = Heard()
+    run_all(plan_of(), 2, heard, [])
+    assert {event[1] for event in heard.events} == {"FedPGD seed 0", "FedPGD seed 1"}
+
+
+def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
+    plan = plan_of(only=["CalFAT"], seeds=[0])
+    plan.runs[0].output.parent.mkdir(parents=True)
+    with plan.runs[0].output.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        outcomes = []
+        run_all(plan, 1, Heard(), outcomes)
+    assert [(outcome.status, outcome.message) for outcome in outcomes] == [
+        ("elsewhere", "another calfat suite is running it")
+    ]
+
+
+def test_a_run_that_another_suite_finished_meanwhile_is_taken_as_it_is(plan_of):
+    stale = plan_of(only=["CalFAT"], seeds=[0])
+    run_all(stale, 1, Heard(), [])
+    heard, outcomes = Heard(), []
+    run_all(stale, 1, heard, outcomes)
+    assert [outcome.status for outcome in outcomes] == ["finished"]
+    assert ("started", "CalFAT seed 0") not in heard.events
+
+
+def test_threads_are_shared_and_gpus_dealt_out(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [environment(slot, 3)["OMP_NUM_THREADS"] for slot in range(3)] == ["2", "2", "2"]
+    assert [environment(slot, 3)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["3", "5", "3"]
+    assert environment(0, 1)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert environment(0, 16)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(("gpu", "visible", "jobs"), [("false", "", 4), ("true", "", 1), ("true", "0,1", 2)])
+def test_the_default_number_of_jobs(gpu, visible, jobs, plan_of, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    text = SUITE.replace("train_args.comm_round: 1", f"device_args.using_gpu: {gpu}")
+    assert default_jobs(plan_of(text)) == jobs

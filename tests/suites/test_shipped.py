@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
+TABLES = [f"table{number}" for number in range(1, 11)]
+METHODS = ["MixFAT", "FedPGD", "FedTRADES", "FedMART", "FedGAIRAT", "FedRBN", "CalFAT"]
+
+
+@pytest.fixture(autouse=True)
+def _in_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.load(entry_points=False)
+
+
+def plan_of(name, registry):
+    """The plan without looking at runs of this working copy."""
+    return make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
+
+
+def test_every_table_and_figure_of_the_paper_is_there():
+    figures = [f"fig{number}" for number in range(1, 7)]
+    twins = [f"digits_table{number}" for number in (1, 2, 3, 7, 8, 9, 10)]
+    assert set(SUITES) >= {*TABLES, *figures, *twins}
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_resolves_without_a_warning(name, registry):
+    plan = plan_of(name, registry)
+    assert plan.cells
+    assert plan.warnings == ()
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if load_suite(ROOT / f"suites/{name}.yaml").runs != name])
+def test_shared_runs_are_the_same_runs(name, registry):
+    plan = plan_of(name, registry)
+    owner = {cell.folder: cell for cell in plan_of(plan.suite.runs, registry).cells}
+    shared = [cell for cell in plan.cells if cell.folder in owner]
+    assert shared
+    for cell in shared:
+        assert cell.experiment.as_run() == owner[cell.folder].experiment.as_run()
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "times"),
+    [
+        ("table1", METHODS, 4),
+        ("table3", METHODS, 2),
+        ("table5", METHODS, 3),
+        ("table7", METHODS, 3),
+        ("table8", METHODS, 3),
+    ],
+)
+def test_the_grid_is_the_paper_s(name, methods, times, registry):
+    cells = plan_of(name, registry).cells
+    assert [cell.labels[-1] for cell in cells] == methods * times
+
+
+def test_the_paper_s_setting_holds_where_a_table_does_not_change_it(registry):
+    """methods.md 3.1: five clients, all in every round, 150 rounds, lr 0.01, momentum 0.9, eps 8/255, K 10."""
+    for name in TABLES:
+        for cell in plan_of(name, registry).cells:
+            recipe = cell.experiment.recipe
+            train, threat = recipe.train, recipe.threat
+            assert (train.comm_round, train.epochs, train.learning_rate, train.momentum) == (150, 1, 0.01, 0.9)
+            assert (str(threat.eps), str(threat.step_size), threat.steps) == ("8/255", "2/255", 10)
+            assert recipe.clients_per_round == train.client_num_in_total
+            assert train.client_num_in_total == (int(cell.labels[0]) if name == "table7" else 5)
+            assert train.weight_decay == (2e-3 if recipe.data.dataset in ("cifar10", "cifar100") else 2e-4)
+            assert recipe.data.partition_alpha == (float(cell.labels[0]) if name in ("table8", "table9") else 0.1)
+
+
+def test_reported_numbers_are_those_of_the_paper():
+    """A spot check by hand against methods.md 13, one number a table."""
+    expected = {
+        "table1": ("CIFAR-100/CalFAT", "autoattack", 11.49),
+        "table2": ("FedMART + Calibration", "pgd20", 27.19),
+        "table3": ("SCAFFOLD/CalFAT", "natural", 67.16),
+        "table5": ("VGG-8/CalFAT", "pgd20", 40.09),
+        "table6": ("FedTRADES", "natural", 74.29),
+        "table7": ("50/CalFAT", "autoattack", 13.22),
+        "table8": ("0.3/CalFAT", "cw20", 27.76),
+        "table9": ("0.2/CCE + CKL", "pgd20", 29.36),
+        "table10": ("CIFAR-100/0", "pgd20", 2.60),
+    }
+    for name, (cell, metric, percent) in expected.items():
+        reported = load_suite(f"suites/{name}.yaml").reported[cell]
+        assert reported.accuracy[metric] == pytest.approx(percent / 100)
+        assert reported.source == f"arXiv:2205.14926, Table {name.removeprefix('table')}"
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name.startswith("digits_")])
+def test_twins_on_digits_report_nothing(name):
+    """Their numbers do not compare with those of other data sets."""
+    suite = load_suite(f"suites/{name}.yaml")
+    assert suite.reported == {}
+    assert {cell.experiment.dataset.name for cell in plan_of(name, Registry.load(entry_points=False)).cells} == {
+        "digits"
+    }

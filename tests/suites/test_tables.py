@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from calfat_plugin.cli.suite_view import remarks, suite_table
+from calfat_plugin.errors import RunError
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.summary import score, summarise
+from calfat_plugin.suites.tables import as_csv, as_json, beside, latex, markdown, measured, write_tables
+from tests.suites.files import SUITE, write_suite
+
+TEXT = (
+    SUITE.replace(
+        "axes:\n",
+        "axes:\n  data_set:\n    A&B: {data_args.partition_alpha: 0.1}\n    C|D: {data_args.partition_alpha: 0.3}\n",
+    )
+    + """\
+skip: {C|D/FedPGD: too slow}
+reported:
+  source: arXiv:2205.14926, Table 1
+  tolerance: {natural: 3, pgd20: 2}
+  percent:
+    A&B/CalFAT: {natural: 80, pgd20: 31.12}
+    C|D/CalFAT: {natural: 50.5}
+"""
+)
+
+
+@pytest.fixture
+def summary(tmp_path, monkeypatch):
+    """A&B/CalFAT finished twice, A&B/FedPGD once and failed once, C|D/CalFAT not run, C|D/FedPGD skipped."""
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan(load_suite(write_suite(tmp_path, TEXT)), Registry.load(entry_points=False))
+    results = {
+        ("A&B/CalFAT", 0): (0.80, 0.40),
+        ("A&B/CalFAT", 1): (0.84, 0.41),
+        ("A&B/FedPGD", 0): (0.6, 0.255),
+    }
+    outcomes = []
+    for run in plan.runs:
+        accuracy = results.get((run.cell.name, run.seed))
+        if accuracy is not None:
+            run.directory.mkdir(parents=True)
+            evaluations = [
+                {"label": label, "accuracy": a} for label, a in zip(("natural", "pgd20"), accuracy, strict=True)
+            ]
+            (run.directory / "results.json").write_text(json.dumps({"seconds": 9.5, "evaluations": evaluations}))
+            outcomes.append(Outcome(run, "finished"))
+    outcomes.append(Outcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
+    return summarise(plan, outcomes)
+
+
+MARKDOWN = """\
+# Two methods
+
+| data_set | method |   n |                     natural |                       PGD-20 |
+| -------- | ------ | --: | --------------------------: | ---------------------------: |
+| A&B      | CalFAT |   2 | 82.00 ± 2.83 (80.00, +2.00) | 40.50 ± 0.71 (31.12, +9.38!) |
+| A&B      | FedPGD |   1 |                       60.00 |                        25.50 |
+| C\\|D     | CalFAT |   0 |                   - (50.50) |                            - |
+| C\\|D     | FedPGD |   - |                           - |                            - |
+
+Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
+after the final round. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points \
+than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.
+
+- A&B/FedPGD: seed 1 failed: no data
+- C|D/FedPGD: skipped: too slow
+"""
+
+
+def test_markdown(summary):
+    assert markdown(summary) == MARKDOWN
+
+
+LATEX = r"""% needs \usepackage{booktabs}
+\begin{table}
+  \centering
+  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
+  \label{tab:tiny}
+  \begin{tabular}{llrrr}
+    \toprule
+    data\_set & method & $n$ & natural & PGD-20 \\
+    \midrule
+    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize (31.12, $+$9.38!)} \\
+    A\&B & FedPGD & 1 & 60.00 & 25.50 \\
+    \midrule
+    C\textbar{}D & CalFAT & 0 & -- {\scriptsize (50.50)} & -- \\
+    C\textbar{}D & FedPGD & - & -- & -- \\
+    \bottomrule
+  \end{tabular}
+\end{table}
+% A&B/FedPGD: seed 1 failed: no data
+% C|D/FedPGD: skipped: too slow
+"""  # noqa: E501
+
+
+def test_latex(summary):
+    assert latex(summary) == LATEX
+
+
+CSV = """\
+data_set,method,metric,n,mean_percent,std_percent,reported_percent,difference_points,beyond,source,note
+A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",
+A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",
+A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data
+A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data
+C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",
+C|D,CalFAT,pgd20,0,,,,,,,
+C|D,FedPGD,natural,0,,,,,,,skipped: too slow
+C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow
+"""
+
+
+def test_csv(summary):
+    assert as_csv(summary) == CSV
+
+
+TERMINAL = """\
+Two methods
+┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━┓
+┃ data_set ┃ method ┃ n ┃        natural ┃          PGD-20 ┃
+┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━┩
+│ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │     40.50 ±0.71 │
+│          │        │   │ (80.00, +2.00) │ (31.12, +9.38!) │
+│ A&B      │ FedPGD │ 1 │          60.00 │           25.50 │
+├──────────┼────────┼───┼────────────────┼─────────────────┤
+│ C|D      │ CalFAT │ 0 │              - │               - │
+│          │        │   │        (50.50) │                 │
+│ C|D      │ FedPGD │ - │              - │               - │
+└──────────┴────────┴───┴────────────────┴─────────────────┘
+"""
+NARROW = """\
+Two methods
+┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━┳━━━━━━━━━┓
+┃ data_set ┃ method ┃ n ┃ natural ┃  PGD-20 ┃
+┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━╇━━━━━━━━━┩
+│ A&B      │ CalFAT │ 2 │   82.00 │   40.50 │
+│          │        │   │   ±2.83 │   ±0.71 │
+│          │        │   │ (80.00, │ (31.12, │
+│          │        │   │  +2.00) │ +9.38!) │
+│ A&B      │ FedPGD │ 1 │   60.00 │   25.50 │
+├──────────┼────────┼───┼─────────┼─────────┤
+│ C|D      │ CalFAT │ 0 │       - │       - │
+│          │        │   │ (50.50) │         │
+│ C|D      │ FedPGD │ - │       - │       - │
+└──────────┴────────┴───┴─────────┴─────────┘
+"""
+
+
+@pytest.mark.parametrize(("width", "expected"), [(100, TERMINAL), (45, NARROW)])
+def test_terminal(summary, width, expected):
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(suite_table(summary))
+    assert "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()) == expected
+    assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
+
+
+def test_json_holds_everything(summary):
+    content = json.loads(json.dumps(as_json(summary), allow_nan=False))
+    cell = content["cells"][0]
+    assert cell["settings"] == {"train_args.comm_round": 1, "data_args.partition_alpha": 0.1}
+    scored = cell["scores"]["pgd20"]
+    assert scored == {
+        "n": 2,
+        "values": [0.40, 0.41],
+        "mean": pytest.approx(0.405),
+        "std": pytest.approx(0.0070710678),
+        "reported": pytest.approx(0.3112),
+        "difference": pytest.approx(0.0938),
+        "beyond_tolerance": True,
+    }
+    assert cell["source"] == "arXiv:2205.14926, Table 1"
+    assert [run["status"] for run in content["cells"][1]["runs"]] == ["finished", "failed"]
+    assert content["cells"][1]["runs"][0]["directory"] == "runs/suites/tiny/a-b_fedpgd/seed-0"
+    assert content["cells"][1]["runs"][0]["evaluations"][0] == {"label": "natural", "accuracy": 0.6}
+    assert content["cells"][3]["skipped"] == "too slow"
+
+
+def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
+    out = tmp_path / "paper" / "tables"
+    folders = write_tables(summary, out)
+    assert sorted(path.name for path in summary.plan.directory.iterdir() if path.is_file()) == [
+        "suite.json",
+        "table.csv",
+        "table.md",
+        "table.tex",
+    ]
+    assert sorted(path.name for path in out.iterdir()) == ["tiny.csv", "tiny.json", "tiny.md", "tiny.tex"]
+    assert (out / "tiny.tex").read_text(encoding="utf-8") == LATEX
+    assert folders == [summary.plan.directory, out]
+
+
+def test_a_place_that_cannot_be_written_is_told(summary, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError) as caught:
+        write_tables(summary, tmp_path / "file")
+    assert str(caught.value) == f"{tmp_path / 'file'}: the tables cannot be written (File exists)."
+
+
+def test_a_damaged_results_file_is_told(summary):
+    run = summary.plan.runs[0]
+    path = run.directory / "results.json"
+    path.write_text("[1]")
+    plan = replace(summary.plan, runs=(replace(run, state="finished"),))
+    with pytest.raises(RunError) as caught:
+        summarise(plan)
+    assert str(caught.value) == (
+        f"{path}: the results cannot be read (it holds no mapping). Move {run.directory} away to run it anew."
+    )
+
+
+# --- maths ------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_by_hand():
+    """81, 84, 87: mean 84, sample standard deviation 3 (the population's would be 2.449)."""
+    three = score([0.81, 0.84, 0.87], reported=0.80, tolerance=0.03)
+    assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
+    assert three.difference == pytest.approx(0.04)
+    assert three.beyond is True
+    assert measured(three) == "84.00 ± 3.00"
+    assert beside(three) == "80.00, +4.00!"
+
+
+def test_one_seed_has_no_deviation_and_none_has_no_mean():
+    assert measured(score([0.5])) == "50.00"
+    assert measured(score([])) == "-"
+    assert score([], reported=0.5).difference is None
+    assert beside(score([], reported=0.5)) == "50.00"
+    assert beside(score([0.5])) == ""
+
+
+@pytest.mark.parametrize(
+    ("mean", "beyond"), [(0.2912, False), (0.2911, True), (0.3312, False), (0.3313, True), (0.3112, False)]
+)
+def test_a_difference_of_just_the_tolerance_passes(mean, beyond):
+    """0.3112 - 0.2912 is 0.020000000000000018 in floating point."""
+    assert score([mean], reported=0.3112, tolerance=0.02).beyond is beyond
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_mean_and_deviation_agree_with_the_standard_library(values):
+    found = score(values)
+    assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-12)
+    assert found.std == pytest.approx(statistics.stdev(values), abs=1e-9)
