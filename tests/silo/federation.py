@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # a party's process must find it
 
 import silo_party
 
-PATIENCE = 90.0  # seconds; a test that waits longer has failed (nothing waits so long on an idle machine)
+PATIENCE = 300.0  # seconds; nothing waits so long on an idle machine, but a loaded one is no failure
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -61,7 +61,7 @@ RECIPE: dict[str, Any] = {
         "evaluators": ["natural"],
         "monitor": {"evaluators": ["natural"], "max_examples": 50},
         "runtime": {"threads": 1},
-        "silo": {"start_deadline": 60, "round_deadline": 60, "server_deadline": 60},
+        "silo": {"start_deadline": 200, "round_deadline": 200, "server_deadline": 200},
     },
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_LONGEST = 120.0  # seconds that a hanging party waits to be let go
+_LONGEST = 300.0  # seconds that a hanging party waits to be let go
 
 
 def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False) -> None:
