@@ -276,6 +276,18 @@ class Aggregator(ABC):
         """The aggregator's part of local training."""
         return LocalCorrection()
 
+    def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
+        """Refuse one client's extras before they can spoil the aggregation; the round goes on without that client.
+
+        Args:
+            extras: what came beside the client's model, under namespaced names.
+            parameters: the global model's trainable parameters that are not personal, for names and shapes.
+            who: the sender, as the message should name it.
+
+        Raises:
+            UpdateError: something is missing, misshapen or not finite.
+        """
+
     @abstractmethod
     def combine(self, task: AggregationTask) -> Aggregate:
         """Combine the updates without touching them.

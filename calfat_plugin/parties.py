@@ -263,10 +263,12 @@ class Server:
     ) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
         usable: dict[int, LocalUpdate] = {}
         refused: dict[int, str] = {}
+        parameters = {name: self.state[name] for name in self._parameter_names}
         for client, (num_examples, wire) in uploads.items():
             try:
                 update = unpack_update(wire, num_examples)
                 check_update(update.state, self.state, who=f"client {client}")
+                self._aggregator.check_extras(update.extras, parameters, who=f"client {client}")
                 usable[client] = update
             except UpdateError as error:
                 reason = str(error)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.averaging import displacement, weighted_average
+from calfat_plugin.averaging import check_update, displacement, weighted_average
 from calfat_plugin.drift import (
     ScaffoldPairing,
     scaffold_correction,
@@ -133,12 +133,12 @@ class Scaffold(Aggregator):
     def correction(self) -> LocalCorrection:
         return ControlVariates(self.options)
 
+    def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
+        sent = {name.removeprefix(_CHANGE): tensor for name, tensor in extras.items() if name.startswith(_CHANGE)}
+        check_update(sent, parameters, who=f"{who}: SCAFFOLD's {_CHANGE}")
+
     def combine(self, task: AggregationTask) -> Aggregate:
         names, updates = task.parameter_names, list(task.updates.values())
-        for client, update in task.updates.items():
-            missing = [name for name in names if _CHANGE + name not in update.extras]
-            if missing:
-                raise UpdateError(f"client {client}: SCAFFOLD's '{_CHANGE}{missing[0]}' is missing from its update")
         weights = [1.0 / len(updates)] * len(updates)
         moved = scaffold_server_step(
             {name: task.global_state[name] for name in names},

@@ -1,4 +1,4 @@
-"""``calfat check RECIPE``: everything that can be known to be wrong without data, device, torch or FedML."""
+"""``calfat check FILE``: everything that can be known to be wrong without data, device, torch or FedML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import yaml
 
 from calfat_plugin.cli.errors import user_errors, warn
 from calfat_plugin.cli.options import load_experiment, recipe_argument, seed_option, set_option
+from calfat_plugin.recipe import read_document
 
 
 @click.command()
@@ -15,8 +16,11 @@ from calfat_plugin.cli.options import load_experiment, recipe_argument, seed_opt
 @seed_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool) -> None:
-    """Check RECIPE without running it."""
+    """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
+        if "axes" in read_document(recipe).data:
+            _check_suite(recipe, overrides, seed)
+            return
         experiment = load_experiment(recipe, overrides, seed)
     for warning in experiment.recipe.warnings:
         warn(warning)
@@ -29,3 +33,15 @@ def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool)
         f"({experiment.partition.name}), {experiment.model.name}: {train.client_num_in_total} clients, "
         f"{experiment.recipe.clients_per_round} a round, {train.comm_round} rounds, seed {experiment.seed}."
     )
+
+
+def _check_suite(file: str, overrides: tuple[str, ...], seed: int | None) -> None:
+    from calfat_plugin.registry import Registry
+    from calfat_plugin.suites import load_suite
+    from calfat_plugin.suites.plan import make_plan
+
+    seeds = None if seed is None else (seed,)
+    plan = make_plan(load_suite(file), Registry.load(), overrides=overrides, seeds=seeds)
+    for warning in plan.warnings:
+        warn(warning)
+    click.echo(f"{file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs.")

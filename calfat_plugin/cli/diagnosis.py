@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def version_of(distribution: str) -> str | None:
 
 def pip_install(*arguments: str) -> str:
     """The command that installs into this very environment."""
-    return " ".join((sys.executable, "-m pip install", *arguments))
+    return " ".join((shlex.quote(sys.executable), "-m pip install", *arguments))
 
 
 def reinstall() -> str:
@@ -82,10 +83,10 @@ def reinstall() -> str:
     try:
         origin = json.loads(metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
     except metadata.PackageNotFoundError:
-        return pip_install("-e", str(SOURCE))
+        return pip_install("-e", shlex.quote(str(SOURCE)))
     source = DISTRIBUTION
     if origin.get("url", "").startswith("file:"):
-        folder = unquote(urlparse(origin["url"]).path)
+        folder = shlex.quote(unquote(urlparse(origin["url"]).path))
         source = f"-e {folder}" if origin.get("dir_info", {}).get("editable") else folder
     return pip_install("--force-reinstall --no-deps", source)
 
@@ -115,7 +116,7 @@ def check_package(ours: Declared) -> Finding:
         "warn",
         DISTRIBUTION,
         f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command.",
-        pip_install("-e", str(SOURCE)),
+        pip_install("-e", shlex.quote(str(SOURCE))),
     )
 
 

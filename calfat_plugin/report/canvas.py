@@ -97,10 +97,12 @@ def render(chart: Chart, folder: Path) -> Markup:
             figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
             chart.draw(figure)
             drawing = _svg(figure)
+            figure.set_size_inches(WIDTH, chart.height + (0.65 if chart.legend else 0.3))
             if chart.legend:
                 _add_legend(figure, chart)
             figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
             figure.savefig(folder / f"{chart.name}.svg", facecolor="white", metadata={"Date": None})
+            figure.set_layout_engine("none")  # the places found for the SVG stay; looking for them again costs time
             figure.savefig(folder / f"{chart.name}.png", facecolor="white", dpi=_DPI)
     return element(
         "figure",

@@ -51,9 +51,7 @@ def learning_curves(run: RunFiles) -> Chart | None:
         caption += f" Best {robust}: {percent(best[1])} after round {best[0]}."
     subset = run.value("calfat", "monitor", "max_examples")
     caption += f" On a fixed subset of at most {subset} test examples." if subset else ""
-    return line_chart(
-        "learning_curves", "Learning curves", caption, lines, "accuracy of the global model (%)", percentages=True
-    )
+    return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
 
 
 def heterogeneity(run: RunFiles) -> Chart | None:

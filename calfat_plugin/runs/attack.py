@@ -156,7 +156,6 @@ def _load(plan: Plan, experiment: Experiment, dataset: Dataset) -> tuple[nn.Modu
         snapshot, notes = load_checkpoint(weights)
         state: Mapping[str, Any] = snapshot.global_state
         facts = {
-            "recipe": experiment.recipe.name,
             "run": str(run),
             "checkpoint": str(weights),
             "round": snapshot.round,

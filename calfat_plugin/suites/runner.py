@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
+from calfat_plugin.errors import RunError
 from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
 
 try:
@@ -133,7 +134,7 @@ def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outco
                     pool.start(waiting.popleft())
                 if pool.children:
                     pool.wait()
-        except BaseException:
+        except BaseException:  # whatever it is, no process may stay behind
             pool.stop()
             raise
 
@@ -178,8 +179,11 @@ class _Pool:
         if failed is not None:
             self._end(Outcome(run, "not tried", f"seed {failed.seed} failed before its first round was done"))
             return
-        run.output.parent.mkdir(parents=True, exist_ok=True)
-        kept = run.output.open("a", encoding="utf-8")
+        try:
+            run.output.parent.mkdir(parents=True, exist_ok=True)
+            kept = run.output.open("a", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
         if not _lock(kept):
             kept.close()
             self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
@@ -195,7 +199,7 @@ class _Pool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             env=environment(slot, self.jobs),
             start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
@@ -245,7 +249,8 @@ class _Pool:
             if child.reader is not None:
                 child.reader.join(timeout=1.0)  # its last words are in the file then
             self.children.remove(child)
-            self._end(Outcome(child.run, "interrupted", seconds=time.perf_counter() - child.started))
+            status: Status = "finished" if child.process.returncode == 0 else "interrupted"
+            self._end(Outcome(child.run, status, seconds=time.perf_counter() - child.started))
 
     def _read(self, child: _Child, kept: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
@@ -254,8 +259,9 @@ class _Pool:
             raise AssertionError("the process was started with a pipe")
         with kept:
             for line in output:
-                kept.write(line)
-                kept.flush()
+                with suppress(OSError):  # a full disk: the run itself says so
+                    kept.write(line)
+                    kept.flush()
                 self._events.put((child, line.rstrip("\n")))
             child.process.wait()
         self._events.put((child, None))

@@ -17,11 +17,13 @@ from calfat_plugin.interfaces import AggregationTask, TrainSettings
 from calfat_plugin.results import LocalUpdate
 from tests.methods.helpers import (
     SETTINGS,
+    Federation,
     GivenLoss,
     TinyNet,
     ToyFederation,
     build_aggregator,
     build_method,
+    experiment,
     local_task,
     same_bits,
     tiny_data,
@@ -277,12 +279,35 @@ def test_option_one_leaves_the_training_that_follows_as_it_was():
     assert same_bits(*states)
 
 
-def test_scaffold_says_whose_variate_is_missing():
-    update = LocalUpdate({"w": torch.tensor([3.0])}, 1)
-    task = AggregationTask({"w": torch.tensor([1.0])}, {7: update}, {}, ["w"], num_clients=1, round=1)
-    with pytest.raises(UpdateError) as error:
-        build_aggregator("scaffold").combine(task)
-    assert str(error.value) == "client 7: SCAFFOLD's 'scaffold/change/w' is missing from its update"
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({}, "client 1: SCAFFOLD's scaffold/change/: tensor 'body.0.weight' is missing, and 7 more"),
+        (
+            {"scaffold/change/classifier.bias": torch.zeros(3)},
+            "client 1: SCAFFOLD's scaffold/change/: tensor 'classifier.bias' has shape (3,), expected (10,)",
+        ),
+        (
+            {"scaffold/change/classifier.bias": torch.full((10,), math.nan)},
+            "client 1: its 'scaffold/change/classifier.bias' holds nan or inf",
+        ),
+    ],
+)
+def test_a_client_with_a_broken_variate_is_left_out(change, text):
+    federation = Federation(experiment("fedpgd", "scaffold"))
+    downlink = federation.server.downlink()
+    uploads = {client: (30, federation.worker.fit(client, 1, downlink)) for client in range(3)}
+    wire = uploads[1][1]
+    broken = change or [name for name in wire if name.startswith("scaffold/")]
+    for name in broken:
+        if change:
+            wire[name] = change[name]
+        else:
+            del wire[name]
+    record = federation.server.finish_round(1, uploads)
+    assert record.refused == {1: text}
+    assert record.clients == (0, 2)
+    assert all(tensor.isfinite().all() for tensor in federation.server.server_state.values())
 
 
 def test_option_one_needs_a_trainer_that_gives_the_whole_gradient():

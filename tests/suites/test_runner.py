@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import make_plan
@@ -185,6 +186,14 @@ def test_a_run_that_another_suite_finished_meanwhile_is_taken_as_it_is(plan_of):
     run_all(stale, 1, heard, outcomes)
     assert [outcome.status for outcome in outcomes] == ["finished"]
     assert ("started", "CalFAT seed 0") not in heard.events
+
+
+def test_a_place_that_cannot_be_written_is_told(plan_of):
+    Path("runs").write_text("")
+    plan = plan_of()
+    with pytest.raises(RunError) as caught:
+        run_all(plan, 1, Heard(), [])
+    assert str(caught.value) == "runs/suites/tiny/calfat/seed-0.txt: cannot be written (Not a directory)."
 
 
 def test_threads_are_shared_and_gpus_dealt_out(monkeypatch):

@@ -1,0 +1,349 @@
+"""``calfat doctor``: each check on what it is for, and the command around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from calfat_plugin import __version__, registry
+from calfat_plugin.cli import diagnosis, doctor
+from calfat_plugin.cli.bounds import Declared, Requirement, allows, declared, parse_requirements
+from calfat_plugin.cli.diagnosis import Finding
+from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.registry import Provider
+from tests.cli.runner import ROOT, Ended, calfat
+
+PIP = f"{sys.executable} -m pip install"
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+VERSIONS = ["0.9.6", "1.26.4", "2", "2.0.0", "2.13.0+cpu", "3.9.18", "3.10.0", "3.11.7", "3.12.0", "80.10.2", "82.0"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("bounds", ["", "==0.9.6", ">=1.26, <2", ">=3.10, <3.12", "<81", ">2", "<=3.10", "!=2.0"])
+def test_bounds_mean_what_they_mean_to_pip(bounds: str, version: str) -> None:
+    assert allows(bounds, version) == SpecifierSet(bounds).contains(version)
+
+
+def test_every_bound_of_the_package_is_understood() -> None:
+    ours = declared()
+    assert {"fedml", "torch", "torchvision", "numpy", "setuptools"} <= {needed.name for needed in ours.requirements}
+    for needed in ours.requirements:
+        assert re.fullmatch(r"(==|!=|>=|<=|>|<) ?[0-9.]+(, (==|!=|>=|<=|>|<) ?[0-9.]+)*", needed.bounds), needed
+    assert allows(ours.python, platform.python_version())
+
+
+def test_requirements_are_read_as_setup_cfg_and_as_metadata_write_them() -> None:
+    lines = ["", "numpy >=1.26, <2", "torch>=2.4", "click", "pytest; extra == 'dev'", "Foo.Bar[extra] (<3,>=1)"]
+    assert parse_requirements(lines) == (
+        Requirement("numpy", ">=1.26, <2"),
+        Requirement("torch", ">=2.4"),
+        Requirement("click", ""),
+        Requirement("Foo.Bar", "<3, >=1"),
+    )
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_python_within_the_bounds() -> None:
+    assert diagnosis.check_python(">=3.10").status == "ok"
+
+
+def test_python_outside_the_bounds() -> None:
+    assert diagnosis.check_python(">=3.10, <3.10") == Finding(
+        "fail",
+        "python",
+        f"{platform.python_version()} ({sys.executable}); fedml 0.9.6 installs on >=3.10, <3.10 only.",
+        "Make an environment with another Python, such as: python3.11 -m venv .venv",
+    )
+
+
+def test_the_package_installed_and_not() -> None:
+    place = f"{__version__} in {ROOT}"
+    assert diagnosis.check_package(Declared("", (), installed=True)) == Finding("ok", "calfat-plugin", place)
+    assert diagnosis.check_package(Declared("", (), installed=False)) == Finding(
+        "warn",
+        "calfat-plugin",
+        f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command.",
+        f"{PIP} -e {ROOT}",
+    )
+
+
+NUMPY = Requirement("numpy", ">=1.26, <2")
+FEDML = Requirement("fedml", ">=0.9")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "version", "finding"),
+    [
+        (NUMPY, "1.26.4", Finding("ok", "numpy", "1.26.4 (>=1.26, <2)")),
+        (NUMPY, "2.0.1", Finding("fail", "numpy", "2.0.1; allowed: >=1.26, <2.", f"{PIP} 'numpy >=1.26, <2'")),
+        (NUMPY, None, Finding("fail", "numpy", "is not installed.", f"{PIP} 'numpy >=1.26, <2'")),
+        (Requirement("click", ""), None, Finding("fail", "click", "is not installed.", f"{PIP} click")),
+        (Requirement("click", ""), "8.1", Finding("ok", "click", "8.1 (any version)")),
+        (FEDML, TESTED_VERSIONS[-1], Finding("ok", "fedml", f"{TESTED_VERSIONS[-1]} (>=0.9)")),
+        (FEDML, "0.9.9", Finding("fail", "fedml", "0.9.9; tested: 0.9.6.", f"{PIP} 'fedml >=0.9'")),
+    ],
+)
+def test_a_version(requirement: Requirement, version: str | None, finding: Finding) -> None:
+    assert diagnosis.check_requirement(requirement, version) == finding
+
+
+def test_the_version_of_what_is_not_installed() -> None:
+    assert diagnosis.version_of("no-such-distribution") is None
+    assert diagnosis.version_of("pytest") == metadata.version("pytest")
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        ('{"url": "file:///home/me/my%20work", "dir_info": {"editable": true}}', "-e '/home/me/my work'"),
+        ('{"url": "file:///home/me/work", "dir_info": {}}', "/home/me/work"),
+        ('{"url": "https://example.org/a.whl"}', "calfat-plugin"),
+        (None, "calfat-plugin"),
+    ],
+)
+def test_the_package_is_reinstalled_from_where_it_came(
+    origin: str | None, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "calfat_plugin-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: calfat-plugin\nVersion: 9\n")
+    if origin is not None:
+        (info / "direct_url.json").write_text(origin)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert diagnosis.reinstall() == f"{PIP} --force-reinstall --no-deps {source}"
+
+
+# --- gpu and host -----------------------------------------------------------------------------------------------------
+
+
+def test_gpus() -> None:
+    assert diagnosis.check_gpu(["NVIDIA H200"], cuda="12.6", driver=True) == Finding(
+        "ok", "gpu", "NVIDIA H200; used where device_args.using_gpu is true"
+    )
+    assert diagnosis.check_gpu([], cuda="12.6", driver=False) == Finding("ok", "gpu", "none; runs use the CPU")
+    assert diagnosis.check_gpu([], cuda=None, driver=True) == Finding(
+        "warn",
+        "gpu",
+        "there is an NVIDIA driver, but torch is a build without CUDA: runs use the CPU.",
+        "Install the CUDA build of torch; pytorch.org says which command that is here.",
+    )
+    assert diagnosis.check_gpu([], cuda="12.6", driver=True) == Finding(
+        "warn",
+        "gpu",
+        "there is an NVIDIA driver, but torch (built for CUDA 12.6) sees no GPU: runs use the CPU.",
+        "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES.",
+    )
+
+
+def test_torch_and_torchvision_import_here() -> None:
+    first = next(diagnosis.check_torch())
+    assert (first.status, first.check) == ("ok", "import torchvision")
+
+
+def test_a_torch_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert list(diagnosis.check_torch()) == [
+        Finding(
+            "fail",
+            "import torch",
+            "ModuleNotFoundError: import of torch halted; None in sys.modules",
+            f"{PIP} --force-reinstall torch torchvision",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "found"),
+    [
+        ("exit 0", "ok", "works, and so do our adapters"),
+        (
+            "echo Traceback >&2; echo 'ImportError: no pkg_resources' >&2; exit 1",
+            "fail",
+            "ImportError: no pkg_resources",
+        ),
+        ("kill -9 $$", "fail", "no message"),
+        ("exec sleep 60", "fail", "took more than 1 seconds."),
+    ],
+)
+def test_the_host_s_import(
+    script: str, status: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n{script}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    monkeypatch.setattr(diagnosis, "_HOST_SECONDS", 1)
+    finding = diagnosis.check_host()
+    assert (finding.status, finding.check, finding.found) == (status, "import fedml", found)
+    assert bool(finding.todo) == (status == "fail")
+
+
+# --- the command's name, plugins, folder ------------------------------------------------------------------------------
+
+OURS = "#!/usr/bin/python\nfrom calfat_plugin.cli.fedml_door import main\n"
+HOSTS = "#!/usr/bin/python\nfrom fedml.cli.cli import cli\n"
+
+
+def scripts(folder: Path, text: str | None) -> Path:
+    folder.mkdir()
+    if text is not None:
+        (folder / "fedml").write_text(text)
+    return folder
+
+
+def test_our_command_first_on_the_path(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", OURS)
+    assert diagnosis.check_command(f"{own}/fedml", own) == Finding(
+        "ok", "fedml command", f"{own}/fedml is calfat-plugin's, which hands all but 'run RECIPE' to the host"
+    )
+
+
+def test_our_command_through_a_link(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", OURS)
+    (tmp_path / "fedml").symlink_to(own / "fedml")
+    assert diagnosis.check_command(f"{tmp_path}/fedml", own).status == "ok"
+
+
+def test_our_command_not_on_the_path(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", OURS)
+    assert diagnosis.check_command(None, own) == Finding(
+        "ok", "fedml command", f"{own}/fedml, which is not on PATH: type it whole, or activate the environment"
+    )
+
+
+def test_another_environment_s_command_first_on_the_path(tmp_path: Path) -> None:
+    own, other = scripts(tmp_path / "bin", OURS), scripts(tmp_path / "other", HOSTS)
+    assert diagnosis.check_command(f"{other}/fedml", own) == Finding(
+        "warn",
+        "fedml command",
+        f"{other}/fedml comes first on PATH and belongs to another environment.",
+        f"Activate this environment, or type {own}/fedml",
+    )
+
+
+def test_the_host_took_the_command_back(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", HOSTS)
+    finding = diagnosis.check_command(f"{own}/fedml", own)
+    assert (finding.status, finding.check) == ("fail", "fedml command")
+    assert finding.found == (
+        f"{own}/fedml is the host's own, which does not run recipes: fedml was installed after calfat-plugin."
+    )
+    assert finding.todo == diagnosis.reinstall()
+
+
+def test_no_command_at_all(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", None)
+    finding = diagnosis.check_command(None, own)
+    assert (finding.status, finding.found) == ("fail", f"there is none in {own}.")
+
+
+class BrokenPoint:
+    """The entry point of a plugin that does not import."""
+
+    name = "slow-at"
+
+    def load(self) -> None:
+        raise ModuleNotFoundError("No module named 'apex'")
+
+
+def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_entry_points", lambda: iter(()))
+    assert list(diagnosis.check_plugins()) == [Finding("ok", "plugins", "the built-ins")]
+    points = [(BrokenPoint(), Provider("slow-at", "0.2", "slow-at"))]
+    monkeypatch.setattr(registry, "_entry_points", lambda: iter(points))
+    assert next(diagnosis.check_plugins()) == Finding(
+        "warn",
+        "plugins",
+        "not loaded: slow-at (slow-at 0.2): ModuleNotFoundError: No module named 'apex'",
+        "Mend, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at",
+    )
+
+
+def test_a_folder_for_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "runs"
+    assert diagnosis.check_runs(folder) == Finding("ok", "run directories", f"{folder} can be written")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_folder_for_runs_that_cannot_be_written(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "runs"
+    in_the_way.touch()
+    assert diagnosis.check_runs(in_the_way) == Finding(
+        "warn",
+        "run directories",
+        f"{in_the_way} cannot be written (Not a directory).",
+        "Start runs from another folder, or say where to write with --run-dir",
+    )
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+FINE = Finding("ok", "python", "3.11.7")
+ODD = Finding("warn", "gpu", "there is a driver " + "and so on " * 8, "do " + "this " * 30)
+BROKEN = Finding("fail", "fedml", "is not installed.", "pip install fedml")
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+    monkeypatch.setattr(doctor, "diagnose", lambda: iter(findings))
+
+
+def test_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed(monkeypatch, FINE)
+    assert calfat("doctor") == Ended(0, "ok    python              3.11.7\nNothing is wrong.\n", "")
+
+
+def test_findings_are_wrapped_and_commands_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed(monkeypatch, FINE, ODD, BROKEN)
+    assert calfat("doctor") == Ended(
+        1,
+        "ok    python              3.11.7\n"
+        "warn  gpu                 there is a driver and so on and so on and so on and so\n"
+        "                          on and so on and so on and so on and so on\n"
+        f"      -> {ODD.todo}\n"
+        "fail  fedml               is not installed.\n"
+        "      -> pip install fedml\n"
+        "1 failure, 1 warning.\n",
+        "",
+    )
+
+
+def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed(monkeypatch, ODD, ODD)
+    ended = calfat("doctor")
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "0 failures, 2 warnings.")
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed(monkeypatch, FINE, BROKEN)
+    ended = calfat("doctor", "--json")
+    assert ended.code == 1
+    assert json.loads(ended.out) == [
+        {"status": "ok", "check": "python", "found": "3.11.7", "todo": ""},
+        {"status": "fail", "check": "fedml", "found": "is not installed.", "todo": "pip install fedml"},
+    ]
+
+
+def test_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All checks on this very environment, the host's slow import aside; what fails says what to do."""
+    monkeypatch.setattr(diagnosis, "check_host", lambda: Finding("ok", "import fedml", "not tried"))
+    monkeypatch.setenv("PATH", os.defpath)
+    ended = calfat("doctor", "--json")
+    findings = json.loads(ended.out)
+    assert {"python", "calfat-plugin", "fedml", "torch", "fedml command", "plugins", "gpu"} <= {
+        finding["check"] for finding in findings
+    }
+    assert all(finding["todo"] for finding in findings if finding["status"] != "ok")
+    assert ended.code == any(finding["status"] == "fail" for finding in findings)

@@ -1,0 +1,314 @@
+"""``calfat plugins``: what a recipe can name, as a page, as an explanation, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from calfat_plugin import __version__, registry
+from calfat_plugin.entries import AggregatorEntry, Citation, ModifierEntry, Preset, TrainerEntry
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.options import describe_options, option
+from calfat_plugin.registry import BUILT_IN, KINDS, Provider, Registry
+from tests.cli.runner import Ended, calfat
+
+
+class Point:
+    """An entry point that need not be installed."""
+
+    def __init__(self, name: str, plugin: Any) -> None:
+        self.name, self._plugin = name, plugin
+
+    def load(self) -> Any:
+        if isinstance(self._plugin, Exception):
+            raise self._plugin
+        return self._plugin
+
+
+Installed = list[tuple[Point, Provider]]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """What is installed here, in place of what really is; tests add to it."""
+    points: Installed = []
+    monkeypatch.setattr(registry, "_entry_points", lambda: iter(points))
+    return points
+
+
+@pytest.fixture(autouse=True)
+def only_built_ins(installed: Installed) -> None:
+    """Unless a test adds to them."""
+
+
+def add(installed: Installed, distribution: str, plugin: Any) -> None:
+    installed.append((Point(distribution, plugin), Provider(distribution, "1.1", distribution)))
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_listed_by_kind() -> None:
+    ended = calfat("plugins")
+    assert (ended.code, ended.err) == (0, "")
+    everything = Registry.load(entry_points=False)
+    for kind in KINDS:
+        part = f"\n{ended.out}".partition(f"\n{kind.kind}s   ")[2].partition("\n\n")[0]
+        text = " ".join(part.split())
+        for entry, _ in everything.offers(kind):
+            name = entry.name if entry.number_option is None else f"{entry.name}<{entry.number_option}>"
+            assert f"\n  {name} " in f"\n{part}"
+            assert entry.summary.split()[0] in text
+    assert f"calfat-plugin {__version__}" in ended.out
+    assert ended.out.endswith("\ncalfat plugins NAME explains one of them.\n")
+
+
+def test_the_list_is_plain_and_80_columns_wide_in_a_pipe() -> None:
+    for line in calfat("plugins").out.splitlines():
+        assert len(line) <= 80
+        assert line == line.rstrip()
+        assert line.isprintable()
+        assert line.isascii()
+
+
+def test_what_was_not_loaded_is_told_with_what_to_do(installed: Installed) -> None:
+    add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
+    ended = calfat("plugins")
+    assert ended.code == 0
+    assert ended.out.endswith(
+        "\nnot loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n"
+        "Mend, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
+        "\n"
+        "calfat plugins NAME explains one of them.\n"
+    )
+
+
+def test_a_clash_is_refused(installed: Installed) -> None:
+    class Plugin:
+        @hookimpl
+        def calfat_local_trainers(self) -> Iterator[TrainerEntry]:
+            yield TrainerEntry("calfat", build=dict)
+
+    add(installed, "my-fat", Plugin())
+    assert calfat("plugins") == Ended(
+        2,
+        "",
+        f"error: two distributions offer a local trainer called 'calfat': calfat-plugin {__version__} and my-fat 1.1. "
+        "Uninstall one of them, or start with CALFAT_BLOCK_PLUGINS=my-fat.\n",
+    )
+
+
+# --- one of them ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """One option of each kind."""
+
+    share: float = option(0.5, low=0, high=1, help="how much of it")
+    eps: Fraction | None = option(
+        None,
+        low=0,
+        unit="fraction of the pixel range",
+        help="radius; null: that of the run, as every help that is longer than a line gets wrapped",
+    )
+    on: bool = option(True, help="whether")
+    path: str = option(help="where from")
+
+
+class Everything:
+    """Offers a method with all that an entry can have, and an aggregator of the same name."""
+
+    @hookimpl
+    def calfat_local_trainers(self) -> Iterator[TrainerEntry]:
+        yield TrainerEntry(
+            "everything",
+            build=dict,
+            config=Options,
+            summary="has all that an entry can have",
+            formula="min CE(f(x), y)",
+            modifiers=("plain",),
+            conflicts={"scaffold": "both correct the drift."},
+            presets={
+                "wide": Preset("a wide ball", {"eps": Fraction(16, 255), "path": "here"}),
+                "rest": Preset(
+                    "for the rest of the recipe",
+                    {},
+                    lambda dataset: {
+                        "train_args.epochs": 2,
+                        "calfat.aggregator": {"name": "fedavg", "weights": dataset},
+                    },
+                ),
+            },
+            citation=Citation(
+                "Doe, Everything, 2024", "@misc{doe,\n  title = {A title that is long enough to be " + "x" * 60 + "}\n}"
+            ),
+        )
+
+    @hookimpl
+    def calfat_loss_modifiers(self) -> Iterator[ModifierEntry]:
+        yield ModifierEntry("theirs", build=dict, summary="composes from its side", methods=("everything",))
+
+    @hookimpl
+    def calfat_aggregators(self) -> Iterator[AggregatorEntry]:
+        yield AggregatorEntry("everything", build=dict, summary="has hardly anything")
+
+
+EVERYTHING = f"""\
+everything (local trainer)
+  has all that an entry can have
+
+  formula     min CE(f(x), y)
+  in recipes  calfat.trainer
+  offered by  all 1.1 (all)
+  losses      plain, theirs
+  not with    scaffold: both correct the drift.
+
+options
+  share: a number, 0 <= value <= 1; default 0.5
+      how much of it
+  eps: a number or a fraction such as 8/255, >= 0, or null; fraction of the
+    pixel range; default null
+      radius; null: that of the run, as every help that is longer than a line
+        gets wrapped
+  on: true or false; default true
+      whether
+  path: a text; required
+      where from
+
+presets
+  wide: a wide ball
+      eps: 16/255
+      path: here
+  rest: for the rest of the recipe
+      where the recipe is silent (shown for digits):
+        train_args.epochs: 2
+        calfat.aggregator: {{name: fedavg, weights: digits}}
+
+cite
+  Doe, Everything, 2024
+
+@misc{{doe,
+  title = {{A title that is long enough to be {"x" * 60}}}
+}}
+
+everything (aggregator)
+  has hardly anything
+
+  in recipes  calfat.aggregator
+  offered by  all 1.1 (all)
+"""
+
+
+def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed) -> None:
+    add(installed, "all", Everything())
+    assert calfat("plugins", "everything") == Ended(0, EVERYTHING, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("fedavg", ["fedavg (local trainer)", "fedavg (aggregator)"]),
+        ("pgd20", ["pgd (evaluator)", "  number      pgd20 is pgd with steps: 20"]),
+        ("mnist", ["  classes     10", "  images      1 x 28 x 28 (channels first)"]),
+        ("image_folder", ["  classes     as the files say", "  images      as the files say"]),
+        ("dirichlet", ["  alpha       data_args.partition_alpha"]),
+        ("calfat", ["  losses      its own; no loss modifier composes with it"]),
+    ],
+)
+def test_what_only_some_entries_have(name: str, lines: list[str]) -> None:
+    shown = calfat("plugins", name).out.splitlines()
+    assert [line for line in lines if line not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted({name for kind in KINDS for name in Registry.load(entry_points=False).names(kind)})
+)
+def test_every_explanation_fits_80_columns(name: str) -> None:
+    """BibTeX aside, which is shown as it is."""
+    bibtex = {
+        line
+        for kind in KINDS
+        for entry, _ in Registry.load(entry_points=False).offers(kind)
+        if entry.citation is not None
+        for line in entry.citation.bibtex.splitlines()
+    }
+    shown = calfat("plugins", name)
+    assert shown.code == 0
+    assert [line for line in shown.out.splitlines() if len(line) > 80 and line not in bibtex] == []
+
+
+def test_an_unknown_name_is_refused(installed: Installed) -> None:
+    assert calfat("plugins", "calfatt") == Ended(
+        2, "", "error: no plugin called 'calfatt'. Did you mean 'calfat'? 'calfat plugins' lists them all.\n"
+    )
+    add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
+    assert calfat("plugins", "zzz") == Ended(
+        2,
+        "",
+        "error: no plugin called 'zzz'. 'calfat plugins' lists them all.\n"
+        "Not loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n",
+    )
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def test_json_has_everything(installed: Installed) -> None:
+    add(installed, "slow-at", RuntimeError("no"))
+    content = json.loads(calfat("plugins", "--json").out)
+    built_in = Registry.load(entry_points=False)
+    listed = {(plugin["kind"], plugin["name"]) for plugin in content["plugins"]}
+    assert listed == {(kind.kind, name) for kind in KINDS for name in built_in.names(kind)}
+    assert content["not_loaded"] == [
+        {"plugin": "slow-at", "distribution": "slow-at", "version": "1.1", "reason": "RuntimeError: no"}
+    ]
+    (trainer,) = (p for p in content["plugins"] if (p["kind"], p["name"]) == ("local trainer", "calfat"))
+    entry, _ = built_in.find(TrainerEntry, "calfat")
+    assert [info["name"] for info in trainer["options"]] == [info.name for info in describe_options(entry.config)]
+    assert trainer["summary"] == entry.summary
+    assert trainer["citation"]["bibtex"].startswith("@inproceedings{chen2022calfat")
+    assert (trainer["distribution"], trainer["version"], trainer["plugin"]) == (
+        BUILT_IN.distribution,
+        BUILT_IN.version,
+        BUILT_IN.plugin,
+    )
+
+
+def test_json_of_one_name(installed: Installed) -> None:
+    add(installed, "all", Everything())
+    trainer, aggregator = json.loads(calfat("plugins", "everything", "--json").out)["plugins"]
+    assert aggregator["options"] == []
+    assert (trainer["modifiers"], trainer["conflicts"]) == (
+        ["plain", "theirs"],
+        {"scaffold": "both correct the drift."},
+    )
+    assert trainer["presets"]["wide"] == {
+        "help": "a wide ball",
+        "options": {"eps": "16/255", "path": "here"},
+        "recipe": {},
+    }
+    assert trainer["options"][1] == {
+        "name": "eps",
+        "type": "fraction",
+        "expected": "a number or a fraction such as 8/255, >= 0, or null",
+        "required": False,
+        "default": None,
+        "optional": True,
+        "unit": "fraction of the pixel range",
+        "low": 0,
+        "high": None,
+        "open_low": False,
+        "choices": [],
+        "help": "radius; null: that of the run, as every help that is longer than a line gets wrapped",
+    }
+
+
+def test_an_error_leaves_stdout_to_json() -> None:
+    ended = calfat("plugins", "zzz", "--json")
+    assert (ended.code, ended.out) == (2, "")

@@ -1,0 +1,77 @@
+"""Help, check and plugins answer at once: as processes of their own they import nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calfat_plugin import __version__
+from calfat_plugin.cli.main import COMMANDS
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python
+
+DIGITS = str(RECIPES / "calfat_digits.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["--help"], "Usage: calfat [OPTIONS] COMMAND [ARGS]..."),
+        (["--version"], f"calfat, version {__version__}"),
+        (["run", "--help"], "Usage: calfat run [OPTIONS] RECIPE"),
+        (["check", DIGITS], f"{DIGITS}: good."),
+        (["plugins"], "local trainers   calfat.trainer"),
+        (["plugins", "calfat"], "calfat (local trainer)"),
+        (["doctor", "--help"], "Usage: calfat doctor [OPTIONS]"),
+    ],
+    ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else "",
+)
+def test_it_imports_nothing_heavy(arguments: list[str], first: str) -> None:
+    ended = python(REPORTING + COMMAND, *arguments)
+    assert (ended.code, ended.err) == (0, "imported:\n")
+    assert ended.out.startswith(first)
+
+
+def test_help_lists_every_command_with_its_purpose() -> None:
+    shown = calfat("--help").out
+    for name, purpose in COMMANDS.items():
+        assert f"  {name} " in shown
+        assert purpose in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there(name: str) -> None:
+    ended = calfat(name, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"Usage: calfat {name} ")
+
+
+def test_an_unknown_command_is_refused() -> None:
+    ended = calfat("chekc")
+    assert (ended.code, ended.out) == (2, "")
+    assert "No such command 'chekc'" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_check_says_in_a_line_what_would_run() -> None:
+    overrides = ("--set", "train_args.comm_round=7", "--set", "train_args.client_num_per_round=2", "--seed", "3")
+    assert calfat("check", DIGITS, *overrides) == Ended(
+        0,
+        f"{DIGITS}: good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 2 a round, 7 rounds, "
+        "seed 3.\n",
+        "",
+    )
+
+
+def test_check_shows_the_recipe_in_full_as_a_recipe() -> None:
+    shown = calfat("check", DIGITS, "--show", "--set", "train_args.comm_round=7").out
+    registry = Registry.load(entry_points=False)
+    as_run = assemble(parse_document(shown, "shown.yaml"), registry).as_run()
+    assert yaml.safe_load(shown) == as_run
+    wanted = assemble(read_document(DIGITS).with_overrides(["train_args.comm_round=7"]), registry).as_run()
+    assert as_run == wanted

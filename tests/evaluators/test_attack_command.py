@@ -1,0 +1,519 @@
+"""``calfat attack``: what it writes, what it refuses, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from rich.console import Console
+from safetensors.torch import save_file
+from torch import nn
+
+from calfat_plugin.cli.attack import attack
+from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
+from calfat_plugin.experiment import assemble
+from calfat_plugin.parties import Snapshot
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+
+RECIPE = """\
+common_args: {training_type: simulation, random_seed: 3}
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, comm_round: 7}
+calfat:
+  trainer: {name: calfat, preset: release}
+  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  runtime: {threads: 1}
+"""
+QUICK = ("--set", "autoattack.iterations=2", "--set", "autoattack.queries=10")
+SHAPES = "in_channels=1, image_size=(8, 8), num_classes=10"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory with a trained checkpoint; the current directory is above it."""
+    monkeypatch.chdir(tmp_path)
+    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
+    run = RunDirectory.create(experiment, Path("run"))
+    run.write_recipe(experiment)
+    state = {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}
+    save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
+    save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, state), {"selected_on": "test split"})
+    run.results.write_text("the run's own\n")
+    return Path("run")
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)."""
+    done = CliRunner().invoke(attack, [str(argument) for argument in arguments], catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def numbers(path: Path) -> list[tuple[object, ...]]:
+    """What must not depend on when and how often a thing was run."""
+    return [
+        (row["label"], row["settings"], row["per_class"], row["per_class_strict"])
+        for row in json.loads(path.read_text())["evaluations"]
+    ]
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
+    code, out, err = call(run_dir, "--attacks", "fgsm,pgd5", "--examples", 60)
+    assert (code, err) == (0, "")
+    content = json.loads((run_dir / "attacks" / "last.json").read_text())
+    labels = [row["label"] for row in content["evaluations"]]
+    assert labels == ["natural", "fgsm", "pgd5"]
+    assert {row["num_examples"] for row in content["evaluations"]} == {60}
+    settings = content["evaluations"][2]["settings"]
+    assert (settings["eps"], settings["step_size"], settings["seed"]) == ("0.1", "0.025", 3)
+    assert {key: content[key] for key in ("run", "checkpoint", "round", "trainer", "model", "dataset")} == {
+        "run": "run",
+        "checkpoint": "run/checkpoints/last.safetensors",
+        "round": 7,
+        "trainer": "calfat",
+        "model": "cnn_small",
+        "dataset": "digits",
+    }
+    assert content["test_examples"] == 359
+    assert content["alarms"] == []
+    assert content["environment"]["versions"]["torch"] == torch.__version__
+    assert (run_dir / "results.json").read_text() == "the run's own\n"
+    assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.json"]
+    assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
+    assert re.search(r"│ pgd5 +│ linf 0\.1 │ +\d+\.\d % │ +\d+\.\d % │ +60 │", out)
+    assert out.endswith("results: run/attacks/last.json\n")
+
+
+def test_results_are_kept_and_equal_calls_give_equal_numbers(run_dir):
+    for _ in range(2):
+        assert call(run_dir, "--attacks", "pgd3,cw3", "--examples", 30)[0] == 0
+    assert call(run_dir, "--attacks", "pgd3,cw3", "--examples", 30, "--seed", 4)[0] == 0
+    first, second, third = (run_dir / "attacks" / f"last{end}.json" for end in ("", "-2", "-3"))
+    assert numbers(first) == numbers(second)
+    assert numbers(third)[2][1]["seed"] == 4
+
+
+def test_a_checkpoint_is_found_by_name_and_by_path(run_dir):
+    for arguments in ((run_dir, "--checkpoint", "best-robust"), (run_dir / "checkpoints" / "best-robust.safetensors",)):
+        assert call(*arguments, "--attacks", "fgsm", "--examples", 5)[0] == 0
+    first, second = (json.loads((run_dir / "attacks" / f"best-robust{end}.json").read_text()) for end in ("", "-2"))
+    assert first["round"] == second["round"] == 5
+    assert first["selected_on"] == "test split"
+
+
+def test_options_labels_and_budget_of_the_command_line(run_dir):
+    code, _, err = call(
+        run_dir, "--attacks", "pgd4,scaled=pgd4", "--set", "scaled.logit_scale=10", "--set", "pgd4.restarts=2",
+        "--eps", "0.5", "--norm", "l2", "--step-size", "1/8", "--examples", 8, "--batch-size", 3,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    plain, scaled = (
+        row["settings"] for row in json.loads((run_dir / "attacks/last.json").read_text())["evaluations"][1:]
+    )
+    assert [plain[key] for key in ("norm", "eps", "step_size", "restarts", "batch_size")] == [
+        "l2",
+        "0.5",
+        "0.125",
+        2,
+        3,
+    ]
+    assert (plain["logit_scale"], scaled["logit_scale"]) == (1.0, 10.0)
+
+
+def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
+    code, out, _ = call(run_dir, "--attacks", "fgsm,pgd3", "--eps", "0.2,0.05,0", "--examples", 20)
+    assert code == 0
+    rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
+    assert [(row["label"], row["settings"].get("eps")) for row in rows] == [
+        ("natural", None),
+        *((label, eps) for eps in ("0", "0.05", "0.2") for label in ("fgsm", "pgd3")),
+    ]
+    assert [row["settings"]["step_size"] for row in rows if row["label"] == "pgd3"] == ["0.025", "0.0125", "0.05"]
+    assert rows[1]["per_class"] == rows[2]["per_class"] == rows[0]["per_class"]
+    drawn = (run_dir / "attacks/last.svg").read_text()
+    for text in ("fgsm", "pgd3", "0.05", "0.2", "linf", "strict"):
+        assert text in drawn
+    assert (run_dir / "attacks/last.png").read_bytes().startswith(b"\x89PNG")
+    assert out.endswith("curve: run/attacks/last.svg\ncurve: run/attacks/last.png\n")
+
+
+def test_autoattack_leaves_no_state_behind_and_findings_are_told(run_dir):
+    code, out, _ = call(run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12)
+    assert code == 0
+    text = "2 iterations instead of 100, 10 queries instead of 5000: this is not the published attack."
+    assert f"1 finding about these numbers:\n  not-published: autoattack: {text}\n" in out
+    content = json.loads((run_dir / "attacks/last.json").read_text())
+    assert content["alarms"] == [{"code": "not-published", "text": f"autoattack: {text}", "labels": ["autoattack"]}]
+    assert [path.name for path in (run_dir / "attacks").iterdir()] == ["last.json"]
+
+
+# --- a model of one's own ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module with factories, and the digits model's weights as ``weights.safetensors``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"own_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        "from torch import nn\n"
+        "from calfat_plugin.models import CNNSmall\n"
+        "def plain(**shapes):\n    return CNNSmall(**shapes)\n"
+        "class Soft(CNNSmall):\n    def forward(self, x):\n        return super().forward(x).softmax(1)\n"
+    )
+    save_file(dict(digits_model.state_dict()), tmp_path / "weights.safetensors")
+    return Path(f"{name}")
+
+
+def own_model(own: Path, factory: str = "plain", weights: str = "weights.safetensors") -> tuple[str, ...]:
+    return "--model", f"{own}:{factory}", "--weights", weights, "--dataset", "digits"
+
+
+def test_any_module_is_attacked(own, digits_model, tmp_path):
+    code, out, err = call(*own_model(own), "--attacks", "pgd3", "--eps", "0.1", "--examples", 40)
+    assert (code, err) == (0, "")
+    content = json.loads((tmp_path / "weights-attacks.json").read_text())
+    assert content["model"] == f"{own}:plain"
+    assert content["weights"] == "weights.safetensors"
+    assert content["evaluations"][1]["settings"]["step_size"] == "0.025"
+    assert content["evaluations"][0]["accuracy"] > 0.9
+    assert [citation["text"].split()[0] for citation in content["citations"]] == ["Madry"]
+    assert out.endswith("results: weights-attacks.json\n")
+
+
+def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, digits_model, tmp_path):
+    state = digits_model.state_dict()
+    torch.save(state, "plain.pt")
+    torch.save({"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, "nested.pth")
+    found = []
+    for weights in ("weights.safetensors", "plain.pt", "nested.pth"):
+        code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm", "--output", f"{weights}.json")
+        assert (code, err) == (0, "")
+        found.append(numbers(tmp_path / f"{weights}.json"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_built_in_models_go_by_name(own):
+    code, _, err = call("--model", "cnn_small", *own_model(own)[2:], "--attacks", "fgsm", "--examples", 4)
+    assert (code, err) == (0, "")
+
+
+def test_a_model_that_returns_probabilities_raises_an_alarm(own):
+    code, out, _ = call(*own_model(own, "Soft"), "--attacks", "pgd2,autoattack", *QUICK, "--examples", 10)
+    assert code == 0
+    assert (
+        "  probabilities: natural, pgd2, autoattack: the model returns probabilities, not logits: every row is in "
+        "[0, 1] and sums to 1." in out
+    )
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+NOT_THERE = "There are: best-robust, last."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("run", "--eps", "8"),
+            "--eps 8: calfat.threat.eps: got '8' (text), expected a fraction of the pixel range such as 8/255 (pixels "
+            "lie in [0, 1]).",
+        ),
+        (("run", "--eps", "8/0"), "--eps 8/0: '8/0' divides by zero."),
+        (("run", "--eps", "0.1,,0.2"), "--eps '0.1,,0.2': there is nothing between two commas, or nothing at all."),
+        (
+            ("run", "--eps", "0.1", "--step-size", "fast"),
+            "--step-size fast: 'fast' is not a number; write 8/255, 0.1 or 1e-3.",
+        ),
+        (("run", "--norm", "l2"), "--norm l2 needs --eps beside it; the same eps is another budget in each norm."),
+        (
+            ("run", "--attacks", "fgsm,pdg20"),
+            "--attacks fgsm,pdg20: calfat.evaluators[1]: no evaluator called 'pdg20'. Did you mean 'pgd20'? Known: ",
+        ),
+        (
+            ("run", "--attacks", "fgsm,fgsm"),
+            "--attacks fgsm,fgsm: 'fgsm' stands there twice; name one of them: again=fgsm.",
+        ),
+        (
+            ("run", "--attacks", "a b=fgsm"),
+            "--attacks a b=fgsm: expected names such as fgsm,pgd20,autoattack, or LABEL=NAME to have one twice.",
+        ),
+        (("run", "--set", "pgd20"), "--set pgd20: expected LABEL.OPTION=VALUE, such as pgd20.restarts=5."),
+        (
+            ("run", "--attacks", "pgd20", "--set", "pgd2.restarts=5"),
+            "--set pgd2.restarts=5: --attacks names no 'pgd2'. Did you mean 'pgd20'?",
+        ),
+        (
+            ("run", "--attacks", "pgd20", "--set", "pgd20.restart=5"),
+            "--set pgd20.restart=5: calfat.evaluators[0].restart: evaluator 'pgd' has no option 'restart'. Did you "
+            "mean 'restarts'?",
+        ),
+        (("run", "--device", "gpu"), "--device gpu: expected cpu, cuda, or cuda:N such as cuda:0."),
+        (("run", "--device", "cuda:99"), "--device cuda:99: torch sees 0 GPUs here."),
+        (
+            ("run", "--checkpoint", "best-robst"),
+            f"run/checkpoints/best-robst.safetensors: no such checkpoint. Did you mean 'best-robust'? {NOT_THERE}",
+        ),
+        (
+            ("run/checkpoints/lst.safetensors",),
+            "run/checkpoints/lst.safetensors: no such checkpoint or run directory. Did you mean "
+            "'run/checkpoints/last.safetensors'?",
+        ),
+        (
+            ("run/checkpoints/last.safetensors", "--checkpoint", "last"),
+            "--checkpoint last: run/checkpoints/last.safetensors is a checkpoint already; leave one of the two out.",
+        ),
+        (
+            (".",),
+            ".: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.",
+        ),
+        (
+            ("empty",),
+            "empty: this run has no checkpoint yet; it has not finished a round.",
+        ),
+        (
+            ("lost.safetensors",),
+            "lost.safetensors: this file lies in no run directory, so nothing says what model it is of. Give the "
+            "model: --model package.module:factory --weights lost.safetensors --dataset NAME.",
+        ),
+        (
+            ("run", "--model", "cnn"),
+            "--model: the recipe of a run says what its model and data are. Give run, or --model with --weights and "
+            "--dataset, not both.",
+        ),
+        (
+            ("--model", "cnn"),
+            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
+            "--weights and --dataset (missing: --weights, --dataset).",
+        ),
+        (
+            ("--model", "cnn", "--weights", "lots.safetensors", "--dataset", "digits"),
+            "--weights lots.safetensors: no such file. Did you mean 'lost.safetensors'?",
+        ),
+        (
+            ("--model", "cnn_small", "--weights", "lost.safetensors", "--dataset", "digit"),
+            "--dataset digit: data_args.dataset: no data set called 'digit'. Did you mean 'digits'? Known: ",
+        ),
+        (
+            ("run", "--output", "run/results.json"),
+            "--output run/results.json: this file exists already; results are never overwritten.",
+        ),
+        (
+            ("--model", "cnn_mcmahan", "--weights", "lost.safetensors", "--dataset", "digits"),
+            "model cnn_mcmahan: images of 8x8 are too small; the smallest that it can take is 16x16.",
+        ),
+        (
+            ("--model", "torch.nn:Identity", "--weights", "lost.safetensors", "--dataset", "digits"),
+            "model torch.nn:Identity: images of shape (2, 1, 8, 8) gave (2, 1, 8, 8); expected logits of shape "
+            "(2, 10).",
+        ),
+    ],
+)
+def test_bad_input_is_told_with_its_place_and_exit_code_2(arguments, text, run_dir):
+    RunDirectory.create(assemble(parse_document(RECIPE, "a"), Registry.load(entry_points=False)), Path("empty"))
+    RunDirectory(Path("empty")).recipe.write_text(RECIPE)
+    Path("lost.safetensors").write_bytes((run_dir / "checkpoints/last.safetensors").read_bytes())
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert err.startswith(f"error: {text}")
+    if not text.endswith("Known: "):
+        assert err == f"error: {text}\n"
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_tensor(run_dir):
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("cnn_small", "vgg8"))
+    code, _, err = call(run_dir, "--attacks", "fgsm")
+    assert code == 2
+    assert re.fullmatch(
+        r"error: run/checkpoints/last\.safetensors: these are not weights of the model 'vgg8': the file: tensor "
+        r"'[\w.]+' (is missing.*|has shape .*)\.\n",
+        err,
+    )
+
+
+def test_weights_that_are_not_finite_are_refused_by_tensor(run_dir, digits_model):
+    state = {name: tensor.clone() for name, tensor in digits_model.state_dict().items()}
+    state["classifier.bias"][3] = float("nan")
+    save_checkpoint(run_dir / "checkpoints/last.safetensors", Snapshot(7, state), {})
+    code, _, err = call(run_dir, "--attacks", "fgsm")
+    assert (code, err) == (
+        2,
+        "error: run/checkpoints/last.safetensors: these are not weights of the model 'cnn_small': the file: tensor "
+        "'classifier.bias' holds 1 nan or inf among 10 values.\n",
+    )
+
+
+class Payload:
+    """A pickle that would run code."""
+
+    def __reduce__(self):
+        return os.system, ("touch hacked",)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(own, tmp_path):
+    Path("evil.pt").write_bytes(pickle.dumps({"a": Payload()}))
+    torch.save({"a": Payload()}, "evil2.pt")
+    for weights in ("evil.pt", "evil2.pt"):
+        code, _, err = call(*own_model(own, weights=weights), "--attacks", "fgsm")
+        assert (code, err) == (
+            2,
+            f"error: {weights}: the weights cannot be read (UnpicklingError). Expected a safetensors file, or a state "
+            "dict written by torch.save that holds tensors and nothing else.\n",
+        )
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_file_that_is_no_state_dict_is_refused(own):
+    torch.save([torch.zeros(3)], "list.pt")
+    code, _, err = call(*own_model(own, weights="list.pt"), "--attacks", "fgsm")
+    assert (code, err) == (2, "error: list.pt: holds a list; expected a state dict, tensors by name.\n")
+
+
+def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir):
+    program = (
+        "import sys\n"
+        "from calfat_plugin.cli.attack import attack\n"
+        "from click.testing import CliRunner\n"
+        "assert CliRunner().invoke(attack, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(attack, ['run', '--eps', '8']).exit_code == 2\n"
+        "from calfat_plugin.runs.attack_plan import Wishes, plan_run\n"
+        "from pathlib import Path\n"
+        "plan_run(Path('run'), None, Wishes(attacks=('fgsm', 'cw20', 'autoattack')))\n"
+        "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
+    )
+    assert _python("-c", program).stdout == "[]\n"
+
+
+# --- stopping and going on --------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_says_how_to_go_on(run_dir, monkeypatch):
+    from calfat_plugin.runs import attack as module
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_measure", stop)
+    assert call(run_dir) == (
+        130,
+        "",
+        "error: stopped.\n"
+        "The same command again goes on inside AutoAttack where it stopped; other attacks begin anew.\n",
+    )
+
+
+def test_after_kill_9_autoattack_goes_on_with_the_same_verdicts(run_dir):
+    command = (
+        "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=4",
+        "--set", "autoattack.queries=40", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
+    )  # fmt: skip
+    attacks = run_dir / "attacks"
+    process = subprocess.Popen([sys.executable, *command], env=_environment(), stdout=subprocess.DEVNULL)
+    state = _wait_for_state(attacks / ".last-unfinished", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    state = json.loads(next((attacks / ".last-unfinished").glob("*.json")).read_text())
+    assert state["position"] >= 1
+    assert [path.name for path in attacks.iterdir()] == [".last-unfinished"]
+
+    empty_home = run_dir.resolve().parent / "home"
+    empty_home.mkdir()
+    _python(*command, HOME=str(empty_home))
+    resumed = attacks / "last.json"
+    _python(*command)
+    whole = attacks / "last-2.json"
+    assert numbers(resumed) == numbers(whole)
+    first, again = (
+        json.loads(path.read_text())["evaluations"][1]["details"]["sub_attacks"] for path in (resumed, whole)
+    )
+    assert [row["accuracy"] for row in first] == [row["accuracy"] for row in again]
+    # Rows of the killed process are taken over to the last digit: what they speak of was not done again.
+    assert first[: len(state["finished"])] == state["finished"]
+    assert list(empty_home.iterdir()) == []
+
+
+def _wait_for_state(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
+    """Until a sub-attack and a batch of the next one are done."""
+    for _ in range(6000):
+        for path in folder.glob("*.json"):
+            state: dict[str, object] = json.loads(path.read_text())
+            if state["position"] == 1 and state["batch"] >= 1:
+                return state
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.01)
+    raise AssertionError("nothing was written for a minute")
+
+
+def _environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **changes}
+
+
+def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments], env=_environment(**environment), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# --- the console ------------------------------------------------------------------------------------------------------
+
+
+def finished(label: str, accuracy: float, strict: float) -> EvaluationResult:
+    return EvaluationResult(label, 10, accuracy, strict, (), (), {"norm": "linf", "eps": "8/255"}, "ours", 2.0)
+
+
+def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("calfat_plugin.cli.attack_progress.time.perf_counter", lambda: now[0])
+    progress = PlainAttackProgress(sys.stdout, sys.stderr)
+    for second in range(0, 70, 5):
+        now[0] = float(second)
+        progress.progress("autoattack at eps 8/255", second, 100, second // 2)
+    progress.measured(finished("autoattack", 0.5, 0.4))
+    progress.warn("careful")
+    printed = capsys.readouterr()
+    assert printed.out == (
+        "autoattack at eps 8/255: 30 % done, 50.0 % left so far\n"
+        "autoattack at eps 8/255: 60 % done, 50.0 % left so far\n"
+        "autoattack (linf 8/255)  50.0 %, strict 40.0 %  2.0 s\n"
+    )
+    assert printed.err == "warning: careful\n"
+
+
+def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
+    with (tmp_path / "screen").open("w+") as screen:
+        console = Console(file=screen, force_terminal=True, width=100)
+        with LiveAttackProgress(console) as progress:
+            progress.progress("pgd20 at eps 8/255", 50, 100, 20)
+            progress._bar.refresh()
+            progress.measured(finished("pgd20", 0.4, 0.4))
+            progress.warn("careful")
+        screen.seek(0)
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read())
+    assert "pgd20 at eps 8/255" in text
+    assert "50 %" in text
+    assert "40.0 % left" in text
+    assert "pgd20 (linf 8/255)  40.0 %  2.0 s" in text
+    assert "warning: careful" in text

@@ -1,0 +1,87 @@
+"""A run's final evaluation: its state for a resume, and the findings in ``results.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from calfat_plugin.evaluators.subattacks import SubAttacks
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.parties import Server, Snapshot
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import RunResult
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.writer import RunWriter
+
+RECIPE = """\
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, comm_round: 1}
+calfat:
+  trainer: {name: calfat, preset: release}
+  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  evaluators:
+    - natural
+    - {name: pgd, steps: 2, max_examples: 40}
+    - {name: autoattack, iterations: 2, queries: 5, max_examples: 40}
+  evaluation: {batch_size: 16}
+"""
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
+
+
+def test_a_final_evaluation_goes_on_where_it_was_killed(experiment, digits_model, tmp_path, monkeypatch):
+    server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
+    server.restore(Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}))
+    whole = server.final_evaluation()[-1]
+    done: list[int] = []
+    perturb = SubAttacks.perturb
+
+    def killed(self, x, y):
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(len(x))
+        return perturb(self, x, y)
+
+    monkeypatch.setattr(SubAttacks, "perturb", killed)
+    with pytest.raises(KeyboardInterrupt):
+        server.final_evaluation(tmp_path / "evaluation")
+    (state,) = (tmp_path / "evaluation").iterdir()
+    assert json.loads(state.read_text())["position"] == 1
+
+    monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: done.append(len(x)) or perturb(self, x, y))
+    resumed = server.final_evaluation(tmp_path / "evaluation")[-1]
+    assert resumed.per_class == whole.per_class
+    rows = [(row["name"], row["accuracy"], row["attacked"]) for row in whole.details["sub_attacks"]]
+    assert [(row["name"], row["accuracy"], row["attacked"]) for row in resumed.details["sub_attacks"]] == rows
+    assert sum(done) == sum(row["attacked"] for row in whole.details["sub_attacks"])  # nothing twice
+
+
+def test_findings_are_written_and_the_state_goes_once_the_results_are_there(experiment, digits_model, tmp_path):
+    server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
+    run = RunDirectory.create(experiment, tmp_path / "run")
+    evaluations = server.final_evaluation(run.evaluation)
+    assert list(run.evaluation.iterdir())
+    RunWriter(run, experiment).run_finished(RunResult(evaluations, 1, 1.0))
+    assert not run.evaluation.exists()
+    alarms = json.loads(run.results.read_text())["alarms"]
+    assert {
+        "code": "not-published",
+        "text": "autoattack: 2 iterations instead of 100, 5 queries instead of 5000: this is not the published attack.",
+        "labels": ["autoattack"],
+    } in alarms
+
+
+def test_the_shipped_cifar10_recipe_ends_with_autoattack():
+    path = Path(__file__).parents[2] / "recipes" / "calfat_cifar10.yaml"
+    shipped = assemble(parse_document(path.read_text(), str(path)), Registry.load(entry_points=False))
+    labels = [pick.label for pick in shipped.evaluators]
+    assert labels == ["natural", "fgsm", "bim", "cw20", "pgd20", "autoattack"]

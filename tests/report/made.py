@@ -1,0 +1,128 @@
+"""Run directories without a run: every file written by the code that writes it in a run, numbers chosen by us."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.parties import Snapshot
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.writer import RunWriter
+
+RECIPE = """\
+data_args: {dataset: digits, partition_alpha: 0.1}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, comm_round: 4, batch_size: 64}
+calfat:
+  trainer: {name: calfat, preset: release}
+  threat: {eps: 0.1, step_size: 0.05, steps: 2}
+  evaluators: [natural, fgsm, pgd20]
+  monitor: {evaluators: [natural, pgd20]}
+"""
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+COUNTS = ((10, 0, 0, 4, 1, 7, 0, 0, 3, 0), (0, 8, 2, 0, 0, 0, 5, 6, 0, 9))
+
+
+def experiment(*overrides: str, name: str = "made.yaml", recipe: str = RECIPE) -> Experiment:
+    """The recipe above with ``--set`` values."""
+    return assemble(parse_document(recipe, name).with_overrides(overrides), Registry.load(entry_points=False))
+
+
+def evaluation(label: str, accuracy: float, *, num_classes: int = 10) -> EvaluationResult:
+    """A result whose classes lie evenly around its accuracy."""
+    spread = [accuracy + 0.02 * (index - (num_classes - 1) / 2) for index in range(num_classes)]
+    per_class = tuple(min(1.0, max(0.0, value)) for value in spread)
+    settings = {} if label == "natural" else {"norm": "linf", "eps": "1/10", "steps": 20}
+    return EvaluationResult(
+        label=label,
+        num_examples=359,
+        accuracy=accuracy,
+        accuracy_strict=accuracy - 0.01,
+        per_class=per_class,
+        per_class_strict=per_class,
+        settings=settings,
+        implementation="calfat-plugin 0.1.0",
+        seconds=1.5,
+    )
+
+
+def record(round: int, monitored: Mapping[str, float], *, clients: int = 2, heterogeneity: float = 0.5) -> RoundRecord:
+    """A finished round; each client's loss is 1 / round plus its number."""
+    return RoundRecord(
+        round=round,
+        clients=tuple(range(clients)),
+        refused={},
+        losses={client: 1 / round + client for client in range(clients)},
+        update_norms={client: 0.1 * (client + 1) for client in range(clients)},
+        heterogeneity=heterogeneity / round,
+        evaluations={label: evaluation(label, accuracy) for label, accuracy in monitored.items()},
+        seconds=2.0,
+        bytes_down=1000,
+        bytes_up=1100,
+    )
+
+
+def made_run(
+    path: Path,
+    *overrides: str,
+    final: Mapping[str, float] | None = None,
+    rounds: Sequence[Mapping[str, float]] = (),
+    name: str = "made.yaml",
+    counts: Sequence[Sequence[int]] = COUNTS,
+    classes: Sequence[str] = CLASSES,
+) -> Path:
+    """Write a run directory.
+
+    Args:
+        path: where to.
+        overrides: ``--set`` values.
+        final: label to final accuracy; None: not finished.
+        rounds: label to monitored accuracy, a mapping a round; empty: four rounds that get better.
+        name: the recipe's file name.
+        counts: training examples, a row a client.
+        classes: names of the classes.
+    """
+    run = experiment(*overrides, name=name)
+    directory = RunDirectory.create(run, path)
+    writer = RunWriter(directory, run)
+    values = rounds or [{"natural": 0.2 * number, "pgd20": 0.1 * number} for number in range(1, 5)]
+    for number, monitored in enumerate(values, start=1):
+        writer.round_finished(record(number, monitored, clients=len(counts)), Snapshot(round=number, global_state={}))
+    directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
+    directory.write_json(
+        directory.environment,
+        {
+            "command": ["calfat", "run", name, "--set", "tracking_args.wandb_key=hunter2"],
+            "python": "3.11.7",
+            "platform": "Linux",
+            "cpu_count": 2,
+            "threads": 1,
+            "device": "cpu",
+            "gpu": None,
+            "versions": {"calfat-plugin": "0.1.0", "torch": "2.13.0", "mpi4py": None},
+            "plugins": ["calfat-plugin 0.1.0 (built-in)"],
+            "plugins_not_loaded": [],
+            "commit": "0123abc",
+        },
+    )
+    if final is not None:
+        evaluations = tuple(evaluation(label, accuracy) for label, accuracy in final.items())
+        writer.run_finished(RunResult(evaluations, len(values), 12.5))
+    return path
+
+
+def change_json(path: Path, **values: object) -> None:
+    """Set some keys of a JSON file."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **values}))
+
+
+def close(a: float, b: float) -> bool:
+    """Equal up to rounding."""
+    return math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-12)

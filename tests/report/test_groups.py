@@ -1,0 +1,124 @@
+"""Runs that differ in their seed only belong together, and groups are named by what tells them apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.report.groups import differences, group_runs, reported_of
+from calfat_plugin.report.reading import RunFiles, read_run
+from tests.report.made import made_run
+
+
+def runs(folder: Path, *settings: tuple[str, ...]) -> list[RunFiles]:
+    """A finished run for each tuple of ``--set`` values."""
+    return [
+        read_run(made_run(folder / str(index), *overrides, final={"natural": 0.5 + 0.1 * index}))
+        for index, overrides in enumerate(settings)
+    ]
+
+
+def test_seeds_of_one_recipe_are_one_group_with_mean_and_sample_deviation(tmp_path: Path) -> None:
+    (group,) = group_runs(runs(tmp_path, *[(f"common_args.random_seed={seed}",) for seed in (2, 0, 1)]))
+    assert [run.seed for run in group.runs] == [0, 1, 2]
+    score = group.score("natural")
+    assert score is not None
+    assert score.mean == pytest.approx(0.6)
+    assert score.std == pytest.approx(0.1)
+    assert group.score("pgd20") is None
+
+
+def test_loggers_and_devices_do_not_part_runs(tmp_path: Path) -> None:
+    first, second = ("common_args.random_seed=0",), ("common_args.random_seed=1", "calfat.loggers=[tensorboard]")
+    assert len(group_runs(runs(tmp_path, first, (*second, "device_args.using_gpu=true")))) == 1
+
+
+def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> None:
+    first, second = runs(tmp_path, (), ())
+    unfinished = read_run(made_run(tmp_path / "z"))
+    (group,) = group_runs([first, second, unfinished])
+    assert [run.path for run in group.runs] == [second.path]
+
+
+def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
+    trainer = "calfat.trainer={}".format
+    found = runs(tmp_path, (), (trainer("fedpgd"),), (trainer("{name: fedpgd, loss: calibrated}"),))
+    assert [group.name for group in group_runs(found)] == ["calfat", "fedpgd", "fedpgd + calibrated"]
+
+
+def test_names_tell_settings_apart(tmp_path: Path) -> None:
+    found = runs(
+        tmp_path,
+        (),
+        ("data_args.partition_alpha=0.3",),
+        ("train_args.client_num_in_total=3",),
+        ("calfat.trainer.scale=5", "data_args.partition_alpha=0.3"),
+    )
+    assert [group.name for group in group_runs(found)] == [
+        "calfat · β 0.1 · 2 clients",
+        "calfat · β 0.3 · 2 clients · scale 10",
+        "calfat · β 0.1 · 3 clients",
+        "calfat · β 0.3 · 2 clients · scale 5",
+    ]
+
+
+def test_differences_lists_the_settings_that_differ_and_no_others(tmp_path: Path) -> None:
+    groups = group_runs(runs(tmp_path, (), ("train_args.learning_rate=0.1", "common_args.random_seed=9")))
+    assert differences(groups) == [("train_args.learning_rate", ["0.01", "0.1"])]
+
+
+def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
+    groups = group_runs(
+        runs(tmp_path, (), ("calfat.trainer=fedpgd",), ("data_args.partition_alpha=0.5",), ("calfat.threat.eps=0.2",))
+    )
+    problems = [group.problem for group in groups]
+    assert problems[0] == problems[1]
+    assert len(set(problems)) == 3
+
+
+def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:
+    (run,) = runs(tmp_path, ("calfat.reported={source: 'Table 1', natural: 64.69, pgd20: 31.12}",))
+    percent, source = reported_of(run)
+    assert percent == pytest.approx({"natural": 0.6469, "pgd20": 0.3112})
+    assert source == "Table 1"
+
+
+def test_a_suite_names_orders_and_reports(tmp_path: Path) -> None:
+    suite = tmp_path / "suite"
+    for cell, trainer in (("calfat", "calfat"), ("fedpgd", "fedpgd")):
+        for seed in (0, 1):
+            made_run(
+                suite / cell / str(seed),
+                f"calfat.trainer={trainer}",
+                f"common_args.random_seed={seed}",
+                final={"natural": 0.5},
+            )
+    cells = [
+        {
+            "name": name,
+            "source": "arXiv:2205.14926, Table 1",
+            "scores": {
+                "natural": {"reported": 0.4696, "beyond_tolerance": True},
+                "pgd20": {"reported": None, "beyond_tolerance": None},
+            },
+            "runs": [{"seed": seed, "directory": f"runs/suites/suite/{name.lower()}/{seed}"} for seed in (0, 1)],
+        }
+        for name in ("FedPGD", "CalFAT")
+    ]
+    (suite / "suite.json").write_text(json.dumps({"title": "Table 1", "cells": cells}))
+    found = [read_run(path.parent) for path in sorted(suite.rglob("recipe.yaml"))]
+    groups = group_runs(found, suite)
+    assert [(group.name, len(group.runs)) for group in groups] == [("FedPGD", 2), ("CalFAT", 2)]
+    assert groups[0].reported == {"natural": 0.4696}
+    assert groups[0].tolerable == {"natural": False}
+    assert groups[0].source == "arXiv:2205.14926, Table 1"
+
+
+def test_per_class_accuracy_is_the_mean_over_seeds(tmp_path: Path) -> None:
+    (group,) = group_runs(runs(tmp_path, ("common_args.random_seed=0",), ("common_args.random_seed=1",)))
+    found = group.mean_per_class("natural")
+    first, second = (run.evaluations[0]["per_class"] for run in group.runs)
+    assert found == pytest.approx([(a + b) / 2 for a, b in zip(first, second, strict=True)])
+    assert group.mean_per_class("cw") == []

@@ -1,0 +1,153 @@
+"""Who hears of a run, and that none of them can stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calfat_plugin.entries import LoggerEntry
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import RunInfo, RunResult
+from calfat_plugin.runs.listeners import Listeners
+from tests.report.made import RECIPE, record
+
+RUN = RunInfo("made", Path("runs/made/0-x"), {}, num_rounds=2, start_round=1)
+RESULT = RunResult((), 2, 1.0)
+
+
+class Recorder:
+    """Hears everything, and notes it."""
+
+    def __init__(self, options: Any = None) -> None:
+        self.heard: list[str] = []
+
+    @hookimpl
+    def calfat_run_started(self, run: RunInfo) -> None:
+        self.heard.append(f"started {run.name}")
+
+    @hookimpl
+    def calfat_round_finished(self, record: Any) -> None:  # fewer arguments than the hook offers
+        self.heard.append(f"round {record.round}")
+
+    @hookimpl
+    def calfat_run_finished(self, run: RunInfo, result: RunResult) -> None:
+        self.heard.append(f"finished {run.name} after {result.num_rounds}")
+
+    @hookimpl
+    def calfat_run_stopped(self, error: BaseException) -> None:
+        self.heard.append(f"stopped by {type(error).__name__}")
+
+
+class Breaks(Recorder):
+    """Raises at the first round."""
+
+    @hookimpl
+    def calfat_round_finished(self, record: Any) -> None:
+        self.heard.append(f"round {record.round}")
+        raise OSError("the disk is full")
+
+
+def live(listeners: Listeners) -> None:
+    """A run of two rounds."""
+    listeners.run_started(RUN)
+    for number in (1, 2):
+        listeners.round_finished(RUN, record(number, {}))
+    listeners.run_finished(RUN, RESULT)
+
+
+def test_a_run_is_heard_in_order() -> None:
+    plugin, warnings = Recorder(), list[str]()
+    live(Listeners([("a", plugin)], warnings.append))
+    assert plugin.heard == ["started made", "round 1", "round 2", "finished made after 2"]
+    assert warnings == []
+
+
+def test_a_plugin_that_raises_is_told_once_and_the_others_go_on() -> None:
+    broken, after, warnings = Breaks(), Recorder(), list[str]()
+    live(Listeners([("logger 'x'", broken), ("b", after)], warnings.append))
+    assert broken.heard == ["started made", "round 1"]
+    assert after.heard == ["started made", "round 1", "round 2", "finished made after 2"]
+    assert warnings == ["logger 'x' failed in calfat_round_finished and is off for this run: OSError: the disk is full"]
+
+
+def test_an_early_end_is_heard_instead_of_the_end() -> None:
+    plugin = Recorder()
+    listeners = Listeners([("a", plugin)], pytest.fail)
+    listeners.run_started(RUN)
+    listeners.run_stopped(RUN, KeyboardInterrupt())
+    assert plugin.heard == ["started made", "stopped by KeyboardInterrupt"]
+
+
+def test_ctrl_c_inside_a_plugin_is_still_ctrl_c() -> None:
+    class Interrupted:
+        @hookimpl
+        def calfat_run_started(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Listeners([("a", Interrupted())], pytest.fail).run_started(RUN)
+
+
+# --- loggers of a recipe ----------------------------------------------------------------------------------------------
+
+
+class Offers:
+    """An installed plugin that offers a logger, and listens itself, too."""
+
+    def __init__(self, build: Callable[[Any], Any]) -> None:
+        self.build, self.heard = build, list[str]()
+
+    @hookimpl
+    def calfat_loggers(self) -> list[LoggerEntry]:
+        return [LoggerEntry("chat", build=self.build)]
+
+    @hookimpl
+    def calfat_run_started(self) -> None:
+        self.heard.append("started")
+
+
+def experiment(plugin: Offers, *overrides: str) -> Experiment:
+    registry = Registry.load(entry_points=False, plugins=[plugin])
+    return assemble(parse_document(RECIPE, "made.yaml").with_overrides(overrides), registry)
+
+
+def test_a_logger_hears_only_of_runs_that_name_it_and_a_plugin_of_all() -> None:
+    built: list[Recorder] = []
+
+    def build(options: Any) -> Recorder:
+        built.append(Recorder())
+        return built[-1]
+
+    plugin = Offers(build)
+    Listeners.of(experiment(plugin), pytest.fail).run_started(RUN)
+    assert (built, plugin.heard) == ([], ["started"])
+    Listeners.of(experiment(plugin, "calfat.loggers=[chat]"), pytest.fail).run_started(RUN)
+    assert [logger.heard for logger in built] == [["started made"]]
+    assert plugin.heard == ["started", "started"]
+
+
+def test_a_logger_that_cannot_be_built_is_left_out_with_a_warning() -> None:
+    def build(options: Any) -> Recorder:
+        raise RuntimeError("no server")
+
+    warnings: list[str] = []
+    live(Listeners.of(experiment(Offers(build), "calfat.loggers=[chat]"), warnings.append))
+    assert warnings == ["logger 'chat' is not used: RuntimeError: no server"]
+
+
+def test_a_logger_with_a_misspelt_hook_is_left_out_with_a_warning() -> None:
+    class Misspelt:
+        @hookimpl
+        def calfat_run_finishd(self) -> None:
+            """Never called."""
+
+    warnings: list[str] = []
+    Listeners.of(experiment(Offers(lambda options: Misspelt()), "calfat.loggers=[chat]"), warnings.append)
+    (warning,) = warnings
+    assert warning.startswith("logger 'chat' is not used: PluginValidationError: unknown hook 'calfat_run_finishd'")

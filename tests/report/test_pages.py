@@ -1,0 +1,273 @@
+"""What is on a page: the numbers, what a paper reports beside them, alarms; and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from calfat_plugin.report import write_comparison, write_run_report
+from tests.report.made import change_json, made_run
+from tests.report.pages import Page
+
+FINAL = {"natural": 0.6431, "fgsm": 0.3501, "pgd20": 0.3123}
+REPORTED = "calfat.reported={source: 'arXiv:2205.14926, Table 1', natural: 64.69, pgd20: 31.12}"
+PER_CLASS = {
+    "checkpoint": "last",
+    "round": 4,
+    "class_names": list("abcdefghij"),
+    "evaluators": ["natural", "pgd20"],
+    "methods": {
+        method: [
+            {
+                "client": client,
+                "natural": [0.1 * client + 0.05 * index for index in range(9)] + [None],
+                "pgd20": [0.5] * 10,
+            }
+            for client in range(2)
+        ]
+        for method in ("calfat", "fedgairat")
+    },
+}
+TSNE = {
+    "checkpoint": "last",
+    "round": 4,
+    "perplexity": 30.0,
+    "seed": 0,
+    "class_names": list("abcdefghij"),
+    "labels": [0, 1, 2] * 4,
+    "points": [[float(i), float(-i)] for i in range(12)],
+}
+
+
+def full_run(path: Path, *overrides: str) -> Path:
+    """A run with everything that a page can show."""
+    made_run(path, REPORTED, *overrides, final=FINAL)
+    change_json(path / "results.json", alarms=[{"code": "aa-above-pgd", "text": "AutoAttack <above> PGD."}])
+    for name, content in (("per_class.json", PER_CLASS), ("tsne.json", TSNE)):
+        (path / name).write_text("{}")
+        change_json(path / name, **content)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of one run."""
+    return write_run_report(full_run(tmp_path_factory.mktemp("page") / "made" / "0-x"))
+
+
+@pytest.fixture(scope="module")
+def bare_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run that reports nothing, keeps a secret, and whose classes have nasty names."""
+    path = tmp_path_factory.mktemp("bare") / "a"
+    classes = ["<script>alert(1)</script>", "&amp;", *"cdefghij"]
+    return write_run_report(made_run(path, "tracking_args.wandb_key=hunter2", final=FINAL, classes=classes))
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two methods with two seeds each."""
+    root = tmp_path_factory.mktemp("comparison") / "study"
+    for trainer in ("calfat", "fedpgd"):
+        for seed in (0, 1):
+            full_run(root / f"{trainer}-{seed}", f"calfat.trainer={trainer}", f"common_args.random_seed={seed}")
+            better = 0.02 * seed + (0.1 if trainer == "calfat" else 0.0)
+            path = root / f"{trainer}-{seed}" / "results.json"
+            text = path.read_text().replace("0.6431", str(0.6431 + better))
+            path.write_text(text)
+    return write_comparison([root])
+
+
+PAGES = pytest.mark.parametrize("which", ["run_page", "comparison"])
+
+
+@pytest.fixture
+def page(which: str, request: pytest.FixtureRequest) -> Page:
+    """One of the two pages, parsed."""
+    return Page.read(request.getfixturevalue(which))
+
+
+@PAGES
+def test_a_page_is_well_formed(page: Page) -> None:
+    assert page.errors == []
+    assert page.source.startswith("<!doctype html>\n<html")
+    assert len(page.ids) == len(set(page.ids))
+    assert page.all("html")[0]["lang"] == "en"
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.all("meta")
+
+
+@PAGES
+def test_a_page_fetches_nothing_and_runs_nothing(page: Page) -> None:
+    assert page.all("script") == []
+    assert [key for _, attributes in page.tags for key in attributes if key.startswith("on")] == []
+    outside = [found for found in page.references if not found.startswith("#") and found != "data:,"]
+    assert [found for found in outside if not found.startswith("data:image/png;base64,")] == []
+
+
+@PAGES
+def test_every_reference_on_a_page_leads_somewhere(page: Page) -> None:
+    inside = {found[1:] for found in page.references if found.startswith("#")}
+    assert inside <= set(page.ids)
+    assert {"results", "recipe"} <= inside
+
+
+@PAGES
+def test_figures_are_named_for_those_who_do_not_see_them(page: Page) -> None:
+    figures = page.all("figure")
+    drawings = [attributes for attributes in page.all("svg") if attributes.get("role") == "img"]
+    assert len(figures) == len(drawings) >= 5
+    assert page.source.count("<figcaption>") == len(figures)
+    titles = re.findall(r'role="img"[^>]*><title>([^<]+)</title>', page.source)
+    assert len(titles) == len(figures)
+    assert len(set(titles)) == len(titles)
+
+
+@PAGES
+def test_figures_have_no_colour_of_their_own(page: Page) -> None:
+    """So that they follow the page into the dark, and into print."""
+    for drawing in re.findall(r"<svg[^>]*role=.*?</svg>", page.source, flags=re.DOTALL):
+        colours = set(re.findall(r"\b(?:fill|stroke|stop-color)[:=] *\"?([^;\"]+)", drawing))
+        assert {colour for colour in colours if colour != "none" and not colour.startswith("var(--")} == set()
+
+
+@PAGES
+def test_figures_lie_beside_the_page_too(page: Page, which: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(which).parent / "figures"
+    names = sorted(file.name for file in folder.iterdir())
+    assert len(names) == 2 * len(page.all("figure"))
+    for name in names:
+        content = (folder / name).read_bytes()
+        if name.endswith(".svg"):
+            assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+        else:
+            assert content.startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_measured_stands_beside_reported(run_page: Path) -> None:
+    text = Page.read(run_page).text
+    assert "natural 64.31 64.69 \N{MINUS SIGN}0.38 63.31 359 1.5" in text
+    assert "fgsm linf, ε = 1/10 35.01 \N{EN DASH} \N{EN DASH} 34.01 359 1.5" in text
+    assert "pgd20 linf, ε = 1/10 31.23 31.12 +0.11 30.23 359 1.5" in text
+    assert "Reported: arXiv:2205.14926, Table 1; differences in percentage points." in text
+
+
+def test_without_reported_numbers_there_is_no_column_for_them(bare_page: Path) -> None:
+    text = Page.read(bare_page).text
+    assert "evaluator accuracy % strict % examples seconds natural 64.31 63.31 359 1.5" in text
+    assert "eported" not in text.partition("What was run")[0]
+
+
+def test_alarms_stand_on_top(run_page: Path) -> None:
+    page = Page.read(run_page)
+    assert "An alarm about these numbers aa-above-pgd: AutoAttack <above> PGD." in page.text
+    assert page.source.index("An alarm") < page.source.index("<main>")
+
+
+def test_captions_say_what_is_seen(run_page: Path) -> None:
+    text = Page.read(run_page).text
+    assert "After round 4: natural 80.0 %, pgd20 40.0 %." in text
+    assert "55 training examples over 2 clients, from 25 to 30 examples each" in text
+    assert "a client lacks 5.0 of the 10 classes on average." in text
+
+
+def test_the_table_of_clients_and_classes(run_page: Path) -> None:
+    """Table 4 of the paper: a row a client and method, and the unweighted mean over classes that have examples."""
+    text = Page.read(run_page).text
+    assert "client 1 fedgairat 10.0 15.0 20.0 25.0 30.0 35.0 40.0 45.0 50.0 \N{EN DASH} 30.00" in text
+    assert "mean calfat 5.0 10.0 15.0 20.0 25.0 30.0 35.0 40.0 45.0 \N{EN DASH} 25.00" in text
+
+
+def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
+    text = Page.read(run_page).text
+    assert "calfat with fedavg on digits (dirichlet, β = 0.1): 2 clients, 4 rounds, seed 0" in text
+    assert "Threat linf, ε = 0.1, 2 training steps of 0.05" in text
+    assert "@inproceedings{chen2022calfat" in text
+    assert "torch 2.13.0" in text
+    assert "mpi4py" not in text
+
+
+def test_secrets_stay_in_the_run_directory(bare_page: Path) -> None:
+    assert "hunter2" in (bare_page.parent / "recipe.yaml").read_text()
+    source = bare_page.read_text()
+    assert "hunter2" not in source
+    assert "tracking_args.wandb_key=…" in source
+
+
+def test_names_from_outside_are_text(bare_page: Path) -> None:
+    page = Page.read(bare_page)
+    assert page.all("script") == []
+    assert page.errors == []
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_a_run_that_is_not_finished_says_so(tmp_path: Path) -> None:
+    text = Page.read(write_run_report(made_run(tmp_path / "a", "train_args.comm_round=9"))).text
+    assert "This run is not finished. 4 of 9 rounds are done; the final evaluation is not there yet." in text
+    assert "80.0 % natural, round 4" in text
+
+
+def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    for name in ("rounds.csv", "environment.json", "partition.json"):
+        (path / name).unlink()
+    page = Page.read(write_run_report(path))
+    assert page.errors == []
+    assert page.all("figure") == []
+    assert "0 of 4 rounds are done" in page.text
+
+
+def test_many_clients_and_classes_stay_readable(tmp_path: Path) -> None:
+    """100 clients, 100 classes: a matrix instead of histograms, a profile instead of bars; and a page of sane size."""
+    path = made_run(
+        tmp_path / "a",
+        "train_args.client_num_in_total=100",
+        counts=[[client * label % 7 for label in range(100)] for client in range(100)],
+        classes=[f"class {label}" for label in range(100)],
+        final=FINAL,
+    )
+    results = (path / "results.json").read_text()
+    assert '"per_class"' in results
+    change = [0.01 * label for label in range(100)]
+    content = json.loads(results)
+    for evaluation in content["evaluations"]:
+        evaluation["per_class"] = change
+    (path / "results.json").write_text(json.dumps(content))
+    page = write_run_report(path)
+    assert page.stat().st_size < 1_500_000
+    assert "from 0.0 % (class 0) to 99.0 % (class 99)" in Page.read(page).text
+
+
+def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
+    page = Page.read(comparison)
+    assert "calfat 2 75.31 ± 1.41 64.69, +10.62" in page.text
+    assert "fedpgd 2 65.31 ± 1.41 64.69, +0.62" in page.text
+    assert '<span class="best">75.31</span>' in page.source
+    assert '<span class="best">65.31</span>' not in page.source
+
+
+def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> None:
+    text = Page.read(comparison).text
+    assert text.index("study") < text.index("2 settings, 4 runs") < text.index("What differs")
+    assert "calfat.trainer.name calfat fedpgd" in text
+    assert "What is common" in text
+    assert "Data set digits" in text
+    assert "calfat, seed 1: AutoAttack <above> PGD." in text
+
+
+def test_seven_methods_are_dots_with_a_legend(tmp_path: Path) -> None:
+    for number in range(7):
+        made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)
+    page = Page.read(write_comparison([tmp_path / "s"]))
+    assert page.errors == []
+    assert "calfat · scale 1" in page.text
+    assert page.source.count('class="key"') == 7 * 5
+
+
+def test_a_page_is_the_same_twice(run_page: Path) -> None:
+    files = [run_page, *sorted((run_page.parent / "figures").iterdir())]
+    before = [file.read_bytes() for file in files]
+    assert write_run_report(run_page.parent) == run_page
+    assert [file.read_bytes() for file in files] == before

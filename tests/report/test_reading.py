@@ -1,0 +1,92 @@
+"""Run directories as a report sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.report.reading import find_runs, read_run
+from tests.report.made import CLASSES, COUNTS, made_run
+
+
+def test_everything_of_a_finished_run(tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "runs" / "made" / "0-x", final={"natural": 0.9, "pgd20": 0.4}))
+    assert (run.name, run.seed, run.num_rounds, run.finished) == ("made", 0, 4, True)
+    assert run.monitored == ("natural", "pgd20")
+    assert run.robust_label == "pgd20"
+    assert run.curve("natural") == [(1, 0.2), (2, 0.4), (3, 0.6000000000000001), (4, 0.8)]
+    assert run.curve("heterogeneity") == [(1, 0.5), (2, 0.25), (3, 0.5 / 3), (4, 0.125)]
+    assert run.accuracy("pgd20") == 0.4
+    assert run.accuracy("cw") is None
+    assert run.class_names == CLASSES
+    assert run.class_counts == COUNTS
+
+
+def test_a_run_that_has_just_begun_has_nothing_to_show(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    for name in ("rounds.csv", "environment.json", "partition.json"):
+        (path / name).unlink()
+    run = read_run(path)
+    assert (run.finished, run.rounds, run.monitored, run.class_names, run.class_counts) == (False, [], (), (), ())
+    assert run.robust_label is None
+
+
+def test_rounds_without_an_evaluation_are_left_out_of_a_curve(tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "a", rounds=[{"natural": 0.5}, {}, {"natural": 0.7}]))
+    assert run.curve("natural") == [(1, 0.5), (3, 0.7)]
+    assert run.monitored == ("natural",)
+
+
+def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    rows = (path / "rounds.csv").read_text().splitlines()
+    cells = rows[2].split(",")
+    cells[rows[0].split(",").index("heterogeneity")] = "nan"
+    cells[rows[0].split(",").index("refused")] = "1: not finite"
+    (path / "rounds.csv").write_text("\n".join([*rows[:2], ",".join(cells), *rows[3:]]) + "\n")
+    run = read_run(path)
+    assert [number for number, _ in run.curve("heterogeneity")] == [1, 3, 4]
+    assert len(run.rounds) == 4
+
+
+def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
+    made = [made_run(tmp_path / "suite" / cell / seed) for cell in ("b", "a") for seed in ("1", "0")]
+    assert find_runs(made[0]) == [made[0]]
+    assert find_runs(tmp_path / "suite") == sorted(made)
+
+
+def test_a_path_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        find_runs(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: neither here nor below is there a run. Name run directories, such as "
+        "runs/calfat_digits/0-20260101-120000."
+    )
+    with pytest.raises(RunError) as caught:
+        find_runs(tmp_path / "no")
+    assert str(caught.value) == (
+        f"{tmp_path / 'no'}: no such directory. Name run directories, such as runs/calfat_digits/0-20260101-120000."
+    )
+    with pytest.raises(RunError) as caught:
+        read_run(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
+
+
+def test_a_damaged_file_is_told_by_name(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a", final={"natural": 0.9})
+    (path / "results.json").write_text('{"evaluations": [')
+    with pytest.raises(RunError) as caught:
+        read_run(path)
+    assert str(caught.value) == (
+        f"{path / 'results.json'}: cannot be read (Expecting value: line 1 column 18 (char 17))."
+    )
+    (path / "results.json").write_text("[]")
+    with pytest.raises(RunError) as caught:
+        read_run(path)
+    assert str(caught.value) == f"{path / 'results.json'}: holds no JSON mapping; it was changed by hand."
+    (path / "results.json").unlink()
+    (path / "rounds.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec"):
+        read_run(path)

@@ -1,0 +1,138 @@
+"""Where pages go, what is kept, and what a run's end makes of a report that fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.cli.main import main
+from calfat_plugin.errors import RunError
+from calfat_plugin.report import run_page as run_page_module
+from calfat_plugin.report import write_comparison, write_run_report
+from tests.report.made import made_run
+
+ROOT = Path(__file__).parents[2]
+FINAL = {"natural": 0.6, "pgd20": 0.3}
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, where the test is about something else."""
+    monkeypatch.setattr("calfat_plugin.report.parts.figures_block", lambda charts: "")
+
+
+def calfat(*arguments: str) -> tuple[int, str]:
+    """(exit code, everything printed)."""
+    result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+    return result.exit_code, result.output
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_one_run_gets_its_page_where_it_is(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    assert calfat("report", str(run)) == (0, f"report: {run / 'report.html'}\n")
+    assert "<h1>" in (run / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_of_runs_gets_a_comparison(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        made_run(tmp_path / "study" / str(seed), f"common_args.random_seed={seed}", final=FINAL)
+    assert calfat("report", str(tmp_path / "study")) == (0, f"report: {tmp_path / 'study' / 'report.html'}\n")
+    assert "1 setting, 2 runs" in (tmp_path / "study" / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_several_runs_go_to_the_working_directory_or_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, trainer in (("a", "calfat"), ("b", "fedpgd")):
+        made_run(Path(name), f"calfat.trainer={trainer}", final=FINAL)
+    assert calfat("report", "a", "b") == (0, "report: report.html\n")
+    assert "<h1>calfat and fedpgd</h1>" in Path("report.html").read_text()
+    assert calfat("report", "a", "b", "--out", "pages/two.html") == (0, "report: pages/two.html\n")
+    assert sorted(path.name for path in Path("pages").iterdir()) == ["two.html", "two_figures"]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_that_is_not_ours_is_kept(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    (run / "report.html").write_text("<h1>my thesis</h1>")
+    code, said = calfat("report", str(run))
+    assert code == 2
+    assert said == (
+        f"error: {run / 'report.html'}: there is a file that calfat did not make; choose another with --out.\n"
+    )
+    assert (run / "report.html").read_text() == "<h1>my thesis</h1>"
+    code, said = calfat("report", str(run), "--out", str(tmp_path))
+    assert (code, said) == (
+        2,
+        f"error: {tmp_path}: is a directory; name a file, such as {tmp_path / 'report.html'}.\n",
+    )
+
+
+def test_a_report_that_fails_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
+) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    before = write_run_report(run).read_bytes()
+
+    def breaks(*_: object) -> str:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(run_page_module, "run_page", breaks)
+    with pytest.raises(ValueError, match="broken"):
+        write_run_report(run)
+    assert (run / "report.html").read_bytes() == before
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+
+
+def test_runs_that_have_not_begun_are_left_out_with_a_word(tmp_path: Path, undrawn: None) -> None:
+    for seed in (0, 1):
+        made_run(tmp_path / str(seed), f"common_args.random_seed={seed}", final=FINAL)
+    (tmp_path / "1" / "results.json").unlink()
+    (tmp_path / "1" / "rounds.csv").unlink()
+    page = write_comparison([tmp_path]).read_text()
+    assert "1 of 2 runs have not finished a round and are left out." in page
+    (tmp_path / "0" / "results.json").unlink()
+    (tmp_path / "0" / "rounds.csv").unlink()
+    with pytest.raises(RunError) as caught:
+        write_comparison([tmp_path])
+    assert str(caught.value) == f"{tmp_path}: not one of the 2 runs here has finished a round yet."
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    run.chmod(0o500)
+    with pytest.raises(RunError, match="the report cannot be written"):
+        write_run_report(run)
+
+
+def test_a_missing_run_is_told_in_a_line(tmp_path: Path) -> None:
+    code, said = calfat("report", str(tmp_path / "no"))
+    assert code == 2
+    assert said.startswith(f"error: {tmp_path / 'no'}: no such directory.")
+
+
+def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    home = tmp_path / "home"
+    home.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from calfat_plugin.report import write_run_report; "
+        f"write_run_report(Path({str(run)!r})); print(sorted({{'torch', 'fedml'}} & set(sys.modules)))"
+    )
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert list(home.iterdir()) == []
+    assert (run / "figures" / "learning_curves.svg").exists()
