@@ -256,7 +256,6 @@ PARTITIONS = (
     PartitionEntry(
         SILO,
         build="calfat_plugin.partition:silo",
-        summary="no split: in a cross-silo run each client reads its own data_args.data_cache_dir, in which {rank} "
-        "stands for its rank, and the server one with a test set only",
+        summary="no split: across silos each party reads its own data_args.data_cache_dir, where {rank} is its rank",
     ),
 )

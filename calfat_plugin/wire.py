@@ -90,25 +90,6 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
 
 
-def check_extras(wire: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, who: str) -> None:
-    """Refuse extras that belong to a tensor of the model and do not have its shape.
-
-    The shape of no other extra is known here: what an aggregator or a method sends is its own affair.
-
-    Args:
-        wire: what arrived.
-        reference: the global model.
-        who: the sender as the user knows it, such as ``client 3``.
-
-    Raises:
-        UpdateError: names ``who``, the extra, and what was found.
-    """
-    for name, tensor in wire.items():
-        wanted = reference.get(name.rpartition("/")[2]) if "/" in name else None
-        if wanted is not None and tensor.shape != wanted.shape:
-            raise UpdateError(f"{who}: '{name}' has shape {tuple(tensor.shape)}, expected {tuple(wanted.shape)}")
-
-
 def _number(name: str, tensor: Tensor) -> float:
     if tensor.numel() != 1 or tensor.is_complex():
         raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")

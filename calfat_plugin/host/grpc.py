@@ -19,7 +19,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, on import; its cor
 import grpc
 from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as pb
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
-from google.protobuf.message import DecodeError
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.messages import RefusedError
@@ -166,7 +165,7 @@ class GRPCTransport(Transport):
         peer = context.peer()
         try:
             request = pb.CommRequest.FromString(raw)
-        except DecodeError:
+        except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing
             log.warning("message from %s refused: %d bytes that are no request", peer, len(raw))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
         try:

@@ -13,14 +13,14 @@ from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
 
-from calfat_plugin.errors import HostError, UpdateError
+from calfat_plugin.errors import HostError
 from calfat_plugin.host.client import BEAT
 from calfat_plugin.host.messages import Envelope, RefusedError
 from calfat_plugin.host.transport import ALARM, Transport
 from calfat_plugin.parties import Server, Snapshot
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.wire import Wire, check_extras, pack_refusal
+from calfat_plugin.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -178,17 +178,11 @@ class SiloServer(FedMLServerManager):  # type: ignore[misc]
         self._missed.discard(rank)
         if fields["round"] != now.number or rank - 1 in now.answers:
             return  # the round ended while it waited, or it came twice
-        wire, num_examples = fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS], fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES]
-        now.answers[rank - 1] = (num_examples, self._checked(rank - 1, wire))
+        now.answers[rank - 1] = (
+            fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES],
+            fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS],
+        )
         self._finish_round_if_over()
-
-    def _checked(self, client: int, wire: Wire) -> Wire:
-        """The message, or in its place a refusal that says what is wrong with it."""
-        try:
-            check_extras(wire, self.server.state, who=f"client {client}")
-            return wire
-        except UpdateError as error:
-            return pack_refusal(str(error))
 
     def _handle_alarm(self, message: Message) -> None:
         if self._round is None:
