@@ -9,12 +9,12 @@ import pytest
 
 from tests.silo.federation import Federation, assert_same_bits, wait_for
 
-SLOW_ROUND = {"min_clients": 1, "round_deadline": 4}
+SHORT_ROUND = {"min_clients": 1, "round_deadline": 15}  # seconds; a loaded machine must train within
 
 
 def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
     """kill -9 in the middle of round 2: the round ends at its deadline; started again, the client trains on."""
-    with Federation(tmp_path, silo=SLOW_ROUND, train_args={"comm_round": 60}) as federation:
+    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 500}) as federation:
         federation.start(0, 1)
         federation.start(2, hang_in=2)
         federation.wait_until_hanging(2)
@@ -22,7 +22,7 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         federation.wait_for_round(3)
         _, second, *_ = federation.rounds()
         assert second["clients"] == "0"
-        assert second["refused"].startswith("1: client 1: no answer within 4 s")
+        assert second["refused"].startswith("1: client 1: no answer within 15 s")
 
         federation.let_go()
         federation.start(2, resume=True)
@@ -66,7 +66,7 @@ def test_killed_server_resumes_to_the_same_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_client_that_stops_answering(tmp_path: Path) -> None:
     """SIGSTOP: connections to it still open, and it never answers."""
-    with Federation(tmp_path, silo=SLOW_ROUND, train_args={"comm_round": 4}) as federation:
+    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 4}) as federation:
         federation.start_all()
         federation.wait_for_round(1)
         federation.stop(2)
@@ -109,12 +109,12 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
-    with Federation(tmp_path, silo={"round_deadline": 3}) as federation:
+    with Federation(tmp_path, silo={"round_deadline": 15}) as federation:
         federation.start(0, 1)
         federation.start(2, hang_in=2)
         assert federation.exit_status(0) == 2
         assert (
-            "error: round 2: 1 of 2 clients answered within 3 s (calfat.silo.round_deadline), 2 are needed "
+            "error: round 2: 1 of 2 clients answered within 15 s (calfat.silo.round_deadline), 2 are needed "
             f"(calfat.silo.min_clients). Missing: rank 2 (127.0.0.1:{federation.ports[2]})."
         ) in federation.output(0)
         assert len(federation.rounds()) == 1
