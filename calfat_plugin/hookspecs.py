@@ -1,6 +1,6 @@
 """The hooks: everything a third party can add to ``calfat_plugin``.
 
-Register a module or class that implements some of them under the entry-point group ``calfat_plugin``::
+Register a module or object that implements some of them under the entry-point group ``calfat_plugin``::
 
     [options.entry_points]
     calfat_plugin =

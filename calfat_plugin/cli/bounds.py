@@ -75,7 +75,8 @@ def parse_requirements(lines: list[str] | tuple[str, ...]) -> tuple[Requirement,
     for line in map(str.strip, lines):
         match = _REQUIREMENT.fullmatch(line)
         if match is not None and ";" not in line:
-            found.append(Requirement(match[1], ", ".join(part.strip() for part in match[2].split(",") if part.strip())))
+            bounds = sorted((part.strip() for part in match[2].split(",") if part.strip()), reverse=True)  # lower first
+            found.append(Requirement(match[1], ", ".join(bounds)))
     return tuple(found)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
@@ -53,20 +56,27 @@ class Wandb:
     def calfat_run_started(self, run: RunInfo) -> None:
         import wandb
 
-        self._run = wandb.init(
-            project=self._options.project,
-            entity=self._options.entity,
-            mode=self._options.mode,
-            name=f"{run.name}/{run.directory.name}",
-            id=_identity(run),
-            resume="allow",  # the same directory is the same W&B run, also after --resume
-            reinit=True,  # a suite runs several in one process
-            dir=os.fspath(run.directory),
-            config=public_recipe(run.recipe),
-            save_code=False,
-            # No copy of our console, which the run's log has; no command line, which may hold a secret; no repository.
-            settings=wandb.Settings(console="off", disable_git=True, disable_code=True, _disable_meta=True),
-        )
+        with _no_service():
+            self._run = wandb.init(
+                project=self._options.project,
+                entity=self._options.entity,
+                mode=self._options.mode,
+                name=f"{run.name}/{run.directory.name}",
+                id=_identity(run),
+                # The same directory is the same W&B run, also after --resume; offline, `wandb sync` puts them together.
+                resume="allow" if self._options.mode == "online" else None,
+                reinit=True,  # a suite runs several in one process
+                dir=os.fspath(run.directory),
+                config=public_recipe(run.recipe),
+                save_code=False,
+                settings=wandb.Settings(
+                    start_method="thread",
+                    console="off",  # the run's log has it
+                    _disable_meta=True,  # the command line may hold a secret
+                    disable_git=True,
+                    disable_code=True,
+                ),
+            )
 
     @hookimpl
     def calfat_round_finished(self, record: RoundRecord) -> None:
@@ -82,6 +92,18 @@ class Wandb:
     def calfat_run_stopped(self) -> None:
         if self._run is not None:
             self._run.finish(exit_code=1)
+
+
+@contextmanager
+def _no_service() -> Iterator[None]:
+    """Let W&B write from a thread of this process.
+
+    Its service, a process that answers on a socket, refuses connections while a busy machine is still starting it, and
+    then lives on with our standard output in hand: whoever reads that through a pipe waits for ever.
+    """
+    with mock.patch.dict(os.environ, WANDB_DISABLE_SERVICE="true"):
+        os.environ.pop("WANDB_REQUIRE_SERVICE", None)  # set when wandb is imported
+        yield
 
 
 def _identity(run: RunInfo) -> str:

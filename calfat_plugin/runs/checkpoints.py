@@ -21,7 +21,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.parties import Snapshot
 from calfat_plugin.runs.disk import sync_file, telling_disk_errors
 
-_FORMAT = "1"
+_KEY, _FORMAT = "calfat", 1
 
 
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
@@ -40,12 +40,9 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
     tensors.update({f"broadcast/{name}": tensor for name, tensor in snapshot.broadcast.items()})
     for client, state in snapshot.client_states.items():
         tensors.update({f"client/{client}/{name}": tensor for name, tensor in state.items()})
-    metadata = {
-        "calfat_format": _FORMAT,
-        "round": str(snapshot.round),
-        "clients": json.dumps(sorted(snapshot.client_states)),
-        "notes": json.dumps(notes),
-    }
+    facts = {"format": _FORMAT, "round": snapshot.round, "clients": sorted(snapshot.client_states), "notes": notes}
+    # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
+    metadata = {_KEY: json.dumps(facts)}
     temporary = path.with_name(path.name + ".tmp")
     with telling_disk_errors(path):
         save_file(_apart(tensors), temporary, metadata)
@@ -64,14 +61,16 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if metadata.get("calfat_format") != _FORMAT:
-            raise RunError(f"{path}: not a checkpoint of calfat_plugin (its metadata has no calfat_format {_FORMAT}).")
-        clients = json.loads(metadata["clients"])
-        notes: dict[str, Any] = json.loads(metadata["notes"])
-        number = int(metadata["round"])
+        facts = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+        if facts.get("format") != _FORMAT:
+            raise RunError(
+                f"{path}: not a checkpoint of calfat_plugin (no '{_KEY}' of format {_FORMAT} in its metadata)."
+            )
+        number, clients = int(facts["round"]), list(facts["clients"])
+        notes: dict[str, Any] = facts["notes"]
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{path}: the checkpoint cannot be read ({error}). Start the run again, or point to another run directory."
         ) from None

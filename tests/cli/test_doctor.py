@@ -49,7 +49,7 @@ def test_requirements_are_read_as_setup_cfg_and_as_metadata_write_them() -> None
         Requirement("numpy", ">=1.26, <2"),
         Requirement("torch", ">=2.4"),
         Requirement("click", ""),
-        Requirement("Foo.Bar", "<3, >=1"),
+        Requirement("Foo.Bar", ">=1, <3"),
     )
 
 

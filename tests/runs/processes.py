@@ -48,6 +48,7 @@ def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "LANG": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": "",  # the same machine for all: one without a GPU
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SABOTEUR, *path))),

@@ -91,6 +91,35 @@ def test_a_folder_that_was_there_keeps_what_is_not_the_runs(warm: WarmServer, re
     assert left == ["checkpoints", "checkpoints/other.pt", "thesis.tex"]
 
 
+def test_a_round_without_any_update_ends_the_run_and_keeps_the_rounds_before(warm: WarmServer, recipe: Path) -> None:
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
+    failed = warm.run(*arguments, cwd=recipe.parent, **sabotage("refusals", 3))
+    reasons = "".join(f"  client {client}: nothing today\n" for client in range(5))
+    assert failed.code == 2
+    assert failed.err == (
+        f"error: round 3: not one client delivered a usable update.\n{reasons}"
+        "Finished rounds are kept in run. Go on with:\n"
+        "  calfat run tiny.yaml --set train_args.comm_round=3 --resume --run-dir run\n"
+    )
+    resumed = warm.run(*told_command(failed.err), cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+
+    at_once = warm.run("run", "tiny.yaml", cwd=recipe.parent, **sabotage("refusals", 1))
+    assert at_once.code == 2
+    assert at_once.err == f"error: round 1: not one client delivered a usable update.\n{reasons}"
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_a_bug_keeps_its_traceback_and_the_run(warm: WarmServer, recipe: Path) -> None:
+    """What is nobody's mistake but ours, or a plugin's, is not worded away."""
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--run-dir", "run")
+    failed = warm.run(*arguments, cwd=recipe.parent, **sabotage("bug", 2))
+    assert failed.code == 1
+    assert failed.err.startswith("Traceback (most recent call last):\n")
+    assert failed.err.endswith("ZeroDivisionError: a bug\n")
+    assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
+
+
 class Terminal:
     """A process on a pseudo-terminal of 80 columns."""
 

@@ -78,6 +78,28 @@ class Saboteur:
             _after(progress, "run_started", lambda _, run: setattr(self, "now", run.start_round - 1))
             _after(progress, "evaluation_progress", lambda *_: self.now == self.round and self.strike())
 
+    def arm_refusals(self) -> None:
+        """No client has an update in the round."""
+        from calfat_plugin import parties, wire
+
+        fit = parties.Worker.fit
+
+        def refuse(worker: Any, client: int, round: int, downlink: Any) -> Any:
+            if round == self.round:
+                return wire.pack_refusal(f"client {client}: nothing today")
+            return fit(worker, client, round, downlink)
+
+        parties.Worker.fit = refuse  # type: ignore[method-assign]
+
+    def arm_bug(self) -> None:
+        """Something breaks while the round's clients train."""
+
+        def break_down(progress: Any, round: int, clients: Any) -> None:
+            if round == self.round:
+                raise ZeroDivisionError("a bug")
+
+        _after(PlainProgress, "round_started", break_down)
+
     def arm_data(self) -> None:
         """While the data set is read, before anything has begun."""
         from calfat_plugin.experiment import Experiment

@@ -1,0 +1,84 @@
+"""``calfat.loggers`` and ``calfat.reported`` in a recipe."""
+
+from __future__ import annotations
+
+import pytest
+
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.experiment import assemble, same_but_rounds
+from calfat_plugin.loggers.wandb import WandbOptions
+from calfat_plugin.recipe.document import Document
+from tests.report.made import experiment
+
+
+def test_neither_is_needed() -> None:
+    run = experiment()
+    assert run.loggers == ()
+    assert run.recipe.reported.percent == {}
+    assert run.as_run()["calfat"]["loggers"] == []
+    assert run.as_run()["calfat"]["reported"] == {"source": ""}
+
+
+def test_both_are_written_out_in_full_and_read_again() -> None:
+    run = experiment(
+        "calfat.loggers=[tensorboard, {name: wandb, project: fat, label: mine}]",
+        "calfat.reported={source: Table 1, natural: 64.69, pgd20: 1e1}",
+    )
+    assert [(pick.name, pick.label) for pick in run.loggers] == [("tensorboard", "tensorboard"), ("wandb", "mine")]
+    assert run.loggers[1].options == WandbOptions(project="fat", entity=None, mode="offline")
+    assert run.recipe.reported.percent == {"natural": 64.69, "pgd20": 10.0}
+    again = assemble(Document("again.yaml", run.as_run()), run.registry)
+    assert again.as_run() == run.as_run()
+
+
+def test_neither_keeps_a_run_from_being_resumed() -> None:
+    first, second = experiment(), experiment("calfat.loggers=[tensorboard]", "calfat.reported={natural: 60}")
+    assert same_but_rounds(first.as_run(), second.as_run()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        (
+            "calfat.loggers=tensorboard",
+            "calfat.loggers: got 'tensorboard' (text), expected a list such as [tensorboard].",
+        ),
+        (
+            "calfat.loggers=[wandb, wandb]",
+            "calfat.loggers[1]: the logger 'wandb' stands here twice; remove one, or give it a 'label' of its own.",
+        ),
+        (
+            "calfat.loggers=[{name: wandb, mode: onlin}]",
+            "calfat.loggers[0].mode: got 'onlin' (text), expected one of offline, online. Did you mean 'online'?",
+        ),
+        (
+            "calfat.reported={source: 3}",
+            "calfat.reported.source: got 3 (int), expected a text.",
+        ),
+        (
+            "calfat.reported={natural: many}",
+            "calfat.reported.natural: got 'many' (text), expected an accuracy in percent, 0 to 100, as the source has "
+            "it.",
+        ),
+        (
+            "calfat.reported={natural: 101}",
+            "calfat.reported.natural: got 101 (int), expected an accuracy in percent, 0 to 100, as the source has it.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(override: str, complaint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        experiment(override)
+    assert str(caught.value).removeprefix(f"--set {override}: ") == complaint
+
+
+def test_an_unknown_logger_names_the_known_ones() -> None:
+    with pytest.raises(RecipeError) as caught:
+        experiment("calfat.loggers=[tensorbord]")
+    assert "no logger called 'tensorbord'. Did you mean 'tensorboard'? Known: tensorboard, wandb" in str(caught.value)
+
+
+def test_a_number_for_an_evaluator_that_is_not_run_draws_a_warning() -> None:
+    run = experiment("calfat.reported={natural: 60, pdg20: 31}")
+    (warning,) = (text for text in run.recipe.warnings if "reported" in text)
+    assert warning.endswith("calfat.reported.pdg20: no evaluator of this recipe has that label. Did you mean 'pgd20'?")

@@ -1,0 +1,61 @@
+"""A recipe and its seed say what comes out, bit for bit; nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calfat_plugin.experiment import assemble
+from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.recipe import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.session import Request, open_directory, run
+from tests.runs.processes import SABOTEUR, WarmServer
+
+MODEL = "model_args.model=tiny_model:build_dropping"  # its dropout draws from a global generator
+SETS = ("--set", MODEL, "--set", "train_args.comm_round=2")
+
+
+def last(run: Path) -> bytes:
+    return (run / "checkpoints" / "last.safetensors").read_bytes()
+
+
+def test_same_recipe_same_bits_whatever_else_differs(
+    warm: WarmServer, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, another folder, a machine of more threads, another state of the global generators."""
+    for name, more in (("one", ()), ("other", ()), ("third", ("--seed", "1"))):
+        assert warm.run("run", "tiny.yaml", *SETS, *more, "--run-dir", name, cwd=recipe.parent).code == 0
+    one, other, third = (last(recipe.parent / name) for name in ("one", "other", "third"))
+    assert one == other
+    assert one != third
+
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    np.random.seed(99)
+    torch.manual_seed(99)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # the recipe says one
+    document = read_document(recipe).with_overrides([MODEL, "train_args.comm_round=2"])
+    here = assemble(document, Registry.load(entry_points=False))
+    request = Request(here, recipe.parent / "here", False, [])
+    run(request, open_directory(request), RunObserver(), lambda text: None)
+    torch.set_num_threads(threads)
+    assert last(recipe.parent / "here") == one
+
+
+def test_only_the_seed_differs_between_seeds(warm: WarmServer, recipe: Path) -> None:
+    """The split of the data is the same for every seed of a study, unless the recipe ties it to the seed."""
+    from calfat_plugin.runs.rounds import read_rounds
+
+    tied = ("--set", "calfat.partition.seed=null")
+    for name, more in (("a", ()), ("b", ("--seed", "1")), ("c", ("--seed", "1", *tied))):
+        arguments = ("run", "tiny.yaml", *SETS, *more, "--run-dir", name)
+        assert warm.run(*arguments, cwd=recipe.parent).code == 0
+    partitions = [(recipe.parent / name / "partition.json").read_text() for name in ("a", "b", "c")]
+    assert partitions[0] == partitions[1]
+    assert partitions[0] != partitions[2]
+    losses = [read_rounds(recipe.parent / name / "rounds.csv")[0]["loss_0"] for name in ("a", "b", "c")]
+    assert len(set(losses)) == 3

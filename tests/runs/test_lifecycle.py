@@ -1,0 +1,125 @@
+"""Plugins and observers hear of a run's life in order, with what they need, when it is on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import BatchProgress, RunObserver
+from calfat_plugin.recipe import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.rounds import read_rounds
+from calfat_plugin.runs.session import Request, open_directory, run
+from tests.runs.processes import SABOTEUR
+
+
+class Listener:
+    """A plugin that notes what it hears, and what is on disk at that moment."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    @hookimpl
+    def calfat_run_started(self, run: RunInfo) -> None:
+        self.run = run
+        self.heard.append(("started", (run.start_round, run.num_rounds)))
+
+    @hookimpl
+    def calfat_round_finished(self, run: RunInfo, record: RoundRecord) -> None:
+        assert run is self.run
+        rows = len(read_rounds(run.directory / "rounds.csv"))
+        snapshot, _ = load_checkpoint(run.directory / "checkpoints" / "last.safetensors")
+        self.heard.append(("round", (record.round, rows, snapshot.round)))
+
+    @hookimpl
+    def calfat_run_finished(self, run: RunInfo, result: RunResult) -> None:
+        assert run is self.run
+        labels = [evaluation.label for evaluation in result.evaluations]
+        self.heard.append(("finished", (labels, result.num_rounds, (run.directory / "results.json").exists())))
+
+
+class Watcher(RunObserver):
+    """An observer that notes the names of calls, repeated ones once."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def _note(self, text: str) -> None:
+        if self.seen[-1:] != [text]:
+            self.seen.append(text)
+
+    def run_started(self, run: RunInfo) -> None:
+        self._note("run started")
+
+    def round_started(self, round: int, clients: Any) -> None:
+        self._note(f"round {round} with {list(clients)}")
+
+    def client_progress(self, progress: BatchProgress) -> None:
+        assert 1 <= progress.batch <= progress.num_batches
+        self._note(f"client {progress.client}")
+
+    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
+        assert 0 <= correct <= done <= total
+        self._note(f"evaluating {label}")
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self._note(f"round {record.round} finished")
+
+    def run_finished(self, result: RunResult) -> None:
+        self._note("run finished")
+
+
+@pytest.fixture
+def build(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Builds the tests' experiment with a plugin."""
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+
+    def experiment(*plugins: Any, rounds: int = 2) -> Experiment:
+        changes = [f"train_args.comm_round={rounds}", "train_args.client_num_in_total=2"]
+        return assemble(
+            read_document(recipe).with_overrides(changes), Registry.load(entry_points=False, plugins=plugins)
+        )
+
+    return experiment
+
+
+def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) -> None:
+    listener = Listener()
+    request = Request(build(listener), recipe.parent / "run", False, [])
+    run(request, open_directory(request), RunObserver(), pytest.fail)
+    assert listener.heard == [
+        ("started", (1, 2)),
+        ("round", (1, 1, 1)),
+        ("round", (2, 2, 2)),
+        ("finished", (["natural", "fgsm"], 2, True)),
+    ]
+    info = listener.run
+    assert (info.name, info.directory) == ("tiny", recipe.parent / "run")
+    assert info.recipe["train_args"]["comm_round"] == 2
+    assert sum(map(sum, info.class_counts)) == 1438  # digits' training examples
+    assert [len(counts) for counts in info.class_counts] == [10, 10]
+
+    listener.heard.clear()
+    request = Request(build(listener, rounds=3), recipe.parent / "run", True, [])
+    run(request, open_directory(request), RunObserver(), pytest.fail)
+    assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
+    assert listener.heard[0] == ("started", (3, 3))
+
+
+def test_an_observer_sees_the_work_in_order(build: Any, recipe: Path) -> None:
+    watcher = Watcher()
+    request = Request(build(), recipe.parent / "run", False, [])
+    run(request, open_directory(request), watcher, pytest.fail)
+    a_round = ["client 0", "client 1", "evaluating natural", "evaluating fgsm"]
+    assert watcher.seen == [
+        "run started",
+        *("round 1 with [0, 1]", *a_round, "round 1 finished"),
+        *("round 2 with [0, 1]", *a_round, "round 2 finished"),
+        *("evaluating natural", "evaluating fgsm", "run finished"),
+    ]
