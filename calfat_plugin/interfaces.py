@@ -287,6 +287,7 @@ class Aggregator(ABC):
         Raises:
             UpdateError: something is missing, misshapen or not finite.
         """
+        return None  # most aggregators take no extras, so there is nothing to refuse
 
     @abstractmethod
     def combine(self, task: AggregationTask) -> Aggregate:

@@ -1,0 +1,124 @@
+"""A page in headless Chromium: laid out at a width, measured by a script that only the test's copy of it has."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",  # as on a phone, where they take no room
+    "--allow-file-access-from-files",
+    "--virtual-time-budget=3000",
+)
+# Runs inside the page before anything else, and again when all is there.
+_LISTEN = """
+<script>
+  window.troubles = [];
+  const what = e => e.message || (e.target && e.target.outerHTML);
+  window.addEventListener("error", e => troubles.push("error: " + what(e)), true);
+  for (const name of ["error", "warn"]) {
+    const original = console[name];
+    console[name] = (...words) => { troubles.push(name + ": " + words.join(" ")); original.apply(console, words); };
+  }
+  document.addEventListener("securitypolicyviolation", e => troubles.push("policy: " + e.blockedURI));
+</script>
+"""
+_MEASURE = """
+<script>
+  window.addEventListener("load", () => {
+    const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.width, r.right, r.height]; };
+    const words = svg => [...svg.querySelectorAll("text")].map(t => t.getBoundingClientRect().height);
+    const shown = e => e.getBoundingClientRect().height > 0;
+    const outside = [...document.querySelectorAll("body *")].filter(e =>
+      shown(e) && !e.closest(".scroll, pre, svg, details:not([open])") &&
+      box(e)[2] > document.documentElement.clientWidth + 0.5).map(e => e.outerHTML.slice(0, 120));
+    const style = getComputedStyle(document.body);
+    parent.postMessage(JSON.stringify({
+      inner: window.innerWidth,
+      scroll: document.documentElement.scrollWidth,
+      outside: outside,
+      figures: [...document.querySelectorAll("figure > svg")].map(e => ({box: box(e), text: Math.min(...words(e))})),
+      broken: [...document.images].filter(i => !i.complete || !i.naturalWidth).length,
+      background: style.backgroundColor, color: style.color,
+      fetched: performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("data:")),
+      troubles: window.troubles,
+    }), "*");
+  });
+</script>
+"""
+# Chromium's own window is never narrower than 500 pixels, a frame in it can be.
+_FRAME = """<!doctype html><title>frame</title><meta name="color-scheme" content="light dark"><body style="margin: 0">
+<pre id="measured"></pre>
+<script>
+  addEventListener("message", e => { document.getElementById("measured").textContent = e.data; });
+</script>
+<iframe src="copy.html" style="border: 0; width: WIDTHpx; height: 900px"></iframe>
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a browser made of a page.
+
+    Attributes:
+        inner: width of the view in CSS pixels.
+        scroll: width of what is in it; more means a horizontal scroll bar.
+        outside: elements that reach beyond the right edge, outside of boxes that scroll by themselves.
+        figures: per figure the box (left, width, right, height) and the height of its smallest text.
+        broken: images that did not load.
+        background, color: of the page, as computed.
+        fetched: addresses that were asked for.
+        troubles: errors and warnings, from the page and from the console.
+    """
+
+    inner: int
+    scroll: int
+    outside: list[str]
+    figures: list[dict[str, Any]]
+    broken: int
+    background: str
+    color: str
+    fetched: list[str]
+    troubles: list[str]
+
+
+def look(page: Path, width: int, *, dark: bool = False) -> Seen:
+    """Lay ``page`` out at ``width`` CSS pixels and measure it."""
+    if CHROMIUM is None:
+        raise AssertionError("skip the test without Chromium")
+    with tempfile.TemporaryDirectory() as folder:
+        source = page.read_text(encoding="utf-8").replace("<head>", f"<head>{_LISTEN}", 1)
+        copy = Path(folder) / "copy.html"
+        copy.write_text(source.replace("</body>", f"{_MEASURE}</body>", 1), encoding="utf-8")
+        frame = Path(folder) / "frame.html"
+        frame.write_text(_FRAME.replace("WIDTH", str(width)), encoding="utf-8")
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={max(width, 500) + 40},1000"]
+        if dark:
+            command.append("--blink-settings=preferredColorScheme=0")
+        done = subprocess.run(
+            [*command, "--enable-logging=stderr", "--dump-dom", frame.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    found = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, flags=re.DOTALL)
+    assert found is not None, f"the page was not measured\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
+    seen = Seen(**json.loads(html.unescape(found[1])))
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return Seen(**{**vars(seen), "troubles": seen.troubles + said})

@@ -1,0 +1,85 @@
+"""Pages in headless Chromium: no horizontal scroll, no missing figure, no error, legible text; light and dark."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.report import theme, write_comparison, write_run_report
+from tests.report.browser import CHROMIUM, look
+from tests.report.made import made_run
+from tests.report.pages import Page
+from tests.report.real import RealRun
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+WIDTHS = (390, 1280)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with all that is wide: long names, many settings, 100 classes, reported numbers."""
+    root = tmp_path_factory.mktemp("wide") / "study"
+    classes = [f"a-class-with-a-name-without-spaces-{label}" for label in range(10)]
+    for number in range(9):
+        made_run(
+            root / f"a-directory-with-quite-a-long-name-{number}",
+            f"calfat.trainer.scale={number + 1}",
+            f"train_args.learning_rate=0.0{number + 1}",
+            "calfat.reported={source: 'a-source-without-any-spaces-in-its-very-long-name', natural: 60}",
+            final={"natural": 0.6, "fgsm": 0.4, "pgd20": 0.35},
+            classes=classes,
+        )
+    return write_comparison([root])
+
+
+@pytest.fixture(scope="module")
+def pages(real: RealRun, wide: Path) -> dict[str, Path]:
+    """The page that a real run wrote at its end, and the wide one."""
+    return {"run": real.directory / "report.html", "comparison": wide}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("which", ["run", "comparison"])
+def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]) -> None:
+    seen = look(pages[which], width)
+    assert seen.inner == width
+    assert seen.scroll == width
+    assert seen.outside == []
+    assert seen.troubles == []
+    assert seen.fetched == []
+    assert seen.broken == 0
+    assert len(seen.figures) == len(Page.read(pages[which]).all("figure")) >= 4
+    for figure in seen.figures:
+        left, wide, right, high = figure["box"]
+        assert left >= 0
+        assert right <= width
+        assert wide >= 300
+        assert high >= 150
+        assert figure["text"] >= 7.5  # line height of the smallest words in CSS pixels
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))})"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_page_follows_the_reader_into_the_dark(dark: bool, pages: dict[str, Path]) -> None:
+    seen = look(pages["run"], 1280, dark=dark)
+    mode = "dark" if dark else "light"
+    assert (seen.background, seen.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
+
+
+def test_a_page_that_does_not_fit_would_be_noticed(tmp_path: Path) -> None:
+    """The measurement itself: it sees what is too wide, what is missing and what breaks."""
+    page = write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}))
+    source = re.sub(r"<main>", '<main><p style="width: 600px">wide</p><img src="gone.png">', page.read_text(), count=1)
+    page.write_text(source.replace("</body>", "<script>console.error('oh'); nothing.here;</script></body>"))
+    seen = look(page, 390)
+    assert seen.scroll > seen.inner
+    assert any("wide" in element for element in seen.outside)
+    assert seen.broken == 1
+    assert any("oh" in trouble for trouble in seen.troubles)
+    assert any("nothing is not defined" in trouble for trouble in seen.troubles)
+    assert any("gone.png" in trouble for trouble in seen.troubles)
