@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from calfat_plugin.entries import Citation, DatasetEntry, ModelEntry, PartitionEntry
 from calfat_plugin.options import NoOptions, option
+from calfat_plugin.recipe.silo import SILO
 
 # --- data sets --------------------------------------------------------------------------------------------------------
 
@@ -32,6 +33,11 @@ class FolderOptions(SubsetOptions):
     channels: int = option(3, low=1, high=3, help="1 for grey images, 3 for colour")
     crop_padding: int = option(0, low=0, help="random crop of training images after padding", unit="pixels")
     flip: bool = option(False, help="mirror training images left-right at random")
+    classes: str | None = option(
+        None,
+        help="class folders in the order of their labels, separated by commas, which all parties of partition_method: "
+        "silo have to agree on; null: the folders below train, sorted",
+    )
 
 
 def _published(
@@ -126,6 +132,7 @@ DATASETS = (
         build="calfat_plugin.datasets:load_image_folder",
         config=FolderOptions,
         summary="your own images: train/<class>/ and test/<class>/ folders",
+        per_party=True,
     ),
 )
 
@@ -245,5 +252,10 @@ PARTITIONS = (
         config=ShardOptions,
         summary="sorted by label, cut into shards, k random shards a client: label2",
         number_option="k",
+    ),
+    PartitionEntry(
+        SILO,
+        build="calfat_plugin.partition:silo",
+        summary="no split: across silos each party reads its own data_args.data_cache_dir, where {rank} is its rank",
     ),
 )

@@ -175,11 +175,15 @@ class DatasetEntry(Entry):
     Attributes:
         num_classes: known before anything is read, or None when the files decide.
         image_shape: (channels, height, width), or None when the files decide.
+        per_party: whether each party of a cross-silo run can read its own part: ``build`` then also takes
+            ``only="train"`` (a client's) or ``only="test"`` (the server's), reads that split alone, and returns it in
+            the place of the other one too, which then nobody uses.
     """
 
     kind: ClassVar[str] = "data set"
     num_classes: int | None = None
     image_shape: tuple[int, int, int] | None = None
+    per_party: bool = False
 
 
 @dataclass(frozen=True)

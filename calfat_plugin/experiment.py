@@ -16,6 +16,7 @@ from calfat_plugin.options import describe_options, options_to_plain, parse_opti
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.parse import failing_at, parse_recipe
 from calfat_plugin.recipe.schema import HOST_SECTIONS, Choice, Recipe
+from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -137,6 +138,22 @@ class Experiment:
         dataset: Dataset = self.dataset.entry.load()(root, **asdict(self.dataset.options))
         return dataset
 
+    def load_own_dataset(self, rank: int) -> Dataset:
+        """Read what one party of a cross-silo run has: a client its training split, the server (rank 0) its test split.
+
+        Only where ``partition_method: silo`` says so; else every party reads the whole data set.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        if self.partition.entry.name != SILO:
+            return self.load_dataset()
+        root = Path(self.recipe.data.data_cache_dir.replace("{rank}", str(rank))).expanduser()
+        dataset: Dataset = self.dataset.entry.load()(
+            root, **asdict(self.dataset.options), only="train" if rank else "test"
+        )
+        return dataset
+
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Index arrays, one a client, ascending client id.
 
@@ -209,6 +226,8 @@ class Experiment:
             "loggers": [pick.as_run() for pick in self.loggers],
             "reported": {"source": recipe.reported.source, **recipe.reported.percent},
         }
+        if recipe.common.training_type == "cross_silo" or recipe.document.has(("calfat", "silo")):
+            sections["calfat"]["silo"] = recipe.silo.as_run()
         return sections
 
     def _trainer_as_run(self) -> dict[str, Any]:
@@ -395,10 +414,11 @@ def _with_preset(document: Document, registry: Registry) -> Document:
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Dotted keys in which two recipes, as run, differ.
 
-    The number of rounds may differ, since a resumed run can go further; loggers and reported numbers change no result.
+    The number of rounds may differ, since a resumed run can go further; loggers, reported numbers, addresses and the
+    patience of parties change no result.
     """
     flat_first, flat_second = _flat(first), _flat(second)
-    ignored = ("train_args.comm_round", "calfat.loggers", "calfat.reported.")
+    ignored = ("train_args.comm_round", "calfat.loggers", "calfat.reported.", "calfat.silo.")
     keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(ignored))
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]

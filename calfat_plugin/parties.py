@@ -101,6 +101,19 @@ class Worker:
         """Training examples of a client."""
         return len(self.shards[client])
 
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model's tensors."""
+        return num_bytes(self._model.state_dict())
+
+    def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
+        """Refuse a server's message that does not fit this experiment's model.
+
+        Raises:
+            UpdateError: names, shapes or dtypes differ, or a value is not finite.
+        """
+        check_update(unpack_downlink(downlink).state, self._model.state_dict(), who="server")
+
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
         """Train one client from the global model and return its message.
 

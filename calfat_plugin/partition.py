@@ -217,6 +217,17 @@ def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
     return array.astype(np.int64)
 
 
+def silo(labels: npt.ArrayLike, num_clients: int) -> list[IndexArray]:
+    """Data that lies with the parties cannot be split by one of them.
+
+    Raises:
+        DataError: always.
+    """
+    raise DataError(
+        "partition_method: silo leaves the data with the parties of a cross-silo run; there is nothing to split here."
+    )
+
+
 def _check_clients(num_examples: int, num_clients: int, min_size: int) -> None:
     if num_clients < 1:
         raise OptionError(f"cannot partition among {num_clients} clients: expected 1 or more.")

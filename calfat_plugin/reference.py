@@ -13,6 +13,7 @@ from calfat_plugin import entries
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
+from calfat_plugin.recipe.silo import SiloSettings, TLSSettings
 from calfat_plugin.registry import KINDS, Registry
 
 _MADE_BY = "<!-- Made by `python -m calfat_plugin.reference docs`; change the code it is made from, not this page. -->"
@@ -52,6 +53,11 @@ _CHOICES = (
         "evaluator's label an accuracy in percent. Default: nothing",
     ),
     (
+        "`silo.parties`",
+        "list of `host:port` of the parties of a cross-silo run, the server's first. Default: `fedml run --local` "
+        "takes free ports of this machine",
+    ),
+    (
         "`dataset`, `model`, `partition`",
         "options of what `data_args.dataset`, `model_args.model` and `data_args.partition_method` name",
     ),
@@ -70,6 +76,8 @@ def recipe_reference() -> str:
         ("monitor", schema.MonitorOptions),
         ("evaluation", schema.EvaluationOptions),
         ("runtime", schema.RuntimeOptions),
+        ("silo", SiloSettings),
+        ("silo.tls", TLSSettings),
     ):
         parts.append(_section(f"## `calfat.{name}`", config))
     return "\n".join(parts)

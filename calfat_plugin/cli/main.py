@@ -16,6 +16,7 @@ COMMANDS = {
     "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
     "plugins": "List plugins, or explain one.",
+    "certs": "Make test certificates for a cross-silo run.",
     "doctor": "Find what is wrong with this installation.",
 }
 

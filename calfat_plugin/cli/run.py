@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", is_flag=True, help="Go on with the newest unfinished run of this recipe and seed, or with --run-dir."
 )
+@click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
+@click.option("--local", is_flag=True, help="Start all parties of a cross-silo run on this machine.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
 def run(
     recipe: str,
@@ -41,6 +44,9 @@ def run(
     download: bool,
     run_dir: Path | None,
     resume: bool,
+    role: str | None,
+    rank: int | None,
+    local: bool,
     plain: bool,
 ) -> None:
     """Run RECIPE in the runtime that it names.
@@ -50,7 +56,7 @@ def run(
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
-    left = _Leftover(command, resume)
+    left = _Leftover([*command, *(["--role", role] if role else [])], resume)
     with _stoppable(left.after_stop), user_errors(left.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
@@ -59,6 +65,11 @@ def run(
         from calfat_plugin.runs.session import Request, open_directory
 
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
+        if role is not None or rank is not None or local or experiment.recipe.common.training_type == "cross_silo":
+            from calfat_plugin.cli import party
+
+            if party.take_part(request, party.which(experiment, role, rank, local), command):
+                return
         left.directory = open_directory(request)
         _run(request, left.directory, plain, left)
 

@@ -70,11 +70,13 @@ def load_image_folder(
     channels: int = 3,
     crop_padding: int = 0,
     flip: bool = False,
+    classes: str | None = None,
+    only: str | None = None,
 ) -> Dataset:
     """Load your own images from ``root/train/<class>`` and ``root/test/<class>``.
 
-    The classes are the folders below ``train``, sorted by name. Each image is resized so that its
-    shorter side is ``size``, smoothing while it shrinks, and cropped to the centre square.
+    The classes are the folders below ``train``, sorted by name, unless ``classes`` names them. Each
+    image is resized so that its shorter side is ``size``, smoothing while it shrinks, and cropped to the centre square.
 
     Args:
         root: folder that holds ``train`` and ``test``.
@@ -83,6 +85,9 @@ def load_image_folder(
         channels: 3 for colour, 1 for grey.
         crop_padding: training augmentation, see :class:`Augmentation`.
         flip: likewise.
+        classes: folder names in the order of the labels, separated by commas.
+        only: ``train`` or ``test``: read this split alone, in which classes may be missing, and return it in the place
+            of the other one too. Needs ``classes``, for no party sees what folders the others have.
 
     Raises:
         DataError: folders are missing, a class has no training images, ``test`` has a class that
@@ -98,6 +103,10 @@ def load_image_folder(
     if channels not in (1, 3):
         raise OptionError(f"data set image_folder: channels is {channels}; expected 1 or 3.")
     train, test = root / "train", root / "test"
+    augment = Augmentation(crop_padding=crop_padding, flip=flip)
+    named = None if classes is None else tuple(name.strip() for name in classes.split(","))
+    if only is not None:
+        return _load_one(root / only, named, size, channels, augment)
     found = {split: _folder_names(split) for split in (train, test)}
     unknown = sorted(set(found[test]) - set(found[train]))
     if unknown:
@@ -105,9 +114,26 @@ def load_image_folder(
             f"data set image_folder: {test / unknown[0]} is a class without training images; "
             f"classes are the folders below {train}: {', '.join(found[train])}."
         )
-    classes = {name: name for name in found[train]}
-    augment = Augmentation(crop_padding=crop_padding, flip=flip)
-    return _load("image_folder", train, test, classes, size, channels, augment)
+    names = {name: name for name in named or found[train]}
+    return _load("image_folder", train, test, names, size, channels, augment)
+
+
+def _load_one(
+    folder: Path, classes: tuple[str, ...] | None, size: int, channels: int, augment: Augmentation
+) -> Dataset:
+    """One party's split, in the place of both."""
+    if classes is None:
+        raise DataError(
+            "data set image_folder: with partition_method: silo, name the class folders in calfat.dataset.classes, "
+            "such as classes: cat,dog; else two parties could number them differently."
+        )
+    unknown = sorted(set(_folder_names(folder)) - set(classes))
+    if unknown:
+        raise DataError(
+            f"data set image_folder: {folder / unknown[0]} is none of calfat.dataset.classes ({', '.join(classes)})."
+        )
+    split = _read_split("image_folder", folder, classes, size, channels)
+    return Dataset("image_folder", split, split, len(classes), classes, augment)
 
 
 def _folder_names(parent: Path) -> list[str]:

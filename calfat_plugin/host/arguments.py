@@ -7,10 +7,17 @@ object, where an attack's ``epsilon`` would land on the ``epsilon`` of its diffe
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib.util
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
+from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.recipe.silo import SILO, Address
+
+_BACKENDS = {"GRPC": ("grpc", "grpcio"), "MPI": ("mpi4py", "mpi4py")}
 
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
@@ -44,6 +51,33 @@ def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
     return args
 
 
+def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
+    """The host's view of a recipe for one party of a cross-silo run.
+
+    Raises:
+        HostError: when the recipe asks for something that this runtime cannot do.
+    """
+    args = host_arguments(experiment, run_id="0")
+    num_clients = experiment.num_clients
+    args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank
+    args.worker_num = num_clients
+    # The host would take the first ``client_num_per_round`` ranks for the whole federation.
+    args.client_id_list = str(list(range(1, num_clients + 1)) if rank == 0 else [rank])
+    return args
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """A digest of all in a recipe that two parties of one run must agree on."""
+    plain = experiment.as_run()
+    for section in ("device_args", "comm_args", "tracking_args"):
+        plain.pop(section, None)
+    plain["data_args"].pop("data_cache_dir", None)
+    for key in ("silo", "runtime", "evaluators", "monitor", "evaluation", "loggers", "reported"):
+        plain["calfat"].pop(key, None)
+    text = json.dumps([__version__, plain], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def refuse_unsupported(experiment: Experiment) -> None:
     """Refuse what the host, or this version of the plugin, cannot do.
 
@@ -51,13 +85,65 @@ def refuse_unsupported(experiment: Experiment) -> None:
         RecipeError: with place, key path and what to write instead.
     """
     document, recipe = experiment.recipe.document, experiment.recipe
-    if recipe.common.training_type != "simulation":
+    backend_at = ("comm_args", "backend")
+    backend = recipe.comm.backend
+    own_data = experiment.partition.entry.name == SILO
+    if own_data and not experiment.dataset.entry.per_party:
         raise document.error(
-            ("common_args", "training_type"),
-            f"'{recipe.common.training_type}' cannot be run by this version; write simulation.",
+            ("data_args", "partition_method"),
+            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
+            "all. Take image_folder, or a data set of your own with per_party.",
         )
-    if recipe.comm.backend != "sp":
+    if recipe.common.training_type == "cross_silo":
+        _refuse_in_cross_silo(experiment)
+    elif own_data:
+        raise document.error(
+            ("data_args", "partition_method"),
+            "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
+        )
+    elif backend != "sp":
+        raise document.error(
+            backend_at,
+            f"'{backend}' cannot be run as a simulation by this version; write sp (one process), or "
+            "common_args.training_type: cross_silo for one process a party.",
+        )
+
+
+def _refuse_in_cross_silo(experiment: Experiment) -> None:
+    document, recipe = experiment.recipe.document, experiment.recipe
+    backend = recipe.comm.backend
+    if backend not in _BACKENDS:
+        raise document.error(
+            ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run in this version; write GRPC or MPI."
+        )
+    module, package = _BACKENDS[backend]
+    if importlib.util.find_spec(module) is None:
         raise document.error(
             ("comm_args", "backend"),
-            f"'{recipe.comm.backend}' cannot be run by this version; write sp (one process).",
+            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower()}]'.",
+        )
+    for section, values in recipe.host_extra.items():
+        scenario = values.get("scenario", "horizontal")
+        if scenario != "horizontal":
+            raise document.error(
+                (section, "scenario"),
+                f"'{scenario}' cannot be run: the host ends the process as soon as it is asked for hierarchical silos "
+                "(fedml 0.9.6, __init__.py:389). Leave the key out, or write horizontal.",
+            )
+    if recipe.train.federated_optimizer != "FedAvg":
+        raise document.error(
+            ("train_args", "federated_optimizer"),
+            f"'{recipe.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg only. "
+            "Write FedAvg and name the algorithm in calfat.aggregator.",
+        )
+    silo = recipe.silo
+    open_to_all = [str(address) for address in silo.parties if not address.is_loopback]
+    if silo.settings.bind is not None and not Address(silo.settings.bind, 1).is_loopback:
+        open_to_all.append(silo.settings.bind)
+    if open_to_all and silo.tls is None and not silo.settings.insecure:
+        raise document.error(
+            ("calfat", "silo"),
+            f"{open_to_all[0]} can be reached from other machines, and there are no certificates. Name them in "
+            "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a network "
+            "in which everyone may read and join.",
         )

@@ -30,35 +30,14 @@ make_torchvision_importable()  # before fedml, which imports torchvision
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
     import fedml
-    from fedml.core.alg_frame.client_trainer import ClientTrainer
     from fedml.simulation.sp.fedavg.client import Client
     from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.host import patches  # noqa: E402
 from calfat_plugin.host.arguments import host_arguments  # noqa: E402
+from calfat_plugin.host.client import WorkerTrainer  # noqa: E402
 
 log = logging.getLogger(__name__)
-
-
-class WorkerTrainer(ClientTrainer):  # type: ignore[misc]
-    """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
-
-    def __init__(self, worker: Worker, args: Any) -> None:
-        super().__init__(None, args)
-        self.worker = worker
-        self.round = 0
-        self._message: Mapping[str, Tensor] = {}
-
-    def get_model_params(self) -> Mapping[str, Tensor]:
-        """The message last received or, after training, the one to send."""
-        return self._message
-
-    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
-        self._message = model_parameters
-
-    def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """Train client ``self.id``, which the host sets before each call."""
-        self._message = self.worker.fit(self.id, self.round, self._message)
 
 
 class SimulationAPI(FedAvgAPI):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from calfat_plugin.options import describe, describe_options, parse_options, quo
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import HOST_KEYS
+from calfat_plugin.recipe.silo import Silo, SiloSettings, TLSSettings, parse_parties
 from calfat_plugin.threat import ThreatModel, parse_number
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ CALFAT_KEYS = (
     "model",
     "evaluation",
     "runtime",
+    "silo",
     "loggers",
     "reported",
 )
@@ -96,6 +98,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
         ),
         evaluation=_options(document, ("calfat", "evaluation"), schema.EvaluationOptions),
         runtime=_options(document, ("calfat", "runtime"), schema.RuntimeOptions),
+        silo=_silo(document, train.client_num_in_total),
         loggers=_picks(document, ("calfat", "loggers"), calfat.get("loggers"), "logger"),
         reported=_reported(document, [choice.label for choice in evaluators], warnings),
         warnings=tuple(warnings),
@@ -296,3 +299,23 @@ def _threat(document: Document) -> ThreatModel:
                 f"got {found}, expected a fraction of the pixel range such as {example} (pixels lie in [0, 1]).",
             )
     return ThreatModel(options.norm, options.eps, options.step_size, options.steps)  # type: ignore[arg-type]
+
+
+def _silo(document: Document, num_clients: int) -> Silo:
+    path: KeyPath = ("calfat", "silo")
+    raw = dict(_section(document, path))
+    parties = parse_parties(
+        raw.pop("parties", None),
+        num_clients,
+        lambda below, complaint: document.error((*path, "parties", *below), complaint),
+    )
+    tls = None
+    if raw.pop("tls", None) is not None:
+        tls = _options(document, (*path, "tls"), TLSSettings)
+    settings = _options(document, path, SiloSettings, raw, also=("parties", "tls"))
+    if settings.min_clients is not None and settings.min_clients > num_clients:
+        raise document.error(
+            (*path, "min_clients"),
+            f"got {settings.min_clients}, but there are only {num_clients} clients (train_args.client_num_in_total).",
+        )
+    return Silo(settings, parties, tls)

@@ -13,6 +13,7 @@ from typing import Any
 
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.threat import ThreatModel
 
 
@@ -187,6 +188,7 @@ class Recipe:
         evaluators: at the end of the run.
         monitor, monitor_evaluators: during the run.
         evaluation, runtime: how to compute.
+        silo: the parties of a cross-silo run.
         loggers: who else hears of the run.
         reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
@@ -213,6 +215,7 @@ class Recipe:
     monitor_evaluators: tuple[Choice, ...]
     evaluation: EvaluationOptions
     runtime: RuntimeOptions
+    silo: Silo = field(default_factory=Silo)
     loggers: tuple[Choice, ...] = ()
     reported: Reported = field(default_factory=Reported)
     warnings: tuple[str, ...] = field(default=())

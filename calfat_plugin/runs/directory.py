@@ -204,6 +204,11 @@ class RunDirectory:
         write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def new_path(experiment: Experiment) -> Path:
+    """Make an empty folder for a run that another process is to create there."""
+    return _new_path(DEFAULT_ROOT / experiment.recipe.name, experiment.seed)
+
+
 def _missing(path: Path) -> list[Path]:
     """``path`` and those of its parents that do not exist, innermost first."""
     return [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -106,3 +106,10 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
             return list(csv.DictReader(file))
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
+
+
+def last_used(path: Path) -> dict[int, int]:
+    """Client to the last round in which its update was used; without clients whose updates never were."""
+    if not path.exists():
+        return {}
+    return {int(client): int(row["round"]) for row in read_rounds(path) for client in row["clients"].split()}

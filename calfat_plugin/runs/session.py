@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
@@ -21,6 +21,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
+from calfat_plugin.runs.rounds import last_used
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
         stack.enter_context(using_threads(experiment))
-        dataset = experiment.load_dataset()
+        dataset = experiment.load_own_dataset(rank=0)
 
-        from calfat_plugin.host.simulation import simulate
         from calfat_plugin.parties import shards_of
 
-        shards = shards_of(experiment, dataset, device)
+        across_silos = experiment.recipe.common.training_type == "cross_silo"
+        shards = {} if across_silos else shards_of(experiment, dataset, device)
         last_round = 0 if snapshot is None else snapshot.round
         directory.begin(last_round)
         directory.write_recipe(experiment)
@@ -111,10 +112,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             ),
         )
         writer = RunWriter(directory, experiment, best)
-        directory.write_json(
-            directory.partition,
-            {"class_names": list(dataset.class_names), "class_counts": [list(counts) for counts in info.class_counts]},
-        )
+        if not across_silos:  # the counts never leave the silos
+            counts = [list(of_client) for of_client in info.class_counts]
+            directory.write_json(
+                directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts}
+            )
         listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
@@ -125,16 +127,20 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             listeners.round_finished(info, record)
 
         try:
-            evaluations = simulate(
-                experiment,
-                dataset,
-                shards,
-                device,
-                observer=observer,
-                on_round=on_round,
-                resume_from=snapshot,
-                scratch=directory.evaluation,
-            )
+            drive: dict[str, Any] = {
+                "observer": observer,
+                "on_round": on_round,
+                "resume_from": snapshot,
+                "scratch": directory.evaluation,
+            }
+            if across_silos:
+                from calfat_plugin.host.cross_silo import serve
+
+                evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
+            else:
+                from calfat_plugin.host.simulation import simulate
+
+                evaluations = simulate(experiment, dataset, shards, device, **drive)
             result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too

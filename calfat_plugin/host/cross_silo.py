@@ -1,0 +1,178 @@
+"""The host's cross-silo runtime with our parties inside: one call for the server's process, one for each client's."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.parties import Server, Snapshot, Worker
+from calfat_plugin.results import EvaluationResult, RoundRecord
+from calfat_plugin.wire import num_bytes
+
+make_torchvision_importable()  # before fedml, which imports torchvision
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
+    import fedml
+    from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
+
+from calfat_plugin.host import patches  # noqa: E402
+from calfat_plugin.host.arguments import fingerprint, silo_arguments  # noqa: E402
+from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer  # noqa: E402
+from calfat_plugin.host.server import SiloServer  # noqa: E402
+from calfat_plugin.host.transport import Transport  # noqa: E402
+
+__all__ = ["ClientStates", "serve", "work"]
+
+log = logging.getLogger(__name__)
+
+_LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
+_LIMIT_FLOOR = 1_000_000
+
+
+def serve(
+    experiment: Experiment,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    observer: RunObserver,
+    on_round: Callable[[RoundRecord, Snapshot], None],
+    resume_from: Snapshot | None = None,
+    used: Mapping[int, int] | None = None,
+    scratch: Path | None = None,
+) -> tuple[EvaluationResult, ...]:
+    """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
+
+    Args:
+        experiment: what to run.
+        dataset: only its test split is used.
+        device: where to evaluate.
+        observer: hears of progress.
+        on_round: called with each record and a snapshot to save.
+        resume_from: where to go on.
+        used: client to the last round in which its update was used.
+        scratch: where the final evaluation keeps what it has done, to go on there after a stop.
+
+    Raises:
+        HostError: the port is taken, too few clients come or answer, or the host is of an untested version.
+        UpdateError: a round without a single usable update.
+    """
+    patches.check_version(fedml.__version__)
+    server = Server(experiment, dataset, device, observer)
+    if resume_from is not None:
+        server.restore(resume_from)
+    if server.round < experiment.num_rounds:
+        transport = _transport(experiment, 0, num_bytes(server.downlink()))
+        try:
+            args = silo_arguments(experiment, rank=0)
+            _run_host(
+                args,
+                device,
+                lambda args: SiloServer(
+                    args,
+                    server,
+                    transport,
+                    experiment.recipe.silo,
+                    fingerprint=fingerprint(experiment),
+                    used=used or {},
+                    on_round=on_round,
+                ),
+            )
+        finally:
+            transport.stop_receive_message()
+    return server.final_evaluation(scratch)
+
+
+def work(
+    experiment: Experiment,
+    dataset: Dataset,
+    data: ImageData,
+    rank: int,
+    device: torch.device,
+    *,
+    observer: RunObserver,
+    states: ClientStates,
+    on_round: Callable[[int, str], None],
+) -> None:
+    """Be client ``rank - 1``: train whenever the server asks, until it says that the run is over.
+
+    Args:
+        experiment: what to run; the server's must be the same.
+        dataset: for shapes and augmentation.
+        data: this client's training examples, on ``device``.
+        rank: 1 to the number of clients.
+        device: where to train.
+        observer: hears of progress.
+        states: what this client keeps between rounds.
+        on_round: told of each round: (number, what happens).
+
+    Raises:
+        HostError: the port is taken, the server does not come, stays away or refuses this client, or its model does
+            not fit.
+    """
+    patches.check_version(fedml.__version__)
+    client = rank - 1
+    worker = Worker(experiment, dataset, {client: data}, device, observer)
+    transport = _transport(experiment, rank, worker.model_bytes)
+    settings = experiment.recipe.silo.settings
+    transport.patience = settings.server_deadline
+
+    def manager(args: Any) -> SiloClient:
+        adapter = TrainerDistAdapter(
+            args,
+            device,
+            rank,
+            torch.nn.Identity(),  # the worker has the model; the host only wants to move one to the device
+            len(data),
+            {client: len(data)},
+            {client: None},
+            None,
+            WorkerTrainer(worker, args),
+        )
+        return SiloClient(
+            args,
+            adapter,
+            transport,
+            states,
+            fingerprint=fingerprint(experiment),
+            deadlines=(settings.start_deadline, settings.server_deadline),
+            on_round=on_round,
+        )
+
+    try:
+        _run_host(silo_arguments(experiment, rank=rank), device, manager)
+    finally:
+        transport.stop_receive_message()
+
+
+def _transport(experiment: Experiment, rank: int, model_bytes: int) -> Transport:
+    limit = experiment.recipe.silo.settings.max_message_mb
+    max_message = _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000
+    if experiment.recipe.comm.backend == "MPI":
+        from calfat_plugin.host.mpi import MPITransport
+
+        return MPITransport(rank, experiment.num_clients + 1, max_message)
+    from calfat_plugin.host.grpc import GRPCTransport
+
+    return GRPCTransport(rank, experiment.recipe.silo, max_message)
+
+
+def _run_host(args: SimpleNamespace, device: torch.device, manager: Callable[[Any], Any]) -> None:
+    tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
+    with ExitStack() as stack:
+        stack.enter_context(patches.reseeds_the_world())
+        if not tracked:
+            stack.enter_context(patches.calls_home())
+        args = fedml.init(args, check_env=False, should_init_logs=False)
+        fedml.FedMLRunner(args, device, None, None, algorithm_flow=manager(args)).run()

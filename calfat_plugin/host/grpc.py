@@ -1,0 +1,187 @@
+"""The host's gRPC service, spoken without pickle, in both directions, with mutual TLS where there are certificates.
+
+Method and request are the host's own (``gRPCCommManager/sendMessage``); what the request carries is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, on import; its core writes past Python's stderr
+
+import grpc
+from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as pb
+from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.host.messages import RefusedError
+from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
+from calfat_plugin.recipe.silo import Address, Silo, TLSSettings, certificate_name
+
+log = logging.getLogger(__name__)
+
+_LAST_CALLS = 0.2  # seconds that calls being served have when the party ends
+_FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
+_WILL_NOT_CHANGE = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """This party's certificate and key, and the authority it trusts, as PEM bytes."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+    @classmethod
+    def read(cls, settings: TLSSettings, rank: int) -> Certificates:
+        """Read the files that the recipe names.
+
+        Raises:
+            HostError: a file is missing or no PEM.
+        """
+        return cls(*(_read_pem(settings, name, rank) for name in ("ca", "cert", "key")))
+
+
+def _read_pem(settings: TLSSettings, name: str, rank: int) -> bytes:
+    path = Path(str(getattr(settings, name)).replace("{rank}", str(rank))).expanduser()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise HostError(
+            f"calfat.silo.tls.{name}: {path} cannot be read ({error.strerror}). `calfat certs DIR` makes a test set."
+        ) from None
+    if b"-----BEGIN " not in content:
+        raise HostError(f"calfat.silo.tls.{name}: {path} is not a PEM file.")
+    return content
+
+
+class GRPCTransport(Transport):
+    """One party's end: a server on its own address, a channel to each peer.
+
+    Args:
+        rank: of this party.
+        silo: addresses, certificates, limits.
+        max_message: largest message that is accepted, in bytes.
+
+    Raises:
+        HostError: the port is taken, the address is not this machine's, or a certificate cannot be used.
+    """
+
+    def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
+        self._parties = silo.parties
+        self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
+        self._options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", max_message + _FRAMING),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.so_reuseport", 0),  # or a second process could share the port in silence
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+        ]
+        own = self._parties[rank]
+        self._server = self._listen(own if silo.settings.bind is None else Address(silo.settings.bind, own.port), rank)
+        self._channels: dict[int, Any] = {}
+        super().__init__(rank, len(self._parties))
+        self._server.start()
+
+    def deliver(self, peer: int, parcel: Parcel) -> None:
+        stub = gRPCCommManagerStub(self._channel(peer))
+        request = pb.CommRequest(client_id=self.rank, message=parcel.data)
+        call = stub.sendMessage.future(request, timeout=max(0.05, parcel.deadline - time.monotonic()))
+        parcel.on_cancel = call.cancel
+        try:
+            call.result()
+        except grpc.FutureCancelledError:
+            raise UnreachableError("given up for a newer message") from None
+        except grpc.RpcError as error:
+            if error.code() in _WILL_NOT_CHANGE:
+                raise RefusedError(str(error.details())) from None
+            raise UnreachableError(f"{self._parties[peer]}: {_first_line(error.details())}") from None
+
+    def stop_receive_message(self) -> None:
+        super().stop_receive_message()
+        self._server.stop(_LAST_CALLS).wait()
+        for channel in self._channels.values():
+            channel.close()
+
+    def _listen(self, address: Address, rank: int) -> Any:
+        server = grpc.server(futures.ThreadPoolExecutor(max_workers=len(self._parties) + 2), options=self._options)
+        method = grpc.unary_unary_rpc_method_handler(
+            self._answer, response_serializer=pb.CommResponse.SerializeToString
+        )  # no deserializer: what is no CommRequest at all is to be logged with its sender, too
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("gRPCCommManager", {"sendMessage": method}),)
+        )
+        try:
+            bound = self._bind(server, address)
+        except (RuntimeError, ValueError):
+            bound = 0
+        if bound == 0:
+            raise HostError(
+                f"rank {rank} cannot listen on {address}: the port is taken, or the address is not this machine's. "
+                "End the process that has it, or change calfat.silo.parties (calfat.silo.bind, where the others "
+                "reach this machine under another address)."
+            )
+        return server
+
+    def _bind(self, server: Any, address: Address) -> int:
+        if self._certificates is None:
+            return int(server.add_insecure_port(str(address)))
+        mine = self._certificates
+        credentials = grpc.ssl_server_credentials([(mine.key, mine.cert)], mine.ca, require_client_auth=True)
+        return int(server.add_secure_port(str(address), credentials))
+
+    def _channel(self, peer: int) -> Any:
+        if peer not in self._channels:
+            target, mine = str(self._parties[peer]), self._certificates
+            if mine is None:
+                self._channels[peer] = grpc.insecure_channel(target, self._options)
+            else:
+                named = [*self._options, ("grpc.ssl_target_name_override", certificate_name(peer))]
+                credentials = grpc.ssl_channel_credentials(mine.ca, mine.key, mine.cert)
+                self._channels[peer] = grpc.secure_channel(target, credentials, named)
+        return self._channels[peer]
+
+    def _answer(self, raw: bytes, context: Any) -> Any:
+        """Serve one call, in one of gRPC's threads."""
+        peer = context.peer()
+        try:
+            request = pb.CommRequest.FromString(raw)
+        except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing
+            log.warning("message from %s refused: %d bytes that are no request", peer, len(raw))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
+        try:
+            self.receive(request.message, peer, self._ranks_of(context))
+        except RefusedError as refused:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        return pb.CommResponse(client_id=self.rank)
+
+    def _ranks_of(self, context: Any) -> frozenset[int]:
+        """Ranks that the caller may speak for: those its certificate names; any, where there are no certificates."""
+        ranks = range(len(self._parties))
+        if self._certificates is None:
+            return frozenset(ranks)
+        names: Sequence[bytes] = context.auth_context().get("x509_subject_alternative_name", ())
+        return frozenset(rank for rank in ranks if certificate_name(rank).encode() in names)
+
+
+def _first_line(details: object) -> str:
+    return str(details).splitlines()[0][:300] if details else "no answer"

@@ -1,0 +1,269 @@
+"""What all our backends share: a blocking inbox, one alarm, and a courier per peer that tries again.
+
+The host's own loops spin at full speed while they wait, die with their lock held on one bad message, and let a send
+to a dead peer end the run. Here the party's one loop sleeps until a message or the alarm comes, bad messages never
+reach it, and sending never blocks it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
+from fedml.core.distributed.communication.constants import CommunicationConstants
+from fedml.core.distributed.communication.message import Message
+from fedml.core.distributed.communication.observer import Observer
+
+from calfat_plugin.host.messages import Envelope, RefusedError, decode, encode, read_envelope
+
+log = logging.getLogger(__name__)
+
+ALARM = 1000  # message types of our own, delivered within a process and never sent
+FAILED = 1001
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_SERVER = 0
+
+
+class UnreachableError(Exception):
+    """A peer could not be reached this time; another try may succeed."""
+
+
+class Inbox:
+    """Messages that wait for the loop. A newer message of the same sender and type replaces the one that waits.
+
+    So the inbox is never larger than the federation, whatever arrives, and a client that was busy finds the newest
+    model, not all that it missed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[tuple[int, int], Message] = OrderedDict()
+        self._changed = threading.Condition()
+
+    def put(self, message: Message) -> None:
+        """Leave a message, from any thread."""
+        with self._changed:
+            self._waiting[message.get_sender_id(), message.get_type()] = message
+            self._changed.notify()
+
+    def get(self, until: float | None) -> Message | None:
+        """The oldest message; None when there is none before the monotonic time ``until``."""
+        with self._changed:
+            while not self._waiting:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+            return self._waiting.popitem(last=False)[1]
+
+    def holds(self, types: frozenset[int]) -> bool:
+        """Whether a message of one of these types waits."""
+        with self._changed:
+            return any(type_ in types for _, type_ in self._waiting)
+
+
+@dataclass
+class Parcel:
+    """Bytes on their way: tried until ``deadline`` (monotonic), or until a newer parcel of their kind takes over."""
+
+    data: bytes
+    kind: int
+    deadline: float
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    on_cancel: Callable[[], object] | None = None
+
+    def cancel(self) -> None:
+        """Give it up, also when it is being delivered at this moment."""
+        self.cancelled.set()
+        if self.on_cancel is not None:
+            self.on_cancel()
+
+
+class Courier(threading.Thread):
+    """Takes parcels to one peer, in order, trying again with growing pauses.
+
+    Args:
+        peer: rank of the receiver.
+        deliver: one try; raises ``UnreachableError`` to be called again and ``RefusedError`` when that is pointless.
+    """
+
+    def __init__(self, peer: int, deliver: Callable[[int, Parcel], None]) -> None:
+        super().__init__(name=f"courier-{peer}", daemon=True)
+        self._peer, self._deliver = peer, deliver
+        self._parcels: deque[Parcel] = deque()
+        self._changed = threading.Condition()
+        self._current: Parcel | None = None
+        self._stopped = False
+
+    def send(self, parcel: Parcel) -> None:
+        """Queue a parcel; older ones of the same kind are given up."""
+        with self._changed:
+            for older in (*self._parcels, self._current):
+                if older is not None and older.kind == parcel.kind:
+                    older.cancel()
+            self._parcels = deque(waiting for waiting in self._parcels if not waiting.cancelled.is_set())
+            self._parcels.append(parcel)
+            self._changed.notify_all()
+
+    def flush(self, until: float) -> None:
+        """Wait until nothing is on its way, at most until the monotonic time ``until``."""
+        with self._changed:
+            while (self._parcels or self._current) and time.monotonic() < until:
+                self._changed.wait(max(0.0, until - time.monotonic()))
+
+    def stop(self) -> None:
+        """Give up what is on its way and end."""
+        with self._changed:
+            self._stopped = True
+            for parcel in (*self._parcels, self._current):
+                if parcel is not None:
+                    parcel.cancel()
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+                while not self._parcels and not self._stopped:
+                    self._changed.wait()
+                if self._stopped:
+                    return
+                self._current = parcel = self._parcels.popleft()
+            self._carry(parcel)
+
+    def _carry(self, parcel: Parcel) -> None:
+        pause, reason = _FIRST_PAUSE, ""
+        while time.monotonic() < parcel.deadline and not parcel.cancelled.is_set():
+            try:
+                self._deliver(self._peer, parcel)
+                return
+            except UnreachableError as error:
+                if str(error) != reason:
+                    reason = str(error)
+                    log.warning("rank %d cannot be reached, trying again: %s", self._peer, reason)
+            except RefusedError as error:
+                log.error("rank %d refused a message: %s", self._peer, error)
+                return
+            parcel.cancelled.wait(min(pause, max(0.0, parcel.deadline - time.monotonic())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        if not parcel.cancelled.is_set():
+            log.warning("a message to rank %d was given up: %s", self._peer, reason or "its time was over")
+
+
+class Transport(BaseCommunicationManager):  # type: ignore[misc]
+    """A communication backend of the host, without its loop.
+
+    Args:
+        rank: of this party.
+        num_parties: all parties, the server included.
+
+    Attributes:
+        admit: asked before an arriving message's tensors are read; raises ``RefusedError``. Runs in a receiving thread.
+        wake_at: when the loop delivers an ``ALARM`` next (monotonic); None for never.
+        patience: how long a message is tried, in seconds, unless :meth:`send_message` says otherwise.
+    """
+
+    def __init__(self, rank: int, num_parties: int) -> None:
+        self.rank, self.num_parties = rank, num_parties
+        self.admit: Callable[[Envelope], None] = lambda envelope: None
+        self.wake_at: float | None = None
+        self.patience = 600.0
+        self.inbox = Inbox()
+        self._observers: list[Observer] = []
+        self._stopped = False
+        peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
+        self._couriers = {peer: Courier(peer, self.deliver) for peer in peers}
+        for courier in self._couriers.values():
+            courier.start()
+
+    # --- what a backend provides ---
+
+    @abstractmethod
+    def deliver(self, peer: int, parcel: Parcel) -> None:
+        """Take a parcel to a peer and wait for its receipt, until the parcel's deadline or its ``cancel``.
+
+        Raises:
+            UnreachableError, RefusedError: see ``Courier``.
+        """
+
+    # --- sending ---
+
+    def send_message(self, msg: Message, patience: float | None = None) -> None:
+        """Hand a message to the peer's courier; returns at once."""
+        deadline = time.monotonic() + (self.patience if patience is None else patience)
+        self._couriers[msg.get_receiver_id()].send(Parcel(encode(msg), msg.get_type(), deadline))
+
+    def send_now(self, msg: Message, timeout: float) -> None:
+        """One try, waiting for the receipt.
+
+        Raises:
+            UnreachableError, RefusedError: see ``Courier``.
+        """
+        self.deliver(msg.get_receiver_id(), Parcel(encode(msg), msg.get_type(), time.monotonic() + timeout))
+
+    def flush(self, timeout: float) -> None:
+        """Wait for the couriers, at most ``timeout`` seconds in all."""
+        until = time.monotonic() + timeout
+        for courier in self._couriers.values():
+            courier.flush(until)
+
+    # --- receiving ---
+
+    def receive(self, data: bytes, peer: str, allowed: frozenset[int]) -> None:
+        """Let a message in, from a receiving thread.
+
+        Args:
+            data: what arrived.
+            peer: the sender's network address, for the log.
+            allowed: ranks that the sender has proved it may speak for.
+
+        Raises:
+            RefusedError: logged with the peer.
+        """
+        try:
+            envelope = read_envelope(data)
+            if envelope.receiver != self.rank:
+                raise RefusedError(f"it is for rank {envelope.receiver}, this is rank {self.rank}")
+            if envelope.sender not in self._couriers or envelope.sender not in allowed:
+                raise RefusedError(f"it claims to come from rank {envelope.sender}")
+            self.admit(envelope)
+            self.inbox.put(decode(data, envelope))
+        except RefusedError as refused:
+            log.warning("message from %s refused: %s", peer, refused)
+            raise
+
+    def handle_receive_message(self) -> None:
+        """The party's loop, until :meth:`stop_receive_message`."""
+        self._notify(self.local_message(CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY))
+        while not self._stopped:
+            message = self.inbox.get(self.wake_at)
+            if message is None:
+                self.wake_at, message = None, self.local_message(ALARM)
+            self._notify(message)
+
+    def local_message(self, type: int) -> Message:
+        """A message of this party to itself."""
+        return Message(type, self.rank, self.rank)
+
+    def stop_receive_message(self) -> None:
+        """End the loop and all sending; safe to call twice."""
+        self._stopped = True
+        for courier in self._couriers.values():
+            courier.stop()
+
+    def add_observer(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        self._observers.remove(observer)
+
+    def _notify(self, message: Message) -> None:
+        for observer in self._observers:
+            observer.receive_message(message.get_type(), message)

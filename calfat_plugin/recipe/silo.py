@@ -1,0 +1,132 @@
+"""``calfat.silo``: where the parties of a cross-silo run are, how long they wait, and how they trust each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from calfat_plugin.options import describe, option, options_to_plain
+
+SILO = "silo"  # the partition_method with which each party reads its own data
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
+_MAX_PORT = 65535
+
+Fail = Callable[[tuple[str | int, ...], str], Exception]
+
+
+class Address(NamedTuple):
+    """A host name or IP address, and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than ``localhost`` may mean any machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def certificate_name(rank: int) -> str:
+    """The name that a party's certificate is made out to: its rank, wherever the party runs."""
+    return f"rank-{rank}.calfat"
+
+
+def parse_address(text: str) -> Address | None:
+    """``host:port`` or ``[ipv6]:port``; None for anything else."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
+        return None
+    return Address(found["host"].strip("[]"), int(found["port"]))
+
+
+@dataclass(frozen=True)
+class SiloSettings:
+    """``calfat.silo``: how the parties of a cross-silo run find, await and trust each other."""
+
+    min_clients: int | None = option(
+        None,
+        low=1,
+        help="quorum: answers that a round needs, and clients that a start needs; null: all that were asked",
+    )
+    start_deadline: float = option(120, low=0, open_low=True, help="wait so long for all parties to come", unit="s")
+    round_deadline: float = option(600, low=0, open_low=True, help="a round ends after this time", unit="s")
+    server_deadline: float = option(
+        600, low=0, open_low=True, help="a client waits so long for a lost server", unit="s"
+    )
+    max_message_mb: int | None = option(
+        None, low=1, help="largest message that is accepted, in MB; null: eight times the model"
+    )
+    bind: str | None = option(None, help="host or IP address to listen on, where it is not the one that the others use")
+    insecure: bool = option(
+        False, help="allow other addresses than loopback without certificates: anyone who reaches them can read along"
+    )
+
+
+@dataclass(frozen=True)
+class TLSSettings:
+    """``calfat.silo.tls``: certificates for mutual TLS. ``{rank}`` in a path stands for the party's rank."""
+
+    ca: str = option(help="certificate of the authority that signed all parties' certificates (PEM)")
+    cert: str = option(help="this party's certificate (PEM), for the name rank-<rank>.calfat")
+    key: str = option(help="this party's private key (PEM)")
+
+
+@dataclass(frozen=True)
+class Silo:
+    """The whole section.
+
+    Attributes:
+        settings: waiting and trust.
+        parties: addresses by rank, the server's first; empty when ``--local`` is to choose them.
+        tls: None without certificates.
+    """
+
+    settings: SiloSettings = SiloSettings()
+    parties: tuple[Address, ...] = ()
+    tls: TLSSettings | None = None
+
+    def as_run(self) -> dict[str, Any]:
+        """The section as a recipe writes it in full."""
+        plain = options_to_plain(self.settings)
+        plain["parties"] = [str(address) for address in self.parties] or None
+        plain["tls"] = None if self.tls is None else options_to_plain(self.tls)
+        return plain
+
+
+def parse_parties(raw: Any, num_clients: int, fail: Fail) -> tuple[Address, ...]:
+    """Addresses by rank.
+
+    Args:
+        raw: the recipe's value.
+        num_clients: N; there are N + 1 parties.
+        fail: makes the exception from a path below ``parties`` and a complaint.
+    """
+    if raw is None:
+        return ()
+    if not isinstance(raw, list):
+        raise fail((), f"got {describe(raw)}, expected a list of host:port, the server's first.")
+    addresses: list[Address] = []
+    for rank, text in enumerate(raw):
+        address = parse_address(text) if isinstance(text, str) else None
+        if address is None:
+            raise fail((rank,), f"got {describe(text)}, expected host:port such as 127.0.0.1:8890.")
+        if address in addresses:
+            raise fail((rank,), f"{address} is the address of rank {addresses.index(address)} already.")
+        addresses.append(address)
+    if len(addresses) != num_clients + 1:
+        raise fail(
+            (),
+            f"got {len(addresses)} addresses, expected {num_clients + 1}: the server's, then one for each of the "
+            f"{num_clients} clients (train_args.client_num_in_total).",
+        )
+    return tuple(addresses)

@@ -1,0 +1,211 @@
+"""Federations of real processes on this machine's loopback, for tests.
+
+Every party is a process of its own that runs ``calfat run ... --role``, forked from a server that has imported torch
+and FedML once, so that a federation starts in a second and not in thirty. Nothing leaves 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))  # a party's process must find its code under a name of its own
+
+import silo_party
+
+PATIENCE = 300.0  # seconds; nothing waits so long on an idle machine, but a loaded one is no failure
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "sklearn.datasets",
+        "matplotlib.figure",
+        "calfat_plugin.cli.run",
+        "calfat_plugin.cli.progress",
+        "calfat_plugin.builtin",
+        "calfat_plugin.models",
+        "calfat_plugin.report",
+        "calfat_plugin.runs.party",
+        "calfat_plugin.host.cross_silo",  # but not gRPC, which must not be loaded before a fork
+        "calfat_plugin.host.simulation",
+    ]
+)
+
+RECIPE: dict[str, Any] = {
+    "common_args": {"training_type": "cross_silo", "random_seed": 3},
+    "data_args": {"dataset": "digits", "partition_method": "dirichlet", "partition_alpha": 0.5},
+    "model_args": {"model": "cnn_small"},
+    "train_args": {
+        "client_num_in_total": 2,
+        "comm_round": 3,
+        "epochs": 1,
+        "batch_size": 128,
+        "learning_rate": 0.05,
+    },
+    "comm_args": {"backend": "GRPC"},
+    "calfat": {
+        "trainer": {"name": "calfat"},
+        "aggregator": {"name": "fedavg"},
+        "threat": {"eps": 0.1, "step_size": 0.05, "steps": 1},
+        "evaluators": ["natural"],
+        "monitor": {"evaluators": ["natural"], "max_examples": 50},
+        "runtime": {"threads": 1},
+        "silo": {"start_deadline": 200, "round_deadline": 200, "server_deadline": 200},
+    },
+}
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """The condition's first true value."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: not within {patience} s")
+
+
+class Federation:
+    """A recipe in a folder, and the processes that run it. Use as a context manager: it ends them all."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        """``changes``: section to values, merged into :data:`RECIPE`; ``silo=`` and the like go below ``calfat``."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        content = yaml.safe_load(yaml.safe_dump(RECIPE))
+        for section, values in changes.items():
+            where = content if section.endswith("_args") else content["calfat"]
+            where.setdefault(section, {}).update(values)
+        self.num_clients: int = content["train_args"]["client_num_in_total"]
+        self.ports = free_ports(self.num_clients + 1)
+        content["calfat"]["silo"].setdefault("parties", [f"127.0.0.1:{port}" for port in self.ports])
+        self.content = content
+        self.recipe = folder / "recipe.yaml"
+        self.recipe.write_text(yaml.safe_dump(content))
+        self.processes: dict[int, Any] = {}
+        self._starts = 0
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.processes.values():
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGCONT)
+                process.kill()
+            process.join(10)
+
+    # --- processes ---
+
+    def start(self, *ranks: int, resume: bool = False, hang_in: int | None = None, lies: bool = False) -> None:
+        """Start parties. ``hang_in``: they stop in the middle of this round's training until :meth:`let_go`."""
+        for rank in ranks:
+            self._starts += 1
+            words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
+            words += ["--run-dir", str(self.directory(rank))] + (["--resume"] if resume else [])
+            process = _context.Process(target=silo_party.be_party, args=(words, str(self._output(rank)), hang_in, lies))
+            process.start()
+            self.processes[rank] = process
+
+    def start_all(self) -> None:
+        self.start(*range(self.num_clients + 1))
+
+    def kill(self, rank: int) -> None:
+        """``kill -9``."""
+        self.processes[rank].kill()
+        self.processes[rank].join(10)
+
+    def stop(self, rank: int) -> None:
+        """SIGSTOP: it is there, and does not answer."""
+        os.kill(self.processes[rank].pid, signal.SIGSTOP)
+
+    def exit_status(self, rank: int) -> int:
+        """Wait for the end of a party."""
+        self.processes[rank].join(PATIENCE)
+        status = self.processes[rank].exitcode
+        assert status is not None, f"rank {rank} did not end:\n{self.output(rank)}\n{self.log(rank)}"
+        return int(status)
+
+    def finish(self) -> None:
+        """Wait for the good end of all parties that were started last."""
+        for rank in sorted(self.processes):
+            assert self.exit_status(rank) == 0, self.output(rank) + self.log(rank)
+
+    def let_go(self) -> None:
+        """End the waiting of hanging parties."""
+        (self.folder / "go").touch()
+
+    def wait_until_hanging(self, rank: int) -> None:
+        wait_for((self.folder / f"hanging-{rank}").exists, f"rank {rank} hangs")
+
+    # --- what they leave ---
+
+    def directory(self, rank: int) -> Path:
+        return self.folder / f"party-{rank}"
+
+    def _output(self, rank: int) -> Path:
+        return self.folder / f"output-{rank}.txt"
+
+    def output(self, rank: int) -> str:
+        path = self._output(rank)
+        return path.read_text() if path.exists() else ""
+
+    def log(self, rank: int) -> str:
+        path = self.directory(rank) / "log.txt"
+        return path.read_text() if path.exists() else ""
+
+    def rounds(self) -> list[dict[str, str]]:
+        path = self.directory(0) / "rounds.csv"
+        return list(csv.DictReader(path.open())) if path.exists() else []
+
+    def wait_for_round(self, number: int) -> None:
+        wait_for(lambda: len(self.rounds()) >= number, f"round {number}")
+
+    def model(self) -> dict[str, Any]:
+        return global_model(self.directory(0))
+
+    def simulate(self) -> dict[str, Any]:
+        """The final global model of the same recipe in FedML's single-process simulator, in a process of its own."""
+        directory = self.folder / "simulated"
+        words = ["run", str(self.recipe), "--plain", "--run-dir", str(directory)]
+        words += ["--set", "common_args.training_type=simulation", "--set", "comm_args.backend=sp"]
+        output = self.folder / "simulated.txt"
+        process = _context.Process(target=silo_party.be_party, args=(words, str(output), None))
+        process.start()
+        process.join(PATIENCE)
+        assert process.exitcode == 0, output.read_text()
+        return global_model(directory)
+
+
+def global_model(directory: Path) -> dict[str, Any]:
+    """The tensors of a run's last checkpoint that are the model's or the aggregator's."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(directory / "checkpoints" / "last.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith("client/")}
+
+
+def assert_same_bits(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first.keys() == second.keys()
+    different = [name for name in first if not first[name].equal(second[name])]
+    assert not different

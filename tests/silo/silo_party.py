@@ -1,0 +1,95 @@
+"""A party's process in the tests of cross-silo runs: ``calfat run`` with its output in a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_LONGEST = 300.0  # seconds that a hanging party waits to be let go
+
+
+def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False) -> None:
+    """A party's process.
+
+    Args:
+        words: the command line.
+        output: file for what it prints.
+        hang_in: stop in the middle of this round's training until there is a file ``go`` beside ``output``.
+        lies: be a client whose updates no server should use; another lie each round.
+    """
+    folder = Path(output).parent
+    os.chdir(folder)
+    stream = open(output, "a", buffering=1)  # noqa: SIM115 (open as long as the process)
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    sys.stdout = sys.stderr = stream
+    if hang_in is not None:
+        _hang(folder, hang_in)
+    if lies:
+        _lie()
+    _record(folder / f"sent-{words[words.index('--rank') + 1]}" if "--rank" in words else folder / "sent")
+    from calfat_plugin.cli.main import main
+
+    main(args=list(words), prog_name="calfat")
+
+
+def _hang(folder: Path, hang_in: int) -> None:
+    from calfat_plugin.parties import Worker
+
+    fit = Worker.fit
+
+    def hanging(self: Worker, client: int, round: int, downlink: Any) -> Any:
+        wire = fit(self, client, round, downlink)
+        if round == hang_in and not (folder / "go").exists():
+            (folder / f"hanging-{client + 1}").touch()
+            until = time.monotonic() + _LONGEST
+            while not (folder / "go").exists() and time.monotonic() < until:
+                time.sleep(0.02)
+        return wire
+
+    Worker.fit = hanging  # type: ignore[method-assign]
+
+
+def _record(sent: Path) -> None:
+    """Keep a copy of each message that carries tensors, as it goes out."""
+    from calfat_plugin.host import transport
+
+    encode = transport.encode
+
+    def recording(message: Any) -> bytes:
+        data = encode(message)
+        if message.get("model_params"):
+            sent.mkdir(exist_ok=True)
+            (sent / f"{len(list(sent.iterdir()))}.safetensors").write_bytes(data)
+        return data
+
+    transport.encode = recording
+
+
+def _lie() -> None:
+    import torch
+
+    from calfat_plugin.parties import Worker
+
+    fit = Worker.fit
+    name = "classifier.weight"
+
+    def lying(self: Worker, client: int, round: int, downlink: Any) -> Any:
+        wire = fit(self, client, round, downlink)
+        if round == 1:
+            wire[name] = torch.full_like(wire[name], float("nan"))
+        elif round == 2:
+            wire[name] = wire[name].flatten()
+        elif round == 3:
+            del wire[name]
+        elif round == 4:
+            wire["scaffold/change/" + name] = torch.zeros(3)
+        elif round == 5:
+            wire["metric/loss"] = torch.zeros(7)
+        return wire
+
+    Worker.fit = lying  # type: ignore[method-assign]

@@ -1,0 +1,137 @@
+"""Parties that die, hang, come late or not at all: processes that are really killed, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.silo.federation import Federation, assert_same_bits, wait_for
+
+SHORT_ROUND = {"min_clients": 1, "round_deadline": 15}  # seconds; a loaded machine must train within
+
+
+def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
+    """kill -9 in the middle of round 2: the round ends at its deadline; started again, the client trains on."""
+    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 500}) as federation:
+        federation.start(0, 1)
+        federation.start(2, hang_in=2)
+        federation.wait_until_hanging(2)
+        federation.kill(2)
+        federation.wait_for_round(3)
+        _, second, *_ = federation.rounds()
+        assert second["clients"] == "0"
+        assert second["refused"].startswith("1: client 1: no answer within 15 s")
+
+        federation.let_go()
+        federation.start(2, resume=True)
+        back = wait_for(lambda: [row for row in federation.rounds()[2:] if row["clients"] == "0 1"], "the client again")
+        assert float(back[0]["loss_1"]) > 0
+        assert "rank 2 was started again" in federation.log(0)
+
+
+@pytest.mark.slow
+def test_client_started_again_joins_the_round_under_way(tmp_path: Path) -> None:
+    """Nobody waits for a deadline: the client that died in round 2 gets round 2's model again and answers."""
+    with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
+        federation.start(0, 1)
+        federation.start(2, hang_in=2)
+        federation.wait_until_hanging(2)
+        federation.kill(2)
+        federation.let_go()
+        federation.start(2, resume=True)
+        simulated = federation.simulate()
+        federation.finish()
+        assert_same_bits(federation.model(), simulated)
+        assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
+
+
+def test_killed_server_resumes_to_the_same_model(tmp_path: Path) -> None:
+    """kill -9 of the server while round 2 is trained: its clients wait, and the round is done again, bit for bit."""
+    with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
+        federation.start(0, 1)
+        federation.start(2, hang_in=2)
+        federation.wait_until_hanging(2)
+        federation.kill(0)
+        assert len(federation.rounds()) == 1
+        federation.let_go()
+        federation.start(0, resume=True)
+        simulated = federation.simulate()
+        federation.finish()
+        assert_same_bits(federation.model(), simulated)
+        assert len(federation.rounds()) == 3
+
+
+@pytest.mark.slow
+def test_client_that_stops_answering(tmp_path: Path) -> None:
+    """SIGSTOP: connections to it still open, and it never answers."""
+    with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 4}) as federation:
+        federation.start_all()
+        federation.wait_for_round(1)
+        federation.stop(2)
+        assert federation.exit_status(0) == 0, federation.output(0)
+        assert [row["clients"] for row in federation.rounds()[-2:]] == ["0", "0"]
+
+
+def test_port_already_taken(tmp_path: Path) -> None:
+    with Federation(tmp_path) as federation, socket.socket() as other:
+        other.bind(("127.0.0.1", federation.ports[0]))
+        other.listen()
+        federation.start(0)
+        assert federation.exit_status(0) == 2
+        assert federation.output(0).splitlines()[-1] == (
+            f"error: rank 0 cannot listen on 127.0.0.1:{federation.ports[0]}: the port is taken, or the address is not "
+            "this machine's. End the process that has it, or change calfat.silo.parties (calfat.silo.bind, where the "
+            "others reach this machine under another address)."
+        )
+        assert not federation.directory(0).exists()
+
+
+def test_peers_that_never_come(tmp_path: Path) -> None:
+    """Both sides give up at the start deadline and say for whom they waited."""
+    with Federation(tmp_path, silo={"start_deadline": 3}, train_args={"client_num_in_total": 3}) as federation:
+        federation.start(0)
+        assert federation.exit_status(0) == 2
+        ports = federation.ports
+        missing = ", ".join(f"rank {rank} (127.0.0.1:{ports[rank]})" for rank in (1, 2, 3))
+        assert federation.output(0).splitlines()[-1] == (
+            "error: 0 of 3 clients came within 3 s (calfat.silo.start_deadline), 3 are needed "
+            f"(calfat.silo.min_clients). Missing: {missing}. Start them with --role client --rank K, then start the "
+            "server again."
+        )
+        federation.start(1)
+        assert federation.exit_status(1) == 2
+        message = federation.output(1).splitlines()[-1]
+        assert message.startswith("error: the server did not come within 3 s (calfat.silo.start_deadline). Last try: ")
+        assert f"127.0.0.1:{ports[0]}" in message
+
+
+@pytest.mark.slow
+def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
+    with Federation(tmp_path, silo={"round_deadline": 15}) as federation:
+        federation.start(0, 1)
+        federation.start(2, hang_in=2)
+        assert federation.exit_status(0) == 2
+        assert (
+            "error: round 2: 1 of 2 clients answered within 15 s (calfat.silo.round_deadline), 2 are needed "
+            f"(calfat.silo.min_clients). Missing: rank 2 (127.0.0.1:{federation.ports[2]})."
+        ) in federation.output(0)
+        assert len(federation.rounds()) == 1
+
+
+def test_idle_parties_sleep(tmp_path: Path) -> None:
+    """Under 5 % of a core each, server and client, while they wait for a third party."""
+    import psutil
+
+    with Federation(tmp_path) as federation:
+        federation.start(0, 1)
+        wait_for(lambda: "waiting for the server" in federation.output(1), "the client waits")
+        wait_for(lambda: "running 3 rounds" in federation.output(0), "the server waits")
+        watched = [psutil.Process(federation.processes[rank].pid) for rank in (0, 1)]
+        wait_for(lambda: all(process.cpu_percent(0.5) < 5 for process in watched), "they have started up")
+        before = [sum(process.cpu_times()[:2]) for process in watched]
+        with pytest.raises(AssertionError):
+            wait_for(lambda: False, "4 seconds of nothing", patience=4)
+        used = [sum(process.cpu_times()[:2]) - start for process, start in zip(watched, before, strict=True)]
+        assert max(used) < 0.05 * 4, used

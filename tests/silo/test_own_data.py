@@ -1,0 +1,94 @@
+"""``partition_method: silo``: each client trains on its own folder, and nothing of it leaves but the trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from safetensors import safe_open
+
+from calfat_plugin.cli.main import main
+from tests.silo.federation import Federation
+
+CLASSES = ("bone", "lung", "skin")
+HELD = {0: {"bone": 4, "lung": 4, "skin": 4}, 1: {"bone": 20, "lung": 7}, 2: {"lung": 5, "skin": 30}}
+SETTINGS: dict[str, Any] = {
+    "dataset": {"size": 8, "channels": 1, "classes": ",".join(CLASSES)},
+    "data_args": {"dataset": "image_folder", "partition_method": "silo", "data_cache_dir": "DATA/rank-{rank}"},
+}
+
+
+def write_images(folder: Path) -> None:
+    stream = np.random.default_rng(0)
+    for rank, held in HELD.items():
+        for name, count in held.items():
+            place = folder / f"rank-{rank}" / ("train" if rank else "test") / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = stream.integers(0, 256, (8, 8)).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+def settings(tmp_path: Path) -> dict[str, Any]:
+    data = {**SETTINGS["data_args"], "data_cache_dir": str(tmp_path / "rank-{rank}")}
+    return {**SETTINGS, "data_args": data}
+
+
+def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    with Federation(tmp_path / "run", **settings(tmp_path)) as federation:
+        federation.start_all()
+        federation.finish()
+        model = set(federation.model())
+        assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
+    for rank in (1, 2):
+        assert f"client {rank - 1} of recipe: {sum(HELD[rank].values())} examples" in federation.output(rank)
+        sent = list((federation.folder / f"sent-{rank}").iterdir())
+        assert len(sent) == 3
+        for path in sent:
+            with safe_open(path, framework="pt") as message:
+                assert set(message.keys()) == model | {"metric/loss"}
+                assert set(message.metadata()) == {"calfat"}
+                fields = message.metadata()["calfat"]
+        for name in ("msg_type", "sender", "receiver", "num_samples", "round", "ticket"):
+            assert f'"{name}"' in fields
+        assert fields.count('":') == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            "common_args.training_type=simulation",
+            "data_args.partition_method: silo leaves the data with the parties, so it needs "
+            "common_args.training_type: cross_silo.",
+        ),
+        (
+            "data_args.dataset=digits",
+            "data_args.partition_method: silo needs a data set that each party can read its own part of; 'digits' is "
+            "one for all. Take image_folder, or a data set of your own with per_party.",
+        ),
+    ],
+)
+def test_what_cannot_be_read_by_party_is_refused_at_check(tmp_path: Path, change: str, complaint: str) -> None:
+    only_names = {"data_args": SETTINGS["data_args"]}
+    recipe = Federation(tmp_path, **only_names).recipe
+    done = CliRunner().invoke(main, ["check", str(recipe), "--set", change])
+    assert done.exit_code == 2
+    assert done.output.strip().endswith(complaint)
+
+
+def test_unnamed_classes_are_refused(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    without = {**settings(tmp_path), "dataset": {"size": 8, "channels": 1}}
+    with Federation(tmp_path / "run", **without) as federation:
+        federation.start(1)
+        assert federation.exit_status(1) == 2
+        assert federation.output(1).splitlines()[-1] == (
+            "error: data set image_folder: with partition_method: silo, name the class folders in "
+            "calfat.dataset.classes, such as classes: cat,dog; else two parties could number them differently."
+        )
