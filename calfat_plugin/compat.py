@@ -8,7 +8,7 @@ schemas. Defining those schemas is enough for data sets, transforms and models, 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import importlib.machinery
 import sys
 from pathlib import Path
 
@@ -42,7 +42,8 @@ def make_torchvision_importable() -> bool:
 
 
 def _compiled_operators_load() -> bool:
-    spec = importlib.util.find_spec("torchvision")
+    # Asked of the path itself: import hooks, such as wandb's, answer find_spec without saying where the package lies.
+    spec = importlib.machinery.PathFinder.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return True  # nothing to mend: the import itself will say that torchvision is missing
     extension = next(Path(spec.origin).parent.glob("_C*.so"), None)

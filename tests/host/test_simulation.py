@@ -201,14 +201,14 @@ def test_another_host_version_is_refused() -> None:
     ("values", "told"),
     [
         (
-            {"common_args__training_type": "cross_silo"},
-            "--set common_args.training_type=cross_silo: common_args.training_type: 'cross_silo' cannot be run by this "
-            "version; write simulation.",
+            {"common_args__training_type": "cross_silo", "comm_args__backend": "MQTT_S3"},
+            "--set comm_args.backend=MQTT_S3: comm_args.backend: 'MQTT_S3' cannot carry a cross-silo run in this "
+            "version; write GRPC or MPI.",
         ),
         (
             {"comm_args__backend": "MPI"},
-            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run by this version; write sp (one "
-            "process).",
+            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; write "
+            "sp (one process), or common_args.training_type: cross_silo for one process a party.",
         ),
     ],
 )
