@@ -207,8 +207,8 @@ def test_another_host_version_is_refused() -> None:
         ),
         (
             {"comm_args__backend": "MPI"},
-            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; write "
-            "sp (one process), or common_args.training_type: cross_silo for one process a party.",
+            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; "
+            "write sp (one process), or common_args.training_type: cross_silo for one process a party.",
         ),
     ],
 )
