@@ -197,25 +197,13 @@ def test_another_host_version_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        (
-            {"common_args__training_type": "cross_silo", "comm_args__backend": "MQTT_S3"},
-            "--set comm_args.backend=MQTT_S3: comm_args.backend: 'MQTT_S3' cannot carry a cross-silo run in this "
-            "version; write GRPC or MPI.",
-        ),
-        (
-            {"comm_args__backend": "MPI"},
-            "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; "
-            "write sp (one process), or common_args.training_type: cross_silo for one process a party.",
-        ),
-    ],
-)
-def test_runtimes_that_this_version_lacks(values: dict[str, Any], told: str) -> None:
+def test_a_runtime_that_this_version_lacks() -> None:
     with pytest.raises(RecipeError) as raised:
-        refuse_unsupported(experiment(**values))
-    assert str(raised.value) == told
+        refuse_unsupported(experiment(comm_args__backend="MPI"))
+    assert str(raised.value) == (
+        "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; write sp "
+        "(one process), or common_args.training_type: cross_silo for one process a party."
+    )
 
 
 @pytest.mark.parametrize(

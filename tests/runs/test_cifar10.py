@@ -12,7 +12,7 @@ from tests.runs.processes import ROOT, WarmServer
 
 def test_two_rounds_of_the_shipped_cifar10_recipe(warm: WarmServer, tmp_path: Path) -> None:
     """Its model, attack and evaluators as they stand; a few images and two clients, for time."""
-    write_cifar10(tmp_path / "data", n_train=50, n_test=10)
+    write_cifar10(tmp_path / "data", n_train=40, n_test=10)
     done = warm.run(
         *("run", str(ROOT / "recipes" / "calfat_cifar10.yaml"), "--run-dir", "run"),
         *("--set", f"data_args.data_cache_dir={tmp_path / 'data'}", "--set", "calfat.dataset.verify=false"),
