@@ -127,6 +127,18 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
     else:
         click.echo("\n" + markdown(summary))
     click.echo(f"tables: {', '.join(map(str, folders))}")
+    if any(cell.finished for cell in summary.cells):
+        _report(plan.directory)
+
+
+def _report(directory: Path) -> None:
+    """The page beside the tables, which are written: nothing that goes wrong here may look like a failed suite."""
+    try:
+        from calfat_plugin.report import write_comparison
+
+        click.echo(f"report: {write_comparison([directory])}")
+    except Exception as error:
+        warn(f"the report was not written ({type(error).__name__}: {error}); try again with: calfat report {directory}")
 
 
 def _show_plan(plan: Plan) -> None:

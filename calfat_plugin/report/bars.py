@@ -21,38 +21,49 @@ _BARS = 3  # more series are drawn as dots
 _HISTOGRAMS = 8  # more clients are drawn as a matrix
 
 
-def per_class(name: str, title: str, caption: str, values: Mapping[str, PerClass], classes: Sequence[str]) -> Chart:
+def per_class(
+    name: str,
+    title: str,
+    caption: str,
+    values: Mapping[str, PerClass],
+    classes: Sequence[str],
+    indexes: Mapping[str, int] | None = None,
+) -> Chart:
     """Accuracy of each class, for one or more series.
 
     Args:
+        name, title, caption: of the chart.
         values: series to fractions, one a class; None for a class without examples.
         classes: their names.
+        indexes: series to the index of its style, where other charts of the page show it, too; None: in order.
     """
-    legend = [Series(series, index, line=False) for index, series in enumerate(values)]
+    style = indexes or {series: index for index, series in enumerate(values)}
     if len(classes) > _NAMED_CLASSES:
-        return _profile(name, title, caption, values)
+        return _profile(name, title, caption, values, style)
+    few = len(values) <= _BARS
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        (_draw_bars if len(values) <= _BARS else _draw_dots)(axes, values)
+        (_draw_bars if few else _draw_dots)(axes, values, style)
         axes.set_yticks(range(len(classes)), [_short(label) for label in classes])
         axes.set_ylim(len(classes) - 0.45, -0.55)
-        axes.set_xlim(0, 103)
+        axes.set_xlim(0 if few else -2, 103)
         axes.set_xlabel("accuracy (%)")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
 
-    each = 0.12 * len(values) + 0.1 if len(values) <= _BARS else 0.3
+    each = 0.12 * len(values) + 0.1 if few else 0.3
+    legend = [Series(series, style[series], "bar" if few else "dot") for series in values]
     return Chart(name, title, caption, 0.75 + each * len(classes), draw, legend)
 
 
-def _draw_bars(axes: Axes, values: Mapping[str, PerClass]) -> None:
+def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
     thick = 0.8 / len(values)
-    for index, fractions in enumerate(values.values()):
+    for index, (series, fractions) in enumerate(values.items()):
         places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
         lengths = [100 * (value or 0.0) for value in fractions]
-        axes.barh(places, lengths, height=thick * 0.88, color=theme.series(index).light)
+        axes.barh(places, lengths, height=thick * 0.88, color=theme.series(style[series]).light)
         for place, value in zip(places, fractions, strict=True):
             inside = value is not None and value > 0.9
             axes.annotate(
@@ -67,37 +78,37 @@ def _draw_bars(axes: Axes, values: Mapping[str, PerClass]) -> None:
             )
 
 
-def _draw_dots(axes: Axes, values: Mapping[str, PerClass]) -> None:
+def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
     for place in range(max(map(len, values.values()))):
         axes.axhline(place, color=theme.LINE.light, linewidth=0.6)
-    for index, fractions in enumerate(values.values()):
+    for series, fractions in values.items():
         known = [(100 * value, place) for place, value in enumerate(fractions) if value is not None]
         axes.plot(
             [x for x, _ in known],
             [y for _, y in known],
             linestyle="",
-            marker=theme.marker(index),
+            marker=theme.marker(style[series]),
             markersize=6,
-            color=theme.series(index).light,
+            color=theme.series(style[series]).light,
         )
 
 
-def _profile(name: str, title: str, caption: str, values: Mapping[str, PerClass]) -> Chart:
+def _profile(name: str, title: str, caption: str, values: Mapping[str, PerClass], style: Mapping[str, int]) -> Chart:
     """Many classes: their accuracies in descending order, one line a series."""
 
     def draw(figure: Figure) -> None:
         from calfat_plugin.report.canvas import line_style
 
         axes = figure.subplots()
-        for index, fractions in enumerate(values.values()):
+        for series, fractions in values.items():
             known = sorted((100 * value for value in fractions if value is not None), reverse=True)
-            axes.plot(range(1, len(known) + 1), known, **line_style(index))
+            axes.plot(range(1, len(known) + 1), known, **line_style(style[series]))
         axes.set_xlabel("classes, each line sorted from best to worst")
         axes.set_ylabel("accuracy (%)")
         axes.set_ylim(0, 101)
         axes.grid(axis="y")
 
-    return Chart(name, title, caption, 3.1, draw, [Series(series, index) for index, series in enumerate(values)])
+    return Chart(name, title, caption, 3.1, draw, [Series(series, style[series]) for series in values])
 
 
 def final_per_class(run: RunFiles) -> Chart | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.report import theme
 from calfat_plugin.report.markup import Markup, element
@@ -56,11 +56,11 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Series:
-    """A name in the legend; ``index`` picks colour, dash and marker."""
+    """A name in the legend; ``index`` picks colour, dash and marker, ``shape`` which of them are shown."""
 
     name: str
     index: int
-    line: bool = True
+    shape: Literal["line", "bar", "dot"] = "line"
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,12 @@ def _html_legend(legend: Sequence[Series]) -> Markup:
     items = []
     for entry in legend:
         colour = f"var(--{theme.series(entry.index).name})"
-        if entry.line:
+        if entry.shape == "line":
             dash = " ".join(f"{length * 1.8:g}" for length in theme.dashes(entry.index)) or None
             shape = element("path", d="M1 6H31", stroke=colour, stroke_width="3", stroke_dasharray=dash, fill="none")
         else:
-            shape = element("path", d="M4 1H28V11H4Z", fill=colour)
+            outline = "M4 1H28V11H4Z" if entry.shape == "bar" else theme.outline(entry.index)
+            shape = element("path", d=outline, fill=colour)
         key = element("svg", shape, viewBox="0 0 32 12", class_="key", aria_hidden="true")
         items.append(element("li", key, entry.name))
     return element("ul", *items, class_="legend") if items else Markup()
@@ -188,12 +189,15 @@ def _add_legend(figure: Figure, chart: Chart) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [
-        Line2D([], [], label=entry.name, linewidth=2, **line_style(entry.index))
-        if entry.line
-        else Patch(color=theme.series(entry.index).light, label=entry.name)
-        for entry in chart.legend
-    ]
+    def handle(entry: Series) -> Line2D | Patch:
+        colour = theme.series(entry.index).light
+        if entry.shape == "bar":
+            return Patch(color=colour, label=entry.name)
+        if entry.shape == "dot":
+            return Line2D([], [], label=entry.name, linestyle="", marker=theme.marker(entry.index), color=colour)
+        return Line2D([], [], label=entry.name, linewidth=2, **line_style(entry.index))
+
+    handles = [handle(entry) for entry in chart.legend]
     widest = max(len(entry.name) for entry in chart.legend)
     columns = max(1, min(len(handles), int(52 / (widest + 6))))
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)

@@ -150,6 +150,7 @@ def _classes(groups: Sequence[Group]) -> list[Chart | None]:
     if len(names) != 1:
         return []
     classes = names.pop()
+    indexes = {group.name: index for index, group in enumerate(groups)}  # as in the curves
     charts: list[Chart | None] = []
     for name, title, label_of in (
         ("classes_natural", "Natural accuracy per class", lambda group: NATURAL),
@@ -164,7 +165,7 @@ def _classes(groups: Sequence[Group]) -> list[Chart | None]:
                 if name == "classes_natural"
                 else f"Under {words.listing(list(dict.fromkeys(filter(None, labels.values()))))}. "
             )
-            charts.append(per_class(name, title, f"{of}{spread_sentence(values, classes)}", values, classes))
+            charts.append(per_class(name, title, f"{of}{spread_sentence(values, classes)}", values, classes, indexes))
     return charts
 
 
@@ -204,10 +205,15 @@ def _features(groups: Sequence[Group]) -> list[Chart | None]:
 
 
 def _differences(groups: Sequence[Group]) -> Markup:
-    rows = [[key, *values] for key, values in differences(groups)]
-    if not rows:
+    """A row a group; the trainer with its options in one column, for most of them are its own."""
+    columns = differences(groups)
+    if not columns:
         return Markup()
-    return table(["key", *(group.name for group in groups)], rows, caption="Settings that differ", numbers_from=99)
+    rows = [
+        [group.name, *(element("span", values[index], class_="cell") for _, values in columns)]
+        for index, group in enumerate(groups)
+    ]
+    return table(["setting", *(key for key, _ in columns)], rows, caption="Settings that differ", numbers_from=99)
 
 
 def _common(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:

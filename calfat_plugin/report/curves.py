@@ -40,7 +40,7 @@ class Line:
 def learning_curves(run: RunFiles) -> Chart | None:
     """Accuracy of the global model under every monitored evaluator, round by round."""
     lines = [Line(Series(label, index), run.curve(label)) for index, label in enumerate(run.monitored)]
-    if not lines:
+    if not any(_is_curve(line) for line in lines):
         return None
     last = [f"{line.series.name} {percent(line.points[-1][1])}" for line in lines]
     caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
@@ -57,7 +57,7 @@ def learning_curves(run: RunFiles) -> Chart | None:
 def heterogeneity(run: RunFiles) -> Chart | None:
     """s^2 of the CalFAT paper, section 3.2, round by round."""
     points = run.curve("heterogeneity")
-    if not points:
+    if len(points) < 2:
         return None
     return line_chart(
         "heterogeneity",
@@ -73,7 +73,7 @@ def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and every client behind it."""
     clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
     curves = [curve for curve in map(run.curve, clients) if curve]
-    if not curves:
+    if len(run.rounds) < 2 or not curves:
         return None
     by_round: dict[int, list[float]] = {}
     for curve in curves:
@@ -125,7 +125,7 @@ def compared(
                 [(number, mean - std, mean + std) for number, mean, std in stats if std is not None],
             )
         )
-    if not any(line.points for line in lines):
+    if not any(_is_curve(line) for line in lines):
         return None
     last = [line.points[-1][1] if line.points else float("nan") for line in lines]
     shown = [percent(value) if percentages else f"{value:.3g}" for value in last]
@@ -157,6 +157,11 @@ def line_chart(
             axes.set_ylim(bottom=0)
 
     return Chart(name, title, caption, 3.1, draw, [line.series for line in lines] if len(lines) > 1 else ())
+
+
+def _is_curve(line: Line) -> bool:
+    """One point is a number, and tables are better at those."""
+    return len(line.points) > 1
 
 
 def _draw_line(axes: Axes, line: Line, factor: float) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.metrics import MeanStd, mean_std
-from calfat_plugin.report.reading import RunFiles, read_json
-from calfat_plugin.report.words import NOTHING, aggregator, method, plain
+from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
+from calfat_plugin.report.words import NOTHING, aggregator, method, pick, plain
 
 _SEED = ("common_args.random_seed",)
 _NOT_THE_PROBLEM = ("calfat.loggers", "calfat.reported.", "calfat.runtime.", "device_args.", "tracking_args.")
@@ -52,7 +52,7 @@ class Group:
             evaluation["per_class"]
             for run in self.runs
             for evaluation in run.evaluations
-            if evaluation["label"] == label
+            if evaluation["label"] == label and evaluation.get("per_class")
         ]
         columns = zip(*found, strict=True) if found else ()
         return [None if None in column else sum(column) / len(column) for column in columns]
@@ -109,8 +109,15 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none."""
-    settings = [_settings(group.runs[0]) for group in groups]
+    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none.
+
+    The trainer with all its options is one setting.
+    """
+    settings = []
+    for group in groups:
+        found = {key: value for key, value in _settings(group.runs[0]).items() if not key.startswith("calfat.trainer.")}
+        trainer, loss = group.runs[0].value("calfat", "trainer"), group.runs[0].value("calfat", "trainer", "loss")
+        settings.append({"calfat.trainer": pick(trainer) + (f" + {pick(loss)}" if loss else ""), **found})
     keys = dict.fromkeys(key for values in settings for key in values)
     rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
     return [(key, row) for key, row in rows if len(set(row)) > 1]
@@ -165,7 +172,7 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
 
 def _suite_cells(root: Path | None) -> dict[Path, _Cell]:
     """Resolved run directory to what ``suite.json`` says of it; empty where there is none."""
-    suite = read_json(root / "suite.json") if root is not None else {}
+    suite = read_json(root / SUITE) if root is not None else {}
     found = {}
     for cell in suite.get("cells", ()):
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
@@ -180,11 +187,9 @@ def _suite_cells(root: Path | None) -> dict[Path, _Cell]:
             },
         )
         for run in cell.get("runs", ()):
-            # The directory as the suite wrote it, and where it is now if the suite's folder was moved.
-            written = Path(run["directory"])
-            found[written.resolve()] = said
-            if root is not None:
-                found[(root / written.parent.name / written.name).resolve()] = said
+            place = listed_run(root, Path(run["directory"])) if root is not None else None
+            if place is not None:
+                found[place.resolve()] = said
     return found
 
 

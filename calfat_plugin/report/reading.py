@@ -16,6 +16,7 @@ from calfat_plugin.recipe.document import read_document
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
+SUITE = "suite.json"
 NATURAL = "natural"
 
 
@@ -85,8 +86,8 @@ class RunFiles:
         names = self.partition.get("class_names") or self.per_class.get("class_names")
         if names:
             return tuple(map(str, names))
-        per_class = self.evaluations[0]["per_class"] if self.evaluations else ()
-        return tuple(map(str, range(len(per_class))))
+        counted = next((e["per_class"] for e in self.evaluations if e.get("per_class")), ())
+        return tuple(map(str, range(len(counted))))
 
     @property
     def class_counts(self) -> tuple[tuple[int, ...], ...]:
@@ -134,18 +135,30 @@ def read_run(path: Path) -> RunFiles:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run directories at ``path`` or anywhere below it, sorted.
+    """The run directories at ``path``, those that its suite lists, or all below it, sorted.
+
+    A suite lists its runs in ``suite.json``; they may lie with another suite that shares them.
 
     Raises:
         RunError: there is none.
     """
     if (path / RECIPE).is_file():
         return [path]
+    listed = [run for cell in read_json(path / SUITE).get("cells", ()) for run in cell.get("runs", ())]
+    found = [found for run in listed if (found := listed_run(path, Path(run["directory"]))) is not None]
+    if found:
+        return found
     found = sorted(recipe.parent for recipe in path.rglob(RECIPE)) if path.is_dir() else []
     if not found:
         what = "neither here nor below is there a run" if path.is_dir() else "no such directory"
         raise RunError(f"{path}: {what}. Name run directories, such as runs/calfat_digits/0-20260101-120000.")
     return found
+
+
+def listed_run(suite: Path, written: Path) -> Path | None:
+    """A run of a suite: where ``suite.json`` says, or at the same place beside the suite, if both were moved."""
+    moved = suite.parent.joinpath(*written.parts[-3:])
+    return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -42,7 +42,18 @@ SERIES = (
     Colour("series-7", "#780024", "#93578e"),
 )
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 2), (3, 1.5, 1.5, 1.5, 1.5, 1.5))
+# matplotlib's markers, and what they look like in a box of 32 by 12.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+OUTLINES = (
+    "M16 1a5 5 0 1 0 .01 0Z",
+    "M11.5 1.5h9v9h-9Z",
+    "M16 1l5.5 10h-11Z",
+    "M16 0l6 6-6 6-6-6Z",
+    "M16 11l5.5-10h-11Z",
+    "M14 1h4v3h3v4h-3v3h-4v-3h-3v-4h3Z",
+    "M13 1l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3Z",
+    "M16 0l1.6 4.3h4.4l-3.5 2.8 1.3 4.5-3.8-2.7-3.8 2.7 1.3-4.5-3.5-2.8h4.4Z",
+)
 PAGE = (TEXT, MUTED, LINE, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
 
 
@@ -59,6 +70,11 @@ def dashes(index: int) -> tuple[float, ...]:
 def marker(index: int) -> str:
     """matplotlib's marker of a series."""
     return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
+
+
+def outline(index: int) -> str:
+    """The same marker as an SVG path in a box of 32 by 12."""
+    return OUTLINES[MARKERS.index(marker(index))]
 
 
 def css_variables(mode: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.parts import GENERATOR
-from calfat_plugin.report.reading import find_runs, read_json, read_run
+from calfat_plugin.report.reading import SUITE, find_runs, read_json, read_run
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -78,7 +78,7 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
 
 def _title(root: Path | None, names: Sequence[str]) -> str:
     if root is not None:
-        suite = read_json(root / "suite.json")
+        suite = read_json(root / SUITE)
         return str(suite.get("title") or root.resolve().name)
     return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
 

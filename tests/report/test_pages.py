@@ -251,7 +251,8 @@ def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path)
 def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> None:
     text = Page.read(comparison).text
     assert text.index("study") < text.index("2 settings, 4 runs") < text.index("What differs")
-    assert "calfat.trainer.name calfat fedpgd" in text
+    assert "setting calfat.trainer calfat calfat (parameterisation paper," in text
+    assert "fedpgd fedpgd + plain" in text
     assert "What is common" in text
     assert "Data set digits" in text
     assert "calfat, seed 1: AutoAttack <above> PGD." in text

@@ -31,6 +31,7 @@ Accuracy in percent on the test split, mean ± sample standard deviation over n 
 after the final round.
 
 tables: runs/suites/tiny
+report: runs/suites/tiny/report.html
 """
 
 
