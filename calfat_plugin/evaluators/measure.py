@@ -109,7 +109,7 @@ def _logits(model: nn.Module, x: Tensor) -> object:
     """The first contact of model and images, where what does not fit shows."""
     try:
         return model(x)
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise ModelError(
             f"{x.device} has no memory for a batch of {len(x)} images; take a smaller batch size "
             f"({str(error).splitlines()[0]})"

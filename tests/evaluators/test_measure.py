@@ -323,3 +323,16 @@ def test_tallies_of_an_attack_land_in_the_details():
             return x
 
     assert run(Counting(lambda x: x)).details == {"examples": 8, "batches": 3}
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_told_with_what_to_do():
+    class Huge(Linear):
+        def forward(self, x):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nDetails.")
+
+    with pytest.raises(ModelError) as caught:
+        run(Natural(None), Huge().eval())
+    assert str(caught.value) == (
+        "cpu has no memory for a batch of 3 images; take a smaller batch size (CUDA out of memory. Tried to allocate "
+        "9.00 GiB.)"
+    )
