@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from calfat_plugin.entries import AggregatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers.base import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
@@ -230,16 +230,53 @@ def test_messages_come_back_as_they_went() -> None:
 # --- randomness of others ---------------------------------------------------------------------------------------------
 
 
+class Gambler(LocalTrainer):
+    """Draws from every global generator, as a careless author would."""
+
+    draws: dict[tuple[int, int], tuple[float, float, float]]
+
+    def __init__(self, options: Any, modifier: Any) -> None:
+        pass
+
+    def fit(self, task: LocalTask) -> LocalUpdate:
+        self.draws[task.round, task.client] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return LocalUpdate(task.model.state_dict(), len(task.data))
+
+
+class Gambling:
+    @hookimpl
+    def calfat_local_trainers(self) -> list[TrainerEntry]:
+        return [TrainerEntry("gambler", build=Gambler)]
+
+
+def test_each_client_and_round_finds_the_global_generators_at_a_state_of_its_own() -> None:
+    gambling = experiment(Gambling(), calfat__trainer="gambler", train_args__comm_round=3)
+    Gambler.draws = {}
+    whole = run(gambling)
+    drawn = dict(Gambler.draws)
+    for library in range(3):
+        assert len({draws[library] for draws in drawn.values()}) == len(drawn) == 15
+
+    Gambler.draws = {}
+    random.random(), np.random.rand(), torch.rand(1)  # the world moves on
+    run(gambling, resume_from=whole.snapshots[0])
+    assert Gambler.draws == {place: draws for place, draws in drawn.items() if place[0] > 1}
+
+    Gambler.draws = {}
+    run(experiment(Gambling(), calfat__trainer="gambler", common_args__random_seed=1))
+    assert not set(Gambler.draws.values()) & set(drawn.values())
+
+
 @pytest.mark.parametrize(
     "values",
     [{"model_args__model": "dropping"}, {"calfat__aggregator": "drawing"}],
     ids=["dropout", "an aggregator that draws"],
 )
-def test_who_draws_from_global_generators_still_gets_derived_randomness(values: dict[str, Any]) -> None:
+def test_a_resume_repeats_what_was_drawn_from_global_generators(values: dict[str, Any]) -> None:
     def weights(resume: bool) -> list[float]:
         drawing = experiment(Plugin(), train_args__comm_round=3, **values)
         whole = run(drawing)
-        random.random(), np.random.rand(), torch.rand(1)  # the world moves on
+        random.random(), np.random.rand(), torch.rand(1)
         last = run(drawing, resume_from=whole.snapshots[0]) if resume else whole
         return [float(tensor.double().sum()) for tensor in last.snapshots[-1].global_state.values()]
 
