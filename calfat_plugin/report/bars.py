@@ -117,7 +117,8 @@ def final_per_class(run: RunFiles) -> Chart | None:
     if not chosen:
         return None
     first = chosen[0]
-    worst = min(chosen, key=lambda evaluation: float(evaluation["accuracy"]))
+    # Of equals the last one: recipes list attacks from weak to strong.
+    worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
     values = {str(evaluation["label"]): evaluation["per_class"] for evaluation in ([first, worst])}
     caption = (
         f"Final global model on the test split. {_spread(str(worst['label']), worst['per_class'], run.class_names)}"

@@ -172,8 +172,8 @@ def _classes(groups: Sequence[Group]) -> list[Chart | None]:
 def _strongest(group: Group) -> str:
     """The evaluator that hurt most, by the mean over seeds; empty without an attack."""
     labels = dict.fromkeys(str(e["label"]) for run in group.runs for e in run.evaluations if e["label"] != NATURAL)
-    scores = [(score.mean, label) for label in labels if (score := group.score(label)) is not None]
-    return min(scores)[1] if scores else ""
+    scores = {label: score.mean for label in reversed(labels) if (score := group.score(label)) is not None}
+    return min(scores, key=lambda label: scores[label]) if scores else ""
 
 
 def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
