@@ -246,8 +246,7 @@ CIFAR-10 RoBal-R.
 {claims}
 
 These rows compare means over the seeds that all rows have, and test nothing; read them beside the standard deviations
-above. Two things to keep in mind,
-both measured on the models of seed 0 at learning rate 0.02:
+above. Two things to keep in mind, both measured on the models of seed 0 at learning rate 0.02:
 
 - CalFAT's release preset and RoBal show the attack flattened logits (`docs/methods.md`, sections 3 and 6.2), which
   weakens PGD with cross-entropy. CW-20, which does not care about scale, leaves CalFAT 71.0 where PGD-20 left 78.6, and
