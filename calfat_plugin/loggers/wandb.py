@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -56,7 +57,7 @@ class Wandb:
     def calfat_run_started(self, run: RunInfo) -> None:
         import wandb
 
-        with _no_service():
+        with _at_home_in(run.directory):
             self._run = wandb.init(
                 project=self._options.project,
                 entity=self._options.entity,
@@ -95,14 +96,17 @@ class Wandb:
 
 
 @contextmanager
-def _no_service() -> Iterator[None]:
-    """Let W&B write from a thread of this process.
+def _at_home_in(directory: Path) -> Iterator[None]:
+    """Let W&B write from a thread of this process, and into the run directory only.
 
     Its service, a process that answers on a socket, refuses connections while a busy machine is still starting it, and
-    then lives on with our standard output in hand: whoever reads that through a pipe waits for ever.
+    then lives on with our standard output in hand: whoever reads that through a pipe waits for ever. Where the user has
+    no W&B settings, it would create a folder for them in the home directory.
     """
     with mock.patch.dict(os.environ, WANDB_DISABLE_SERVICE="true"):
         os.environ.pop("WANDB_REQUIRE_SERVICE", None)  # set when wandb is imported
+        if not (Path.home() / ".config" / "wandb").exists():
+            os.environ.setdefault("WANDB_CONFIG_DIR", os.fspath(directory / "wandb"))
         yield
 
 

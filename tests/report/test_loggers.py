@@ -102,6 +102,10 @@ def test_wandb_keeps_a_real_run_offline(real: RealRun) -> None:
     assert not (folder / "files" / "wandb-metadata.json").exists()  # host name, command line, repository
 
 
+def test_a_run_with_loggers_leaves_an_empty_home_empty(real: RealRun) -> None:
+    assert list(real.home.rglob("*")) == []
+
+
 def test_loggers_say_nothing_on_the_console(real: RealRun) -> None:
     assert real.err == ""
     assert "wandb" not in real.out.lower()
