@@ -13,7 +13,7 @@ from calfat_plugin import entries
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
-from calfat_plugin.recipe.silo import SiloSettings, TLSSettings
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
 from calfat_plugin.registry import KINDS, Registry
 
 _MADE_BY = "<!-- Made by `python -m calfat_plugin.reference docs`; change the code it is made from, not this page. -->"
@@ -34,6 +34,11 @@ A plugin is picked by name (`aggregator: fedavg`) or with its options (`aggregat
 """
 
 _CHOICES = (
+    (
+        "`name`",
+        "what runs of this recipe are called, and the folder they lie in; a run's own recipe.yaml says it. "
+        "Default: the file's name",
+    ),
     (
         "`trainer`",
         "a local trainer with its options; `preset` picks a set of defaults, `loss` a loss modifier with its options. "
@@ -78,6 +83,8 @@ def recipe_reference() -> str:
         ("runtime", schema.RuntimeOptions),
         ("silo", SiloSettings),
         ("silo.tls", TLSSettings),
+        ("silo.mqtt", MQTTSettings),
+        ("silo.s3", S3Settings),
     ):
         parts.append(_section(f"## `calfat.{name}`", config))
     return "\n".join(parts)

@@ -15,9 +15,11 @@ from types import SimpleNamespace
 
 from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.recipe.silo import SILO, Address
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.silo import SILO, Address, Silo
 
-_BACKENDS = {"GRPC": ("grpc", "grpcio"), "MPI": ("mpi4py", "mpi4py")}
+#: Backends of cross-silo runs, with the module and the package that each needs.
+_BACKENDS = {"GRPC": ("grpc", "grpcio"), "MPI": ("mpi4py", "mpi4py"), "MQTT_S3": ("paho.mqtt", "paho-mqtt")}
 
 
 def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
@@ -109,18 +111,25 @@ def refuse_unsupported(experiment: Experiment) -> None:
         )
 
 
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # of a dotted name, the first part
+        return True
+
+
 def _refuse_in_cross_silo(experiment: Experiment) -> None:
     document, recipe = experiment.recipe.document, experiment.recipe
     backend = recipe.comm.backend
     if backend not in _BACKENDS:
         raise document.error(
-            ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run in this version; write GRPC or MPI."
+            ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run; write {', '.join(_BACKENDS)}."
         )
     module, package = _BACKENDS[backend]
-    if importlib.util.find_spec(module) is None:
+    if _is_missing(module):
         raise document.error(
             ("comm_args", "backend"),
-            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower()}]'.",
+            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower().replace('_', '-')}]'.",
         )
     for section, values in recipe.host_extra.items():
         scenario = values.get("scenario", "horizontal")
@@ -136,11 +145,33 @@ def _refuse_in_cross_silo(experiment: Experiment) -> None:
             f"'{recipe.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg only. "
             "Write FedAvg and name the algorithm in calfat.aggregator.",
         )
-    silo = recipe.silo
+    if not recipe.silo.settings.insecure:
+        _refuse_open_ends(document, recipe.silo, backend)
+
+
+def _refuse_open_ends(document: Document, silo: Silo, backend: str) -> None:
+    """Refuse addresses that other machines can reach, or be asked for, without TLS."""
+    if backend == "MQTT_S3":
+        broker = silo.mqtt.address
+        if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
+            raise document.error(
+                ("calfat", "silo"),
+                f"messages would cross the network to the broker {broker} in the open. Name certificates in "
+                "calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write calfat.silo.mqtt.tls: "
+                "true for a broker with a certificate of its own, or calfat.silo.insecure: true for a network in which "
+                "everyone may read and join.",
+            )
+        if not silo.s3.is_safe:
+            raise document.error(
+                ("calfat", "silo", "s3", "endpoint"),
+                f"models would cross the network to {silo.s3.endpoint} in the open. Give the store a certificate and "
+                "write https://, or write calfat.silo.insecure: true for a network in which everyone may read along.",
+            )
+        return
     open_to_all = [str(address) for address in silo.parties if not address.is_loopback]
     if silo.settings.bind is not None and not Address(silo.settings.bind, 1).is_loopback:
         open_to_all.append(silo.settings.bind)
-    if open_to_all and silo.tls is None and not silo.settings.insecure:
+    if open_to_all and silo.tls is None:
         raise document.error(
             ("calfat", "silo"),
             f"{open_to_all[0]} can be reached from other machines, and there are no certificates. Name them in "

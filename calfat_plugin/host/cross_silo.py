@@ -159,10 +159,15 @@ def work(
 def _transport(experiment: Experiment, rank: int, model_bytes: int) -> Transport:
     limit = experiment.recipe.silo.settings.max_message_mb
     max_message = _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000
-    if experiment.recipe.comm.backend == "MPI":
+    backend, num_parties = experiment.recipe.comm.backend, experiment.num_clients + 1
+    if backend == "MPI":
         from calfat_plugin.host.mpi import MPITransport
 
-        return MPITransport(rank, experiment.num_clients + 1, max_message)
+        return MPITransport(rank, num_parties, max_message)
+    if backend == "MQTT_S3":
+        from calfat_plugin.host.mqtt import MQTTTransport
+
+        return MQTTTransport(rank, num_parties, experiment.recipe.silo, max_message)
     from calfat_plugin.host.grpc import GRPCTransport
 
     return GRPCTransport(rank, experiment.recipe.silo, max_message)

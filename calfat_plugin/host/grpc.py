@@ -107,6 +107,8 @@ class GRPCTransport(Transport):
         request = pb.CommRequest(client_id=self.rank, message=parcel.data)
         call = stub.sendMessage.future(request, timeout=max(0.05, parcel.deadline - time.monotonic()))
         parcel.on_cancel = call.cancel
+        if parcel.cancelled.is_set():  # meanwhile
+            call.cancel()
         try:
             call.result()
         except grpc.FutureCancelledError:

@@ -8,6 +8,7 @@ reach it, and sending never blocks it.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from abc import abstractmethod
@@ -75,6 +76,7 @@ class Parcel:
     data: bytes
     kind: int
     deadline: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
     cancelled: threading.Event = field(default_factory=threading.Event)
     on_cancel: Callable[[], object] | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,12 +13,22 @@ from calfat_plugin.options import describe, describe_options, parse_options, quo
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import HOST_KEYS
-from calfat_plugin.recipe.silo import Silo, SiloSettings, TLSSettings, parse_parties
+from calfat_plugin.recipe.silo import (
+    MQTTSettings,
+    S3Settings,
+    Silo,
+    SiloSettings,
+    TLSSettings,
+    check_mqtt,
+    check_s3,
+    parse_parties,
+)
 from calfat_plugin.threat import ThreatModel, parse_number
 
 T = TypeVar("T")
 
 CALFAT_KEYS = (
+    "name",
     "trainer",
     "aggregator",
     "threat",
@@ -44,6 +55,7 @@ _OTHER_HOST_SECTIONS = (
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
 _MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
+_FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
 
 
@@ -75,7 +87,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
     monitored = monitor_raw.pop("evaluators", None)
     evaluators = _picks(document, ("calfat", "evaluators"), calfat.get("evaluators"), "evaluator", DEFAULT_EVALUATORS)
     return schema.Recipe(
-        name=Path(document.file).stem,
+        name=_name(document),
         document=document,
         common=host["common_args"][0],
         data=host["data_args"][0],
@@ -103,6 +115,19 @@ def parse_recipe(document: Document) -> schema.Recipe:
         reported=_reported(document, [choice.label for choice in evaluators], warnings),
         warnings=tuple(warnings),
     )
+
+
+def _name(document: Document) -> str:
+    """``calfat.name``, which becomes a folder's name, or the file's own."""
+    path: KeyPath = ("calfat", "name")
+    name = document.get(path)
+    if name is None:
+        return Path(document.file).stem
+    if not isinstance(name, str) or name.strip(". ") == "" or not _FOLDER.fullmatch(name):
+        raise document.error(
+            path, f"got {describe(name)}, expected a name for the folder of its runs, such as calfat_digits."
+        )
+    return name
 
 
 def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str], RecipeError]:
@@ -142,7 +167,8 @@ def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[A
         if key not in ours and key not in HOST_KEYS:
             hint = did_you_mean(key, ours) or did_you_mean(key, HOST_KEYS)
             warnings.append(
-                f"{document.place((name, key))}: {name}.{key}: neither FedML nor calfat_plugin knows this key.{hint}"
+                f"{document.place((name, key))}: {name}.{key}: neither FedML nor calfat_plugin knows this key, so it "
+                f"has no effect.{hint}"
             )
     return _options(document, (name,), config, typed), passed_on
 
@@ -265,7 +291,10 @@ def _picks(
 
 
 def _reported(document: Document, labels: list[str], warnings: list[str]) -> schema.Reported:
-    """``{source: text, <label>: percent ...}``; a label that this recipe does not evaluate draws a warning."""
+    """``{source: text, <label>: percent ...}``; a label that is nearly one of this recipe's draws a warning.
+
+    Numbers for other evaluators draw none: one may well run fewer than the paper.
+    """
     path: KeyPath = ("calfat", "reported")
     raw = dict(_section(document, path))
     source = raw.pop("source", "")
@@ -282,9 +311,10 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
                 (*path, label),
                 f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as the source has it.",
             )
-        if label not in labels:
+        near = did_you_mean(label, labels)
+        if label not in labels and near:
             where = f"{document.place((*path, label))}: calfat.reported.{label}"
-            warnings.append(f"{where}: no evaluator of this recipe has that label.{did_you_mean(label, labels)}")
+            warnings.append(f"{where}: no evaluator of this recipe has that label.{near}")
     return schema.Reported(source, percent)
 
 
@@ -303,19 +333,22 @@ def _threat(document: Document) -> ThreatModel:
 
 def _silo(document: Document, num_clients: int) -> Silo:
     path: KeyPath = ("calfat", "silo")
-    raw = dict(_section(document, path))
-    parties = parse_parties(
-        raw.pop("parties", None),
-        num_clients,
-        lambda below, complaint: document.error((*path, "parties", *below), complaint),
-    )
-    tls = None
-    if raw.pop("tls", None) is not None:
-        tls = _options(document, (*path, "tls"), TLSSettings)
-    settings = _options(document, path, SiloSettings, raw, also=("parties", "tls"))
+    below = ("parties", "tls", "mqtt", "s3")
+    raw = {key: value for key, value in _section(document, path).items() if key not in below}
+
+    def failing_below(key: str) -> Callable[[KeyPath, str], RecipeError]:
+        return lambda rest, complaint: document.error((*path, key, *rest), complaint)
+
+    parties = parse_parties(document.get((*path, "parties")), num_clients, failing_below("parties"))
+    has_tls = document.get((*path, "tls")) is not None
+    tls = _options(document, (*path, "tls"), TLSSettings) if has_tls else None
+    mqtt, s3 = _options(document, (*path, "mqtt"), MQTTSettings), _options(document, (*path, "s3"), S3Settings)
+    check_mqtt(mqtt, failing_below("mqtt"))
+    check_s3(s3, failing_below("s3"))
+    settings = _options(document, path, SiloSettings, raw, also=below)
     if settings.min_clients is not None and settings.min_clients > num_clients:
         raise document.error(
             (*path, "min_clients"),
             f"got {settings.min_clients}, but there are only {num_clients} clients (train_args.client_num_in_total).",
         )
-    return Silo(settings, parties, tls)
+    return Silo(settings, parties, tls, mqtt, s3)

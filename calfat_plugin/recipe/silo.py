@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from calfat_plugin.options import describe, option, options_to_plain
 
@@ -14,6 +15,7 @@ SILO = "silo"  # the partition_method with which each party reads its own data
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 Fail = Callable[[tuple[str | int, ...], str], Exception]
 
@@ -82,6 +84,50 @@ class TLSSettings:
 
 
 @dataclass(frozen=True)
+class MQTTSettings:
+    """``calfat.silo.mqtt``: the broker of ``backend: MQTT_S3``. Passwords stay in files, never in a recipe."""
+
+    broker: str = option("127.0.0.1:1883", help="host:port of the MQTT 5 broker")
+    run: str = option("run", help="name of this federation in the topics; two at one broker need two names")
+    username: str | None = option(
+        None, help="for a broker that asks for passwords; `{rank}` stands for the party's rank; null: none"
+    )
+    password_file: str | None = option(None, help="file whose first line is the password; `{rank}` as above")
+    tls: bool = option(
+        False, help="TLS with this machine's authorities, without certificates of the parties; calfat.silo.tls is more"
+    )
+
+    @property
+    def address(self) -> Address:
+        """The broker's; :func:`check_mqtt` has seen that it is one."""
+        address = parse_address(self.broker)
+        if address is None:
+            raise ValueError(f"unchecked address {self.broker!r}")
+        return address
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """``calfat.silo.s3``: the store of ``backend: MQTT_S3``. Who may use it is told as boto3 expects it, not here."""
+
+    endpoint: str | None = option(
+        "http://127.0.0.1:9000", help="URL of the S3-compatible store; null: Amazon's. Credentials: as for boto3"
+    )
+    bucket: str = option("calfat", help="bucket, which must exist")
+    prefix: str = option("calfat", help="first part of all keys")
+    region: str | None = option(None, help="region, where the store has any; null: as for boto3")
+    ca: str | None = option(None, help="authority of the store's certificate (PEM); null: this machine's")
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether nobody on the way can read along: TLS, or this machine."""
+        if self.endpoint is None:
+            return True
+        url = urlsplit(self.endpoint)
+        return url.scheme == "https" or Address(url.hostname or "", 1).is_loopback
+
+
+@dataclass(frozen=True)
 class Silo:
     """The whole section.
 
@@ -89,17 +135,21 @@ class Silo:
         settings: waiting and trust.
         parties: addresses by rank, the server's first; empty when ``--local`` is to choose them.
         tls: None without certificates.
+        mqtt, s3: broker and store of ``backend: MQTT_S3``.
     """
 
     settings: SiloSettings = SiloSettings()
     parties: tuple[Address, ...] = ()
     tls: TLSSettings | None = None
+    mqtt: MQTTSettings = MQTTSettings()
+    s3: S3Settings = S3Settings()
 
     def as_run(self) -> dict[str, Any]:
         """The section as a recipe writes it in full."""
         plain = options_to_plain(self.settings)
         plain["parties"] = [str(address) for address in self.parties] or None
         plain["tls"] = None if self.tls is None else options_to_plain(self.tls)
+        plain["mqtt"], plain["s3"] = options_to_plain(self.mqtt), options_to_plain(self.s3)
         return plain
 
 
@@ -130,3 +180,27 @@ def parse_parties(raw: Any, num_clients: int, fail: Fail) -> tuple[Address, ...]
             f"{num_clients} clients (train_args.client_num_in_total).",
         )
     return tuple(addresses)
+
+
+def check_mqtt(settings: MQTTSettings, fail: Fail) -> None:
+    """Refuse what cannot be an address, or part of a topic."""
+    if parse_address(settings.broker) is None:
+        raise fail(("broker",), f"got {describe(settings.broker)}, expected host:port such as 127.0.0.1:1883.")
+    if not _NAME.fullmatch(settings.run):
+        raise fail(("run",), f"got {describe(settings.run)}, expected letters, digits, '.', '_' and '-'.")
+    if (settings.username is None) != (settings.password_file is None):
+        raise fail((), "username and password_file go together; give both or none.")
+
+
+def check_s3(settings: S3Settings, fail: Fail) -> None:
+    """Refuse what cannot be a URL, a bucket or part of a key."""
+    url = urlsplit(settings.endpoint or "https://s3.amazonaws.com")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise fail(
+            ("endpoint",), f"got {describe(settings.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null."
+        )
+    if url.username or url.password:
+        raise fail(("endpoint",), "credentials do not belong into a recipe; boto3 takes them from the environment.")
+    for key in ("bucket", "prefix"):
+        if not _NAME.fullmatch(getattr(settings, key)):
+            raise fail((key,), f"got {describe(getattr(settings, key))}, expected letters, digits, '.', '_' and '-'.")

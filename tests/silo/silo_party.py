@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+#: moto's store lets anyone in, but boto3 wants to sign with something.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 _LONGEST = 300.0  # seconds that a hanging party waits to be let go
 
 
@@ -23,6 +25,7 @@ def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool 
     """
     folder = Path(output).parent
     os.chdir(folder)
+    os.environ.update(CREDENTIALS)  # a fork server's environment is that of its own start
     stream = open(output, "a", buffering=1)  # noqa: SIM115 (open as long as the process)
     os.dup2(stream.fileno(), 1)
     os.dup2(stream.fileno(), 2)

@@ -1,0 +1,176 @@
+"""One party's connection to an MQTT broker: kept up, subscribed to what is for this party, and proved who it is."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name
+
+log = logging.getLogger(__name__)
+
+_MAX_PACKET = 65_536  # bytes; the broker keeps anything larger from us
+_KEEPALIVE = 20  # seconds
+_PAUSE = 1.0  # seconds between two tries
+_FAILURE = 0x80  # MQTT 5: reason codes from here on are errors
+
+
+class Broker:
+    """The connection; it comes back by itself.
+
+    Topics are ``calfat/<run>/<sender>/<receiver>`` with the names of the parties' certificates, so that two access
+    rules keep everyone in their place.
+
+    Args:
+        silo: address, run, password or certificates.
+        rank: of this party.
+        on_message: called with (sender's name, message) in the network thread; must not wait.
+
+    Raises:
+        HostError: certificates or password cannot be read.
+    """
+
+    def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
+        self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
+        self._on_message = on_message
+        self._subscribed = threading.Event()
+        self._denied, self._failure = "", "no answer"
+        self._closing = False
+        self._client = _client(silo, rank)
+        self._client.on_connect, self._client.on_subscribe = self._connected, self._answered
+        self._client.on_disconnect, self._client.on_message = self._disconnected, self._arrived
+        self._thread = threading.Thread(target=self._serve, name="mqtt", daemon=True)
+        self._thread.start()
+
+    def __str__(self) -> str:
+        return f"the MQTT broker {self._settings.broker}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether messages can be sent and heard now."""
+        return self._subscribed.is_set()
+
+    def publish(self, peer: int, kind: str, message_id: str, payload: bytes, life: int) -> Any:
+        """Send to rank ``peer``; the broker forgets it after ``life`` seconds. Returns the library's receipt."""
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.CorrelationData = message_id.encode()
+        properties.UserProperty = ("calfat", kind)
+        properties.MessageExpiryInterval = life
+        topic = f"calfat/{self._settings.run}/{self._name}/{certificate_name(peer)}"
+        # Never retained: the next run would hear it.
+        return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
+
+    def wait(self, until: float) -> None:
+        """Wait for the connection.
+
+        Raises:
+            HostError: the broker refuses this party, or does not let it in before ``until`` (monotonic).
+        """
+        where = f"{self} (calfat.silo.mqtt.broker)"
+        while not self._subscribed.wait(0.05):
+            if self._denied:
+                raise HostError(
+                    f"{where} refuses rank {self._rank}: {self._denied}. Check its access rules, and this party's "
+                    "certificate or password."
+                )
+            if time.monotonic() > until:
+                raise HostError(
+                    f"{where} did not let rank {self._rank} in before calfat.silo.start_deadline: {self._failure}. "
+                    "Start it, or correct its address or the certificates."
+                )
+
+    def close(self) -> None:
+        """End the connection; safe to call twice."""
+        self._closing = True
+        self._client.disconnect()
+        self._thread.join(2 * _PAUSE)
+
+    # --- the network thread ---
+
+    def _serve(self) -> None:
+        """Connect, and again whenever the connection, or the library, breaks."""
+        address, told = self._settings.address, ""
+        while not self._closing:
+            try:
+                self._client.connect(
+                    address.host, address.port, _KEEPALIVE, clean_start=True, properties=_connect_properties()
+                )
+                self._client.loop_forever()
+                self._failure = "it closes the connection"
+            except Exception as error:  # a broker that is away, and what a bad packet does to the library
+                self._failure = str(error) or type(error).__name__
+            self._subscribed.clear()
+            if self._closing:
+                return
+            if self._failure != told:
+                log.warning("%s: %s; trying again", self, self._failure)
+                told = self._failure
+            time.sleep(_PAUSE)
+
+    def _connected(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.value >= _FAILURE:
+            self._deny(str(reason))
+        else:
+            client.subscribe(f"calfat/{self._settings.run}/+/{self._name}", qos=1)
+
+    def _answered(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
+        if reasons[0].value >= _FAILURE:
+            self._deny(f"it may not read its topic ({reasons[0]})")
+        else:
+            self._subscribed.set()
+
+    def _deny(self, reason: str) -> None:
+        self._denied = reason
+        log.error("%s refuses this party: %s", self, reason)
+
+    def _disconnected(self, client: Any, userdata: Any, reason: Any, properties: Any = None) -> None:
+        self._subscribed.clear()
+
+    def _arrived(self, client: Any, userdata: Any, message: Any) -> None:
+        self._on_message(str(message.topic).split("/")[-2], message)
+
+
+def _client(silo: Silo, rank: int) -> Any:
+    """The library's client, with what proves who we are."""
+    settings = silo.mqtt
+    client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
+    if settings.username is not None:
+        client.username_pw_set(settings.username.replace("{rank}", str(rank)), _password(settings, rank))
+    if silo.tls is not None:
+        files = [str(getattr(silo.tls, name)).replace("{rank}", str(rank)) for name in ("ca", "cert", "key")]
+        ca, cert, key = (str(Path(file).expanduser()) for file in files)
+        try:
+            context = ssl.create_default_context(cafile=ca)
+            context.load_cert_chain(cert, key)
+        except OSError as error:  # ssl.SSLError is one
+            raise HostError(
+                f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used: {error}. `calfat certs DIR` makes a test set."
+            ) from None
+        client.tls_set_context(context)
+    elif settings.tls:
+        client.tls_set_context(ssl.create_default_context())
+    return client
+
+
+def _password(settings: MQTTSettings, rank: int) -> str:
+    path = Path(str(settings.password_file).replace("{rank}", str(rank))).expanduser()
+    try:
+        return path.read_text().partition("\n")[0]
+    except OSError as error:
+        raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
+
+
+def _connect_properties() -> Properties:
+    properties = Properties(PacketTypes.CONNECT)
+    properties.MaximumPacketSize = _MAX_PACKET
+    return properties

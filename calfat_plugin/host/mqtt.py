@@ -1,0 +1,223 @@
+"""MQTT for the words and an S3-compatible store for the weight, between parties that only connect outwards.
+
+A small message travels whole, a large one as the announcement of an object in the store. The receiver answers twice:
+that it has heard, and what became of it. Who sends is proved by a broker that lets each party write under its own name
+only; ``calfat certs --broker`` writes such rules.
+
+The host's own MQTT retains messages, so that a run hears the commands of the one before, and its objects are pickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.host.broker import Broker
+from calfat_plugin.host.messages import RefusedError
+from calfat_plugin.host.object_store import ObjectStore
+from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
+from calfat_plugin.recipe.silo import Silo, certificate_name
+
+log = logging.getLogger(__name__)
+
+_SMALL = 8_192  # bytes; what is larger goes through the store
+_HEARING = 5.0  # seconds in which a peer that is there has heard of a message
+_RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
+_LAST_WORDS = 1.0  # seconds that a receipt has to leave this process
+_PAUSE = 1.0  # seconds between two tries to reach the store at the start
+_REMEMBERED = 64  # verdicts on messages, should one come twice
+_MAX_ID = 64
+_MAX_REASON = 300
+_MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
+_HEARD, _TAKEN, _REFUSED, _AGAIN, _CANCELLED = "heard", "taken", "refused", "again", "cancelled"
+
+Answer = tuple[str, str]  # what became of a message, and why
+
+
+class MQTTTransport(Transport):
+    """One party's end.
+
+    Args:
+        rank: of this party.
+        num_parties: server and clients.
+        silo: broker, store and certificates.
+        max_message: largest message that is accepted, in bytes.
+
+    Raises:
+        HostError: broker or store do not let this party in, or do not answer before the start deadline.
+    """
+
+    def __init__(self, rank: int, num_parties: int, silo: Silo, max_message: int) -> None:
+        self._max_message = max_message
+        self._name = certificate_name(rank)
+        self._senders = {certificate_name(each): each for each in range(num_parties)}
+        self._answers: dict[str, SimpleQueue[Answer]] = {}
+        self._verdicts: OrderedDict[tuple[str, str], Answer] = OrderedDict()
+        self._verdicts_lock = threading.Lock()
+        self._workers = ThreadPoolExecutor(max_workers=num_parties + 1, thread_name_prefix="mqtt")
+        super().__init__(rank, num_parties)
+        self._store = ObjectStore(silo.s3, silo.mqtt.run)
+        self._broker = Broker(silo, rank, self._arrived)
+        until = time.monotonic() + silo.settings.start_deadline
+        try:
+            self._broker.wait(until)
+            self._wait_for_store(until)
+        except BaseException:
+            self.stop_receive_message()
+            raise
+
+    # --- sending ---
+
+    def deliver(self, peer: int, parcel: Parcel) -> None:
+        if not self._broker.is_there:
+            raise UnreachableError(f"{self._broker} is not there")
+        answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers[parcel.id] = answers
+        parcel.on_cancel = lambda: answers.put((_CANCELLED, ""))
+        large = len(parcel.data) > _SMALL
+        try:
+            if large:
+                self._store.put(self._name, parcel.id, parcel.data)
+            self._announce(peer, parcel, large=large)
+            self._await_verdict(peer, parcel, answers)
+        finally:
+            del self._answers[parcel.id]
+            if large:
+                with suppress(UnreachableError, RefusedError):  # the next start sweeps
+                    self._store.remove(self._name, parcel.id)
+
+    def _announce(self, peer: int, parcel: Parcel, *, large: bool) -> None:
+        kind, payload = _MESSAGE, parcel.data
+        if large:
+            about = {"bytes": len(parcel.data), "sha256": hashlib.sha256(parcel.data).hexdigest()}
+            kind, payload = _OBJECT, json.dumps(about).encode()
+        life = max(1, int(parcel.deadline - time.monotonic()))
+        self._broker.publish(peer, kind, parcel.id, payload, life)
+
+    def _await_verdict(self, peer: int, parcel: Parcel, answers: SimpleQueue[Answer]) -> None:
+        until = min(parcel.deadline, time.monotonic() + _HEARING)
+        while not parcel.cancelled.is_set():
+            try:
+                state, reason = answers.get(timeout=max(0.0, until - time.monotonic()))
+            except Empty:
+                raise UnreachableError(f"rank {peer} does not answer at {self._broker}") from None
+            if state == _TAKEN:
+                return
+            if state == _REFUSED:
+                raise RefusedError(reason)
+            if state == _AGAIN:
+                raise UnreachableError(reason)
+            until = parcel.deadline  # it has heard, and is fetching
+        raise UnreachableError("given up for a newer message")
+
+    # --- receiving ---
+
+    def _arrived(self, sender: str, message: Any) -> None:
+        """Sort a message, in the network thread."""
+        try:
+            rank = self._senders.get(sender)
+            if rank not in self._couriers:
+                raise RefusedError("nobody whom this party listens to has that name")
+            if message.retain:
+                raise RefusedError("the broker has kept it from an earlier run")
+            message_id = bytes(getattr(message.properties, "CorrelationData", b"")).decode("ascii")
+            if not (message_id.isalnum() and len(message_id) <= _MAX_ID):
+                raise RefusedError("it has no message id")
+            kind = dict(getattr(message.properties, "UserProperty", ())).get("calfat")
+            if kind == _RECEIPT:
+                self._take_receipt(message_id, message.payload)
+            elif kind in (_MESSAGE, _OBJECT):
+                with suppress(RuntimeError):  # this party is about to end
+                    work = self._workers.submit(self._take, rank, sender, kind, message_id, bytes(message.payload))
+                    work.add_done_callback(_tell_of_our_bugs)
+            else:
+                raise RefusedError("it is of no kind that we know")
+        except (RefusedError, ValueError, TypeError, RecursionError) as refused:
+            log.warning("message from %r refused: %s", sender[:_MAX_REASON], refused)
+
+    def _take_receipt(self, message_id: str, payload: bytes) -> None:
+        state, reason = json.loads(payload)
+        answers = self._answers.get(message_id)
+        if answers is not None:
+            answers.put((str(state), str(reason)[:_MAX_REASON]))
+
+    def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
+        """Let a message in, or not, and answer; in a thread of its own, for it may wait for the store."""
+        known = (sender, message_id)
+        with self._verdicts_lock:
+            verdict = self._verdicts.get(known)
+        if verdict is None:
+            self._broker.publish(rank, _RECEIPT, message_id, json.dumps((_HEARD, "")).encode(), _RECEIPT_LIFE)
+            verdict = self._judge(rank, sender, kind, message_id, payload)
+            with self._verdicts_lock:
+                if verdict[0] != _AGAIN:
+                    self._verdicts[known] = verdict
+                while len(self._verdicts) > _REMEMBERED:
+                    self._verdicts.popitem(last=False)
+        sent = self._broker.publish(rank, _RECEIPT, message_id, json.dumps(verdict).encode(), _RECEIPT_LIFE)
+        with suppress(ValueError, RuntimeError):  # not connected: the sender will try again
+            sent.wait_for_publish(_LAST_WORDS)
+
+    def _judge(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> Answer:
+        if kind == _OBJECT:
+            try:
+                payload = self._fetch(sender, message_id, payload)
+            except RefusedError as refused:
+                log.warning("message from %s refused: %s", sender, refused)
+                return _REFUSED, str(refused)
+            except UnreachableError as error:
+                return _AGAIN, str(error)
+        try:
+            self.receive(payload, sender, frozenset({rank}))
+        except RefusedError as refused:  # told already, with the sender
+            return _REFUSED, str(refused)
+        return _TAKEN, ""
+
+    def _fetch(self, sender: str, message_id: str, announcement: bytes) -> bytes:
+        try:
+            about = json.loads(announcement)
+            num_bytes, sha256 = about["bytes"], about["sha256"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise RefusedError("its announcement cannot be read") from None
+        if type(num_bytes) is not int or not isinstance(sha256, str):
+            raise RefusedError("its announcement cannot be read")
+        if not 0 <= num_bytes <= self._max_message:
+            raise RefusedError(f"{num_bytes} bytes, {self._max_message} are allowed")
+        return self._store.fetch(sender, message_id, num_bytes, sha256)
+
+    # --- beginning and end ---
+
+    def _wait_for_store(self, until: float) -> None:
+        while True:
+            try:
+                self._store.check(self._name)
+                with suppress(RefusedError):  # it may write and remove, but not list
+                    self._store.sweep(self._name)
+                return
+            except UnreachableError as error:
+                if time.monotonic() > until:
+                    raise HostError(
+                        f"calfat.silo.s3: {error}. It did not answer before calfat.silo.start_deadline. Start it, or "
+                        "correct the endpoint."
+                    ) from None
+                time.sleep(_PAUSE)
+
+    def stop_receive_message(self) -> None:
+        super().stop_receive_message()
+        self._workers.shutdown(wait=True)  # the last receipts go out first
+        self._broker.close()
+
+
+def _tell_of_our_bugs(work: Future[None]) -> None:
+    error = work.exception()
+    if error is not None:
+        log.error("a message could not be dealt with", exc_info=error)

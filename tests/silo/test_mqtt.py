@@ -1,0 +1,284 @@
+"""MQTT_S3 with a real broker and a real store: the same model, strangers refused, servers that die and come back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import queue
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from calfat_plugin.cli.main import main
+from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, free_port, needs_mosquitto, store
+from tests.silo.federation import Federation, assert_same_bits, wait_for
+from tests.silo.test_attacks import GIGABYTES, UPDATE, Payload, message
+
+pytestmark = needs_mosquitto
+
+OVER_MQTT = {"comm_args": {"backend": "MQTT_S3"}}
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+
+
+def at(port: int) -> dict[str, Any]:
+    return {"broker": f"127.0.0.1:{port}"}
+
+
+class Stranger:
+    """Someone at the broker who publishes what they like, and hears what is answered to the name they took."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self.name, self._heard = name, queue.SimpleQueue()  # type: ignore[var-annotated]
+        self._client = mqtt.Client(protocol=mqtt.MQTTv5)
+        self._client.on_message = lambda client, userdata, message: self._heard.put(json.loads(message.payload))
+        self._client.connect("127.0.0.1", port)
+        self._client.subscribe(f"calfat/run/+/{name}", qos=1)
+        self._client.loop_start()
+
+    def say(
+        self, to: str, kind: str, payload: bytes, *, message_id: str = "", retain: bool = False, as_: str = ""
+    ) -> None:
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.CorrelationData = (message_id or os.urandom(8).hex()).encode()
+        properties.UserProperty = ("calfat", kind)
+        topic = f"calfat/run/{as_ or self.name}/{to}"
+        self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(10)
+
+    def verdict(self) -> list[str]:
+        """The next answer that is not just that the receiver has heard."""
+        while True:
+            answer: list[str] = self._heard.get(timeout=30)
+            if answer[0] != "heard":
+                return answer
+
+    def leave(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@contextmanager
+def stranger_at(silo: dict[str, Any], name: str) -> Iterator[Stranger]:
+    stranger = Stranger(int(silo["mqtt"]["broker"].partition(":")[2]), name)
+    try:
+        yield stranger
+    finally:
+        stranger.leave()
+
+
+def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    """A stranger that an open broker lets speak as rank 1: nothing it sends is executed, believed or waited for."""
+    dice = random.Random(1)
+    update = {"msg_type": UPDATE, "sender": 1, "receiver": 0, "round": 2, "num_samples": 9, "ticket": "0" * 32}
+    content = message(update)
+    with (
+        broker_and_store(tmp_path / "services") as silo,
+        store_client(silo) as objects,
+        Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation,
+        stranger_at(silo, "rank-1.calfat") as stranger,
+    ):
+        stranger.say("rank-0.calfat", "message", b"of an earlier run", retain=True)
+        federation.start(0, 1)
+        federation.start(2, hang_in=2)
+        federation.wait_until_hanging(2)
+
+        def told(kind: str, payload: bytes, message_id: str = "") -> list[str]:
+            stranger.say("rank-0.calfat", kind, payload, message_id=message_id)
+            return stranger.verdict()
+
+        def announced(num_bytes: Any, sha256: str, message_id: str = "") -> list[str]:
+            return told("object", json.dumps({"bytes": num_bytes, "sha256": sha256}).encode(), message_id)
+
+        assert told("message", pickle.dumps(Payload(tmp_path / "executed")))[0] == "refused"
+        assert told("message", dice.randbytes(5000))[0] == "refused"
+        assert told("message", b"") == ["refused", "0 bytes that claim a header of 0"]
+        assert told("message", content) == ["refused", "an update of rank 1 without the ticket that this rank was sent"]
+        assert told("message", message({**update, "sender": 2})) == ["refused", "it claims to come from rank 2"]
+        assert told("object", b"[[[") == ["refused", "its announcement cannot be read"]
+        limit = announced(GIGABYTES, "")[1]
+        assert limit.startswith(f"{GIGABYTES} bytes, ")
+        assert limit.endswith(" are allowed")
+        assert announced(9, "")[1].endswith("says NoSuchKey")
+        key = "calfat/run/rank-1.calfat/"
+        objects.put_object(Bucket=BUCKET, Key=key + "longer", Body=content + b"x")
+        objects.put_object(Bucket=BUCKET, Key=key + "other", Body=content)
+        size, digest = len(content), hashlib.sha256(content).hexdigest()
+        assert announced(size, digest, "longer") == [
+            "refused",
+            f"its object has {size + 1} bytes, {size} were announced",
+        ]
+        assert announced(size, "0" * 64, "other") == [
+            "refused",
+            "its object is not the one that was announced (SHA-256)",
+        ]
+        assert announced(size, digest, "other")[1].startswith("its object is not"), "a verdict stands"
+
+        stranger.say("rank-0.calfat", "message", content, as_="rank-9.calfat")
+        stranger.say("rank-0.calfat", "message", content, as_="nobody")
+        stranger.say("rank-0.calfat", "gift", content)
+        stranger.say("rank-0.calfat", "receipt", b"\xff\xff")
+        stranger.say("rank-0.calfat", "message", content, message_id="../../key")
+        federation.let_go()
+        simulated = federation.simulate()
+        federation.finish()
+        assert_same_bits(federation.model(), simulated)
+        assert not (tmp_path / "executed").exists()
+        log = federation.log(0)
+    assert "message from rank-1.calfat refused: it claims to come from rank 2" in log
+    assert "message from 'rank-1.calfat' refused: the broker has kept it from an earlier run" in log
+    assert "message from 'rank-9.calfat' refused: nobody whom this party listens to has that name" in log
+    assert "message from 'nobody' refused: nobody whom this party listens to has that name" in log
+    assert "refused: it is of no kind that we know" in log
+    assert "refused: it has no message id" in log
+    assert log.count(" refused: ") == 16
+    left = [entry["Key"] for entry in objects.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+    assert left == [key + "longer", key + "other"], "all that the parties themselves stored is gone"
+
+
+@contextmanager
+def store_client(silo: dict[str, Any]) -> Iterator[Any]:
+    import boto3
+
+    yield boto3.client("s3", endpoint_url=silo["s3"]["endpoint"], region_name="us-east-1")
+
+
+def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:
+    """Every party connects again by itself, and what could not be sent meanwhile is sent."""
+    at_broker, at_store = free_port(), free_port()
+    silo = {"mqtt": at(at_broker), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}}
+    with store(tmp_path, at_store), Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation:
+        with broker(tmp_path, at_broker) as process:
+            federation.start(0, 1)
+            federation.start(2, hang_in=2)
+            federation.wait_until_hanging(2)
+            process.kill()
+            process.wait(10)
+        federation.let_go()
+        wait_for(lambda: "trying again" in federation.log(0), "the server notices")
+        with broker(tmp_path, at_broker):
+            simulated = federation.simulate()
+            federation.finish()
+        assert_same_bits(federation.model(), simulated)
+        assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
+
+
+def test_broker_and_store_that_are_not_there(tmp_path: Path) -> None:
+    nobody, at_store = free_port(), free_port()
+    silo = {"mqtt": at(nobody), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "start_deadline": 2}
+    with Federation(tmp_path / "broker", silo=silo, **OVER_MQTT) as federation:
+        federation.start(0)
+        assert federation.exit_status(0) == 2
+        assert federation.output(0).splitlines()[-1] == (
+            f"error: the MQTT broker 127.0.0.1:{nobody} (calfat.silo.mqtt.broker) did not let rank 0 in before "
+            "calfat.silo.start_deadline: [Errno 111] Connection refused. Start it, or correct its address or the "
+            "certificates."
+        )
+    with (
+        broker(tmp_path, nobody),
+        Federation(tmp_path / "store", silo=silo, **OVER_MQTT) as federation,
+    ):
+        federation.start(0)
+        assert federation.exit_status(0) == 2
+        found = federation.output(0).splitlines()[-1]
+        assert found.startswith(f"error: calfat.silo.s3: the store (http://127.0.0.1:{at_store}, bucket calfat): ")
+        assert found.endswith("It did not answer before calfat.silo.start_deadline. Start it, or correct the endpoint.")
+
+
+def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "passwords").write_text("")
+    (tmp_path / "secret").write_text("t0p-s3cret\n")
+    config = f"listener {port} 127.0.0.1\nallow_anonymous false\npassword_file {tmp_path / 'passwords'}\n"
+    mine = {**at(port), "username": "party-{rank}", "password_file": str(tmp_path / "secret")}
+    with (
+        broker(tmp_path, port, config),
+        Federation(tmp_path / "run", silo={"mqtt": mine}, **OVER_MQTT) as federation,
+    ):
+        federation.start(1)
+        assert federation.exit_status(1) == 2
+        assert federation.output(1).splitlines()[-1] == (
+            f"error: the MQTT broker 127.0.0.1:{port} (calfat.silo.mqtt.broker) refuses rank 1: Not authorized. Check "
+            "its access rules, and this party's certificate or password."
+        )
+        assert "s3cret" not in federation.output(1) + federation.log(1)
+
+
+def test_bucket_that_is_not_there(tmp_path: Path) -> None:
+    with broker_and_store(tmp_path / "services") as silo:
+        silo["s3"]["bucket"] = "elsewhere"
+        with Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation:
+            federation.start(0)
+            assert federation.exit_status(0) == 2
+            assert federation.output(0).splitlines()[-1] == (
+                f"error: calfat.silo.s3: the store ({silo['s3']['endpoint']}, bucket elsewhere) says NoSuchBucket. "
+                "Check bucket and endpoint, and the credentials that boto3 finds (AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or a profile)."
+            )
+
+
+def test_certificates_and_access_rules_keep_everyone_in_their_place(tmp_path: Path) -> None:
+    """Mutual TLS with the files that ``calfat certs --broker`` writes, a whole run, and rank 1 posing as rank 2."""
+    port, at_store = free_port(), free_port()
+    own = tmp_path / "certs"
+    made = CliRunner().invoke(main, ["certs", str(own), "--clients", "2", "--broker", f"127.0.0.1:{port}"])
+    assert made.exit_code == 0, made.output
+    tls = {"ca": f"{own}/ca.pem", "cert": f"{own}/rank-{{rank}}.pem", "key": f"{own}/rank-{{rank}}.key"}
+    silo = {"mqtt": at(port), "s3": {"endpoint": f"http://127.0.0.1:{at_store}"}, "tls": tls}
+    with (
+        broker(tmp_path, port, (own / "mosquitto.conf").read_text()),
+        store(tmp_path, at_store),
+        Federation(tmp_path / "run", silo=silo, train_args={"comm_round": 2}, **OVER_MQTT) as federation,
+    ):
+        federation.start_all()
+        theirs = {**silo, "tls": foreign(tmp_path), "start_deadline": 2}
+        with Federation(tmp_path / "foreign", silo=theirs, **OVER_MQTT) as stranger:
+            stranger.start(1)
+            assert stranger.exit_status(1) == 2
+            assert "did not let rank 1 in before" in stranger.output(1)
+        federation.finish()
+        assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 2
+
+
+def foreign(folder: Path) -> dict[str, str]:
+    """Certificates of another authority, beside the right ``ca.pem``."""
+    CliRunner().invoke(main, ["certs", str(folder / "foreign"), "--clients", "2"])
+    theirs = folder / "foreign"
+    return {
+        "ca": f"{folder}/certs/ca.pem",
+        "cert": f"{theirs}/rank-{{rank}}.pem",
+        "key": f"{theirs}/rank-{{rank}}.key",
+    }
+
+
+def test_idle_parties_sleep(tmp_path: Path) -> None:
+    """Under 5 % of a core each, server and client, while they wait for a third party."""
+    import psutil
+
+    with (
+        broker_and_store(tmp_path / "services") as silo,
+        Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation,
+    ):
+        federation.start(0, 1)
+        wait_for(lambda: "waiting for the server" in federation.output(1), "the client waits")
+        wait_for(lambda: "running 3 rounds" in federation.output(0), "the server waits")
+        watched = [psutil.Process(federation.processes[rank].pid) for rank in (0, 1)]
+        wait_for(lambda: all(process.cpu_percent(0.5) < 5 for process in watched), "they have started up")
+        before = [sum(process.cpu_times()[:2]) for process in watched]
+        with pytest.raises(AssertionError):
+            wait_for(lambda: False, "4 seconds of nothing", patience=4)
+        used = [sum(process.cpu_times()[:2]) - start for process, start in zip(watched, before, strict=True)]
+        assert max(used) < 0.05 * 4, used
