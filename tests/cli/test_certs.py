@@ -1,0 +1,230 @@
+"""``calfat certs``: who is certified for what, and a broker whose rules hold with the real mosquitto."""
+
+from __future__ import annotations
+
+import ipaddress
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from paho.mqtt import client as mqtt
+
+from tests.cli.runner import calfat
+from tests.silo.federation import free_ports, wait_for
+
+PATIENCE = 60.0  # seconds
+RUN = "calfat/trial"
+
+
+def read(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def usages(certificate: x509.Certificate) -> set[x509.ObjectIdentifier]:
+    return set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+def names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def test_a_party_is_certified_for_its_rank_and_for_both_ends(tmp_path: Path) -> None:
+    assert calfat("certs", str(tmp_path / "c"), "--clients", "1", "--days", "3").code == 0
+    root = read(tmp_path / "c" / "ca.pem")
+    root.verify_directly_issued_by(root)
+    for rank in (0, 1):
+        party = read(tmp_path / "c" / f"rank-{rank}.pem")
+        party.verify_directly_issued_by(root)
+        assert party.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == f"rank-{rank}.calfat"
+        assert names(party).get_values_for_type(x509.DNSName) == [f"rank-{rank}.calfat"]
+        assert usages(party) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+        assert not party.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert (party.not_valid_after_utc - party.not_valid_before_utc).days == 3
+
+
+@pytest.mark.parametrize(
+    ("broker", "port", "name"),
+    [
+        ("fl.example.org", 8883, "fl.example.org"),
+        ("fl.example.org:1884", 1884, "fl.example.org"),
+        ("192.0.2.7:8884", 8884, ipaddress.ip_address("192.0.2.7")),
+        ("[2001:db8::7]", 8883, ipaddress.ip_address("2001:db8::7")),
+    ],
+)
+def test_a_broker_is_certified_for_its_address_alone(tmp_path: Path, broker: str, port: int, name: object) -> None:
+    folder = tmp_path / "a folder"
+    done = calfat("certs", str(folder), "--clients", "1", "--broker", broker)
+    assert done.code == 0
+    address = broker if broker.endswith(str(port)) else f"{broker}:{port}"
+    assert done.out.splitlines()[-2:] == [
+        f"    mqtt: {{broker: '{address}'}}",
+        f"Start the broker: mosquitto -c {folder / 'mosquitto.conf'}",
+    ]
+    certificate = read(folder / "broker.pem")
+    certificate.verify_directly_issued_by(read(folder / "ca.pem"))
+    assert [each.value for each in names(certificate)] == [name]
+    assert usages(certificate) == {ExtendedKeyUsageOID.SERVER_AUTH}
+    settings = (folder / "mosquitto.conf").read_text().splitlines()
+    assert {f"listener {port}", f"keyfile {folder}/broker.key", "require_certificate true"} <= set(settings)
+    for private in ("ca.key", "rank-0.key", "rank-1.key", "broker.key", "mosquitto.acl"):
+        assert (folder / private).stat().st_mode & 0o077 == 0, private
+
+
+def test_paths_in_the_settings_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert calfat("certs", "c", "--clients", "1", "--broker", "fl.example.org").code == 0
+    files = [line.split(" ", 1)[1] for line in Path("c/mosquitto.conf").read_text().splitlines() if "file " in line]
+    assert [Path(file).name for file in files] == ["ca.pem", "broker.pem", "broker.key", "mosquitto.acl"]
+    assert all(Path(file).is_absolute() and Path(file).is_file() for file in files)
+
+
+@pytest.mark.parametrize(
+    "broker", ["", "two words", "fl.example.org:", "fl.example.org:70000", "::1", "bücher.example"]
+)
+def test_what_is_no_address_is_refused_before_anything_is_written(tmp_path: Path, broker: str) -> None:
+    done = calfat("certs", str(tmp_path / "c"), "--clients", "1", "--broker", broker)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: --broker {broker}: expected HOST or HOST:PORT, such as broker.example.org:8883.\n"
+    assert not (tmp_path / "c").exists()
+
+
+# --- with the real broker ---------------------------------------------------------------------------------------------
+
+needs_mosquitto = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+
+
+class Client:
+    """A connection with one party's certificate, and what it has heard."""
+
+    def __init__(self, port: int, folder: Path, rank: int, name: str = "") -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self.disconnections = 0
+        self._connected, self._answered = threading.Event(), threading.Event()
+        self._client = mqtt.Client(name, protocol=mqtt.MQTTv5)
+        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        context.load_cert_chain(folder / f"rank-{rank}.pem", folder / f"rank-{rank}.key")
+        self._client.tls_set_context(context)
+        self._client.on_connect = lambda *_: self._connected.set()
+        self._client.on_disconnect = self._count
+        self._client.on_subscribe = lambda *_: self._answered.set()
+        self._client.on_message = lambda _, __, message: self.heard.append((message.topic, message.payload))
+        self._client.connect("localhost", port)
+        self._client.loop_start()
+        assert self._connected.wait(PATIENCE)
+
+    def subscribe(self, topic: str) -> None:
+        self._answered.clear()
+        self._client.subscribe(topic, qos=1)
+        assert self._answered.wait(PATIENCE)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self._client.publish(topic, payload, qos=1, retain=retain).wait_for_publish(PATIENCE)
+
+    def _count(self, *_: object) -> None:
+        self.disconnections += 1
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """The folder of certificates and the port of a broker that runs with what ``calfat certs`` wrote."""
+    folder, (port,) = tmp_path_factory.mktemp("broker") / "certs", free_ports(1)
+    assert calfat("certs", str(folder), "--clients", "2", "--broker", f"localhost:{port}").code == 0
+    log = folder.parent / "mosquitto.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(["mosquitto", "-c", str(folder / "mosquitto.conf"), "-v"], stderr=stream)
+        try:
+            wait_for(lambda: b"running" in log.read_bytes() or process.poll() is not None, "mosquitto runs", PATIENCE)
+            assert process.poll() is None, log.read_text()
+            yield folder, port
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+@contextmanager
+def clients(broker: tuple[Path, int], *ranks: int) -> Iterator[list[Client]]:
+    folder, port = broker
+    opened = [Client(port, folder, rank) for rank in ranks]
+    try:
+        yield opened
+    finally:
+        for client in opened:
+            client.close()
+
+
+@needs_mosquitto
+def test_a_party_writes_under_its_own_name_only(broker: tuple[Path, int]) -> None:
+    with clients(broker, 0, 1) as (server, rank_1):
+        server.subscribe(f"{RUN}/+/rank-0.calfat")
+        rank_1.publish(f"{RUN}/rank-2.calfat/rank-0.calfat", b"as another", retain=True)
+        rank_1.publish(f"{RUN}/rank-0.calfat/rank-0.calfat", b"as the server")
+        rank_1.publish(f"{RUN}/rank-1.calfat/rank-0.calfat", b"as itself")
+        wait_for(lambda: server.heard, "a message comes", PATIENCE)  # the broker keeps to the order of its sender
+        server.subscribe(f"{RUN}/+/rank-0.calfat")  # would bring what it retained
+        rank_1.publish(f"{RUN}/rank-1.calfat/rank-0.calfat", b"and again")
+        wait_for(lambda: len(server.heard) > 1, "the second comes", PATIENCE)
+        own = f"{RUN}/rank-1.calfat/rank-0.calfat"
+        assert server.heard == [(own, b"as itself"), (own, b"and again")]
+
+
+@needs_mosquitto
+def test_a_party_reads_only_what_is_for_it(broker: tuple[Path, int]) -> None:
+    with clients(broker, 0, 1, 2) as (server, rank_1, rank_2):
+        for topic in ("#", f"{RUN}/+/rank-2.calfat", f"{RUN}/rank-0.calfat/#", f"{RUN}/+/rank-1.calfat"):
+            rank_1.subscribe(topic)
+        rank_2.subscribe(f"{RUN}/+/rank-2.calfat")
+        server.publish(f"{RUN}/rank-0.calfat/rank-2.calfat", b"for 2")
+        server.publish(f"{RUN}/rank-0.calfat/rank-1.calfat", b"for 1")
+        wait_for(lambda: rank_1.heard and rank_2.heard, "both hear", PATIENCE)
+        assert set(rank_1.heard) == {(f"{RUN}/rank-0.calfat/rank-1.calfat", b"for 1")}
+        assert rank_2.heard == [(f"{RUN}/rank-0.calfat/rank-2.calfat", b"for 2")]
+
+
+@needs_mosquitto
+def test_a_party_cannot_end_the_connection_of_another(broker: tuple[Path, int]) -> None:
+    folder, port = broker
+    party, intruder = (Client(port, folder, rank, name="rank-2.calfat") for rank in (2, 1))
+    try:
+        party.subscribe(f"{RUN}/+/rank-2.calfat")  # the broker has answered both by now
+        assert (party.disconnections, intruder.disconnections) == (0, 0)
+    finally:
+        party.close()
+        intruder.close()
+
+
+@needs_mosquitto
+def test_nobody_comes_in_without_a_certificate_of_the_same_authority(broker: tuple[Path, int], tmp_path: Path) -> None:
+    folder, port = broker
+    assert calfat("certs", str(tmp_path / "foreign"), "--clients", "1").code == 0
+    for own in (None, tmp_path / "foreign"):
+        assert refuses(folder, port, own), own
+    assert not refuses(folder, port, folder)
+
+
+def refuses(folder: Path, port: int, own: Path | None) -> bool:
+    """Whether the broker ends a connection with rank 1's certificate from the folder ``own`` before any MQTT."""
+    context: Any = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    if own is not None:
+        context.load_cert_chain(own / "rank-1.pem", own / "rank-1.key")
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as line:
+        try:
+            with context.wrap_socket(line, server_hostname="localhost") as safe:
+                safe.settimeout(1.0)
+                return safe.recv(1) == b""  # TLS 1.3 tells of a refusal only now
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
