@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ class Broker:
     def close(self) -> None:
         """End the connection; safe to call twice."""
         self._closing = True
-        self._client.disconnect()
+        with suppress(OSError):  # a connection that never came about cannot be ended in order
+            self._client.disconnect()
         self._thread.join(2 * _PAUSE)
 
     # --- the network thread ---

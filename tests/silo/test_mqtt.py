@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from click.testing import CliRunner
 from paho.mqtt import client as mqtt
@@ -43,18 +45,26 @@ class Stranger:
     """Someone at the broker who publishes what they like, and hears what is answered to the name they took."""
 
     def __init__(self, port: int, name: str) -> None:
-        self.name, self._heard = name, queue.SimpleQueue()  # type: ignore[var-annotated]
+        self.name = name
+        self._said: set[str] = set()
+        self._heard: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._client = mqtt.Client(protocol=mqtt.MQTTv5)
-        self._client.on_message = lambda client, userdata, message: self._heard.put(json.loads(message.payload))
+        self._client.on_message = self._listen
         self._client.connect("127.0.0.1", port)
         self._client.subscribe(f"calfat/run/+/{name}", qos=1)
         self._client.loop_start()
+
+    def _listen(self, client: Any, userdata: Any, message: Any) -> None:
+        if message.properties.CorrelationData.decode() in self._said:  # and not what is for the name's real bearer
+            self._heard.put(json.loads(message.payload))
 
     def say(
         self, to: str, kind: str, payload: bytes, *, message_id: str = "", retain: bool = False, as_: str = ""
     ) -> None:
         properties = Properties(PacketTypes.PUBLISH)
-        properties.CorrelationData = (message_id or os.urandom(8).hex()).encode()
+        message_id = message_id or os.urandom(8).hex()
+        self._said.add(message_id)
+        properties.CorrelationData = message_id.encode()
         properties.UserProperty = ("calfat", kind)
         topic = f"calfat/run/{as_ or self.name}/{to}"
         self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(10)
@@ -62,7 +72,7 @@ class Stranger:
     def verdict(self) -> list[str]:
         """The next answer that is not just that the receiver has heard."""
         while True:
-            answer: list[str] = self._heard.get(timeout=30)
+            answer = self._heard.get(timeout=30)
             if answer[0] != "heard":
                 return answer
 
@@ -87,10 +97,10 @@ def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path)
     content = message(update)
     with (
         broker_and_store(tmp_path / "services") as silo,
-        store_client(silo) as objects,
         Federation(tmp_path / "run", silo=silo, **OVER_MQTT) as federation,
         stranger_at(silo, "rank-1.calfat") as stranger,
     ):
+        objects = boto3.client("s3", endpoint_url=silo["s3"]["endpoint"], region_name="us-east-1")
         stranger.say("rank-0.calfat", "message", b"of an earlier run", retain=True)
         federation.start(0, 1)
         federation.start(2, hang_in=2)
@@ -138,6 +148,7 @@ def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path)
         assert_same_bits(federation.model(), simulated)
         assert not (tmp_path / "executed").exists()
         log = federation.log(0)
+        left = [entry["Key"] for entry in objects.list_objects_v2(Bucket=BUCKET)["Contents"]]
     assert "message from rank-1.calfat refused: it claims to come from rank 2" in log
     assert "message from 'rank-1.calfat' refused: the broker has kept it from an earlier run" in log
     assert "message from 'rank-9.calfat' refused: nobody whom this party listens to has that name" in log
@@ -145,15 +156,7 @@ def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path)
     assert "refused: it is of no kind that we know" in log
     assert "refused: it has no message id" in log
     assert log.count(" refused: ") == 16
-    left = [entry["Key"] for entry in objects.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
     assert left == [key + "longer", key + "other"], "all that the parties themselves stored is gone"
-
-
-@contextmanager
-def store_client(silo: dict[str, Any]) -> Iterator[Any]:
-    import boto3
-
-    yield boto3.client("s3", endpoint_url=silo["s3"]["endpoint"], region_name="us-east-1")
 
 
 def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:
@@ -202,7 +205,10 @@ def test_password_that_the_broker_does_not_know(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "passwords").write_text("")
     (tmp_path / "secret").write_text("t0p-s3cret\n")
-    config = f"listener {port} 127.0.0.1\nallow_anonymous false\npassword_file {tmp_path / 'passwords'}\n"
+    config = (
+        f"listener {port} 127.0.0.1\nallow_anonymous false\npassword_file {tmp_path / 'passwords'}\n"
+        f"user {getpass.getuser()}\n"  # as root, it would become one who cannot read the file
+    )
     mine = {**at(port), "username": "party-{rank}", "password_file": str(tmp_path / "secret")}
     with (
         broker(tmp_path, port, config),
