@@ -10,7 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ class OptionInfo:
     high: float | None
     open_low: bool
     choices: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected(self) -> str:
@@ -79,6 +80,8 @@ class OptionInfo:
         return parsed
 
     def _complaint(self, value: Any) -> str:
+        if isinstance(value, str) and value in self.refused:
+            return f"'{value}' cannot be run: {self.refused[value]}. Expected {self.expected}."
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
         if self.type is str:
             hint += quoting_hint(value)
@@ -94,6 +97,7 @@ def option(
     high: float | None = None,
     open_low: bool = False,
     choices: tuple[str, ...] = (),
+    refused: Mapping[str, str] | None = None,
 ) -> Any:
     """Declare a field of an options dataclass.
 
@@ -105,6 +109,7 @@ def option(
         high: largest allowed value.
         open_low: whether ``low`` itself is forbidden.
         choices: the allowed texts.
+        refused: texts that one might expect among the choices, with the reason why they are not there.
     """
     metadata = {
         "help": help,
@@ -113,6 +118,7 @@ def option(
         "high": high,
         "open_low": open_low,
         "choices": choices,
+        "refused": refused or {},
     }
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata, kw_only=True)
@@ -162,6 +168,7 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
         high=field.metadata.get("high"),
         open_low=field.metadata.get("open_low", False),
         choices=choices,
+        refused=field.metadata.get("refused", {}),
     )
 
 

@@ -1,8 +1,8 @@
 """What travels between parties: one flat mapping from name to tensor, readable without pickle.
 
 Model tensors keep their ``state_dict`` names, which never contain a slash. Everything else stands under a namespaced
-name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, and whatever aggregator
-or method adds (``scaffold/c/conv.weight``).
+name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, ``client/...`` for what a
+client keeps where that travels with it, and whatever aggregator or method adds (``scaffold/c/conv.weight``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Wire = OrderedDict[str, "Tensor"]  # an OrderedDict, because the host takes a pl
 
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
+_CLIENT = "client/"
+_RESERVED = (_METRIC, _REFUSED, _CLIENT)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,22 @@ def pack_refusal(reason: str) -> Wire:
     import torch
 
     return OrderedDict({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
+
+
+def is_refusal(wire: Mapping[str, Tensor]) -> bool:
+    """Whether a message is one of :func:`pack_refusal`."""
+    return _REFUSED in wire
+
+
+def add_client_state(wire: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Wire:
+    """A message that brings along what its client keeps, for runtimes in which any process may train any client."""
+    return OrderedDict({**wire, **{_CLIENT + name: tensor for name, tensor in state.items()}})
+
+
+def take_client_state(wire: Mapping[str, Tensor]) -> tuple[Wire, dict[str, Tensor]]:
+    """The inverse of :func:`add_client_state`: (message, what the client keeps)."""
+    state = {name.removeprefix(_CLIENT): tensor for name, tensor in wire.items() if name.startswith(_CLIENT)}
+    return OrderedDict((name, tensor) for name, tensor in wire.items() if not name.startswith(_CLIENT)), state
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
@@ -115,3 +133,6 @@ def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor])
             f"the tensor '{wrong[0]}' is misnamed: model tensors have no '/' in their name, extras begin with a "
             "namespace such as 'scaffold/'."
         )
+    taken = [name for name in extras if name.startswith(_RESERVED)]
+    if taken:
+        raise UpdateError(f"the extra '{taken[0]}' is misnamed: {', '.join(_RESERVED)} mean something here already.")

@@ -1,4 +1,4 @@
-"""``calfat run RECIPE --local``: every party of a cross-silo recipe as a process on this machine."""
+"""``calfat run RECIPE --local``: all processes of a cross-silo run, or of an MPI job, on this machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from calfat_plugin.experiment import Experiment
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
+_MPI_ABORT = "Abort("
 _POLL = 0.5  # seconds
 _GRACE = 15.0  # seconds that the clients have to end after the server has
 
@@ -39,7 +40,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
-    """Start server and clients, show what they say, and end them together.
+    """Start server and clients (or workers), show what they say, and end them together.
 
     Args:
         experiment: the recipe, resolved.
@@ -50,15 +51,15 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
     Returns:
         The server's exit status.
     """
-    num_parties = experiment.num_clients + 1
+    names = _names_of(experiment)
     if experiment.recipe.comm.backend == "MPI":
-        return _run_job(num_parties, words, run_dir, resume=resume)
-    if not experiment.recipe.silo.parties:
-        words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(num_parties))}]"]
+        return _run_job(names, words, run_dir, resume=resume)
+    if experiment.recipe.comm.backend == "GRPC" and not experiment.recipe.silo.parties:
+        words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(len(names)))}]"]
     parties: list[Party] = []
     try:
-        for rank in range(num_parties):
-            parties.append(_start(rank, num_parties, words, run_dir, resume=resume))
+        for rank in range(len(names)):
+            parties.append(_start(rank, names, words, run_dir, resume=resume))
         needed = experiment.recipe.silo.settings.min_clients or experiment.num_clients
         status = _watch(parties, needed)
         deadline = time.monotonic() + (_GRACE if status == 0 else 0)
@@ -72,18 +73,19 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
         _end(parties)
 
 
-def _run_job(num_parties: int, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
-    """Start the parties as one MPI job; MPI itself ends them together."""
+def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
+    """Start the processes as one MPI job; MPI itself ends them together."""
     beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(num_parties), "-prepend-rank"]
+    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(len(names)), "-prepend-rank"]
     command += [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", "--run-dir", str(run_dir)]
     command += ["--resume"] if resume else []
     process = _spawn(command)
     try:
         for line in process.stdout or ():
             rank, _, rest = line.removeprefix("[").partition("] ")
-            prefix = _prefix_of(int(rank), num_parties) if rank.isdecimal() else ""
-            sys.stdout.write(prefix + (rest if prefix else line))
+            if rest.startswith(_MPI_ABORT):
+                continue  # the process has told why in better words
+            sys.stdout.write(_prefix_of(int(rank), names) + rest if rank.isdecimal() else line)
             sys.stdout.flush()
         return process.wait()
     finally:
@@ -111,16 +113,16 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _start(rank: int, num_parties: int, words: Sequence[str], run_dir: Path, *, resume: bool) -> Party:
+def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> Party:
     directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
     resumed = resume and (directory / "recipe.yaml").exists()
     command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain"]
     command += ["--role", "server" if rank == 0 else "client", "--rank", str(rank), "--run-dir", str(directory)]
     command += ["--resume"] if resumed else []
     process = _spawn(command)
-    reader = threading.Thread(target=_pass_on, args=(process, _prefix_of(rank, num_parties)), daemon=True)
+    reader = threading.Thread(target=_pass_on, args=(process, _prefix_of(rank, names)), daemon=True)
     reader.start()
-    return Party(_name(rank), process, reader)
+    return Party(names[rank], process, reader)
 
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
@@ -135,13 +137,18 @@ def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def _name(rank: int) -> str:
-    return f"client {rank - 1}" if rank else "server"
+def _names_of(experiment: Experiment) -> list[str]:
+    """What each process's lines begin with, by rank: nothing for a simulation's server, as its workers are quiet."""
+    ranks = range(1, experiment.recipe.num_processes)
+    if experiment.recipe.common.training_type == "cross_silo":
+        return ["server", *(f"client {rank - 1}" for rank in ranks)]
+    return ["", *(f"worker {rank}" for rank in ranks)]
 
 
-def _prefix_of(rank: int, num_parties: int) -> str:
-    width = len(_name(num_parties - 1))
-    text = f"{_name(rank):<{width}} |"
+def _prefix_of(rank: int, names: Sequence[str]) -> str:
+    if not names[rank]:
+        return ""
+    text = f"{names[rank]:<{max(map(len, names))}} |"
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if sys.stdout.isatty() else f"{text} "
 
 

@@ -1,12 +1,16 @@
-"""Which party of a cross-silo run a ``calfat run`` is: one client, the server, or the starter of all of them."""
+"""Which of a run's processes a ``calfat run`` is: one client or worker, the server, or the starter of all of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+import traceback
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
+from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
@@ -17,29 +21,39 @@ ALL = -1
 SERVER = 0
 
 
-def which(experiment: Experiment, role: str | None, rank: int | None, local: bool) -> int:
+def which(experiment: Experiment, role: str | None, rank: int | None, local: bool, at_end: ExitStack) -> int:
     """The rank that this process is asked to be, or :data:`ALL`.
 
+    Args:
+        experiment: the recipe, resolved.
+        role, rank, local: options of the command.
+        at_end: gets what is to be done when the process ends, after its last words.
+
     Raises:
-        RunError: the options contradict each other, or the recipe is a simulation.
-        RecipeError: the recipe has no addresses.
+        HostError: this process is in an MPI job of the wrong size.
+        RunError: the options contradict each other, or the recipe runs in one process.
+        RecipeError: the recipe has no addresses, or cannot be run.
     """
-    if experiment.recipe.common.training_type != "cross_silo":
+    from calfat_plugin.host.arguments import refuse_unsupported
+
+    refuse_unsupported(experiment)  # tells what to install, too, should the backend's package be missing
+    if experiment.recipe.num_processes == 1:
         raise RunError(
-            "--local, --role and --rank are for cross-silo runs; this recipe is a simulation. Add "
-            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC."
+            "--local, --role and --rank are for runs of several processes; this recipe is a simulation in one. Add "
+            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC, or, for --local, only "
+            "--set comm_args.backend=MPI."
         )
     if local and role is None and rank is None:
         return ALL
     if experiment.recipe.comm.backend == "MPI":
-        return _rank_in_job(experiment, role, rank)
+        return _rank_in_job(experiment, role, rank, at_end)
     server = role == "server" and rank in (None, SERVER)
     if local or not (server or (role == "client" and rank)):
         raise RunError(
             "a cross-silo run has a process for each party. Start them all on this machine with --local, or one with "
             f"--role server, or with --role client --rank K (1 to {experiment.num_clients})."
         )
-    if not experiment.recipe.silo.parties:
+    if experiment.recipe.comm.backend == "GRPC" and not experiment.recipe.silo.parties:
         raise experiment.recipe.document.error(
             ("calfat", "silo", "parties"),
             "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
@@ -47,22 +61,40 @@ def which(experiment: Experiment, role: str | None, rank: int | None, local: boo
     return SERVER if server else int(rank or 0)
 
 
-def _rank_in_job(experiment: Experiment, role: str | None, rank: int | None) -> int:
+def _rank_in_job(experiment: Experiment, role: str | None, rank: int | None, at_end: ExitStack) -> int:
+    recipe = experiment.recipe
     if role is not None or rank is not None:
         raise RunError(
             "over MPI the job gives each process its rank: leave out --role and --rank, and start "
-            f"mpiexec -n {experiment.num_clients + 1} calfat run RECIPE, or calfat run RECIPE --local."
+            f"mpiexec -n {recipe.num_processes} calfat run RECIPE, or calfat run RECIPE --local."
         )
-    from calfat_plugin.host.arguments import refuse_unsupported
+    from calfat_plugin.host import mpi_job
 
-    refuse_unsupported(experiment)  # tells what to install, should mpi4py be missing
-    from mpi4py import MPI
+    at_end.push(_end_of_job)
+    mpi_job.check_size(recipe.num_processes, "client" if is_across_silos(experiment) else "worker")
+    return mpi_job.rank()
 
-    return int(MPI.COMM_WORLD.Get_rank())
+
+def is_across_silos(experiment: Experiment) -> bool:
+    """Whether a process is a party with data of its own, and not a worker for any client."""
+    return experiment.recipe.common.training_type == "cross_silo"
+
+
+def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    """End together: when all are done, or with the first that fails. The user has heard of errors and Ctrl-C by now."""
+    from calfat_plugin.host import mpi_job
+
+    if error is None:
+        mpi_job.leave()
+    elif isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else 1
+        mpi_job.end(status, alone=status != INTERRUPTED)
+    else:
+        mpi_job.end(1, "".join(traceback.format_exception(error)))
 
 
 def take_part(request: Request, party: int, command: list[str]) -> bool:
-    """Be a client, or start everyone; False for the server, which is like any other run.
+    """Be a client or a worker, or start everyone; False for the server, which is like any other run.
 
     Args:
         request: what the user asked for.
@@ -71,8 +103,12 @@ def take_part(request: Request, party: int, command: list[str]) -> bool:
     """
     if party == ALL:
         _start_everyone(request, command)
-    elif party != SERVER:
+    elif party != SERVER and is_across_silos(request.experiment):
         _be_client(request, party)
+    elif party != SERVER:
+        from calfat_plugin.runs.worker import run_worker
+
+        run_worker(request.experiment, party)
     return party != SERVER
 
 
@@ -94,11 +130,9 @@ def _below(request: Request, directory: Path) -> Request:
 
 def _start_everyone(request: Request, command: list[str]) -> None:
     from calfat_plugin.cli.local import run_all
-    from calfat_plugin.host.arguments import refuse_unsupported
     from calfat_plugin.runs.directory import RunDirectory, new_path
 
     experiment = request.experiment
-    refuse_unsupported(experiment)
     if request.run_dir is not None:
         directory: Path = request.run_dir
     elif request.resume:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
-@click.option("--local", is_flag=True, help="Start all parties of a cross-silo run on this machine.")
+@click.option("--local", is_flag=True, help="Start all processes of a cross-silo run, or of MPI, on this machine.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
 def run(
     recipe: str,
@@ -57,7 +57,7 @@ def run(
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
     left = _Leftover([*command, *(["--role", role] if role else [])], resume)
-    with _stoppable(left.after_stop), user_errors(left.after_error):
+    with ExitStack() as at_end, _stoppable(left.after_stop), user_errors(left.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
             warn(warning)
@@ -65,10 +65,13 @@ def run(
         from calfat_plugin.runs.session import Request, open_directory
 
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
-        if role is not None or rank is not None or local or experiment.recipe.common.training_type == "cross_silo":
+        if role is not None or rank is not None or local or experiment.recipe.num_processes > 1:
             from calfat_plugin.cli import party
 
-            if party.take_part(request, party.which(experiment, role, rank, local), command):
+            which = party.which(experiment, role, rank, local, at_end)
+            if experiment.recipe.comm.backend == "MPI":
+                left.command.append("--local")
+            if party.take_part(request, which, command):
                 return
         left.directory = open_directory(request)
         _run(request, left.directory, plain, left)
@@ -103,12 +106,13 @@ class _Leftover:
         resumed: whether the run was begun by an earlier process.
 
     Attributes:
+        command: as given; what is added to it is said to the user, too.
         directory: the run directory, once there is one.
         begun: whether the run got as far as its rounds.
     """
 
     def __init__(self, command: list[str], resumed: bool) -> None:
-        self._command, self._resumed = command, resumed
+        self.command, self._resumed = command, resumed
         self.directory: RunDirectory | None = None
         self.begun = False
 
@@ -134,7 +138,7 @@ class _Leftover:
         return True
 
     def _how_to_go_on(self, directory: RunDirectory) -> str:
-        how = shlex.join([*self._command, "--resume", "--run-dir", str(directory.path)])
+        how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])
         return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
 
 

@@ -87,7 +87,6 @@ def refuse_unsupported(experiment: Experiment) -> None:
         RecipeError: with place, key path and what to write instead.
     """
     document, recipe = experiment.recipe.document, experiment.recipe
-    backend_at = ("comm_args", "backend")
     backend = recipe.comm.backend
     own_data = experiment.partition.entry.name == SILO
     if own_data and not experiment.dataset.entry.per_party:
@@ -103,11 +102,22 @@ def refuse_unsupported(experiment: Experiment) -> None:
             ("data_args", "partition_method"),
             "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
         )
-    elif backend != "sp":
+    elif backend not in ("sp", "MPI"):
         raise document.error(
-            backend_at,
-            f"'{backend}' cannot be run as a simulation by this version; write sp (one process), or "
-            "common_args.training_type: cross_silo for one process a party.",
+            ("comm_args", "backend"),
+            f"'{backend}' carries cross-silo runs only: the host simulates in one process (sp) or in an MPI job (MPI). "
+            "Write one of these, or common_args.training_type: cross_silo for one process a party.",
+        )
+    elif backend == "MPI":
+        _refuse_missing_package(document, backend)
+
+
+def _refuse_missing_package(document: Document, backend: str) -> None:
+    module, package = _BACKENDS[backend]
+    if _is_missing(module):
+        raise document.error(
+            ("comm_args", "backend"),
+            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower().replace('_', '-')}]'.",
         )
 
 
@@ -125,12 +135,7 @@ def _refuse_in_cross_silo(experiment: Experiment) -> None:
         raise document.error(
             ("comm_args", "backend"), f"'{backend}' cannot carry a cross-silo run; write {', '.join(_BACKENDS)}."
         )
-    module, package = _BACKENDS[backend]
-    if _is_missing(module):
-        raise document.error(
-            ("comm_args", "backend"),
-            f"{backend} needs the package {package}: pip install 'calfat-plugin[{backend.lower().replace('_', '-')}]'.",
-        )
+    _refuse_missing_package(document, backend)
     for section, values in recipe.host_extra.items():
         scenario = values.get("scenario", "horizontal")
         if scenario != "horizontal":

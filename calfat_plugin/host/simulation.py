@@ -6,38 +6,28 @@ from the API, hand in our own trainer, and override the three steps that are our
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.host.launch import fedml, run_host  # before all else of fedml, whose import it prepares
+
+# isort: split
+from fedml.simulation.sp.fedavg.client import Client
+from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
+
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host import patches
+from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.client import WorkerTrainer
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.results import EvaluationResult
-
-make_torchvision_importable()  # before fedml, which imports torchvision
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
-    import fedml
-    from fedml.simulation.sp.fedavg.client import Client
-    from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
-
-from calfat_plugin.host import patches  # noqa: E402
-from calfat_plugin.host.arguments import host_arguments  # noqa: E402
-from calfat_plugin.host.client import WorkerTrainer  # noqa: E402
-
-log = logging.getLogger(__name__)
 
 
 class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
@@ -129,18 +119,5 @@ def simulate(
     if remaining > 0:
         args = host_arguments(experiment, run_id="0")
         args.comm_round = remaining
-        _run_host(args, device, server, worker, on_round, dataset)
+        run_host(args, device, lambda args: SimulationAPI(args, device, server, worker, on_round, dataset))
     return server.final_evaluation(scratch)
-
-
-def _run_host(
-    args: SimpleNamespace, device: torch.device, server: Server, worker: Worker, on_round: Any, dataset: Dataset
-) -> None:
-    tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
-    with ExitStack() as stack:
-        stack.enter_context(patches.reseeds_the_world())
-        if not tracked:
-            stack.enter_context(patches.calls_home())
-        args = fedml.init(args, check_env=False, should_init_logs=False)
-        api = SimulationAPI(args, device, server, worker, on_round, dataset)
-        fedml.FedMLRunner(args, device, None, None, algorithm_flow=api).run()

@@ -75,7 +75,10 @@ class CommArgs:
     """``comm_args``: how parties talk."""
 
     backend: str = option(
-        "sp", choices=("sp", "MPI", "GRPC", "MQTT_S3"), help="sp: one process; the others: one process a party"
+        "sp",
+        choices=("sp", "MPI", "GRPC", "MQTT_S3"),
+        refused={"NCCL": "the host's NCCL simulator is not in its wheel (fedml 0.9.6, simulation/simulator.py:220)"},
+        help="sp: one process; the others: one process a party",
     )
 
 
@@ -224,3 +227,12 @@ class Recipe:
     def clients_per_round(self) -> int:
         """Clients that train in a round."""
         return self.train.client_num_per_round or self.train.client_num_in_total
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that a run has, the server's included: one for each party across silos, where a client stays where
+        its data is; in a simulation over MPI one for each client of a round, for any process may train any client.
+        """
+        if self.common.training_type == "cross_silo":
+            return self.train.client_num_in_total + 1
+        return 1 if self.comm.backend == "sp" else self.clients_per_round + 1

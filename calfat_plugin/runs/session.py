@@ -137,6 +137,10 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 from calfat_plugin.host.cross_silo import serve
 
                 evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
+            elif experiment.recipe.num_processes > 1:
+                from calfat_plugin.host.mpi_simulation import lead
+
+                evaluations = lead(experiment, dataset, device, **drive)
             else:
                 from calfat_plugin.host.simulation import simulate
 

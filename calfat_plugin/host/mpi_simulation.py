@@ -1,0 +1,266 @@
+"""The host's MPI simulator with our parties inside: a server on rank 0, and workers that train whichever client the
+round has for them.
+
+Messages, their order and who waits for whom are FedML's own (``simulation/mpi/fedavg``). It never calls a custom
+aggregator's ``aggregate`` and its workers count rounds to find their end, which a single round does not have; so we
+derive from its managers, trainer and aggregator, and its server says when the run is over.
+
+A client's state is kept by the server, as in a simulation of one process. It travels with the model to the worker that
+trains the client, and back with its update.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calfat_plugin.host.launch import fedml, run_host  # before all else of fedml, whose import it prepares
+
+# isort: split
+from fedml.core.distributed.communication.message import Message
+from fedml.simulation.mpi.fedavg.FedAVGAggregator import FedAVGAggregator
+from fedml.simulation.mpi.fedavg.FedAvgClientManager import FedAVGClientManager
+from fedml.simulation.mpi.fedavg.FedAvgServerManager import FedAVGServerManager
+from fedml.simulation.mpi.fedavg.FedAVGTrainer import FedAVGTrainer
+from fedml.simulation.mpi.fedavg.message_define import MyMessage
+
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.host import patches
+from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.client import WorkerTrainer
+from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.mpi import MPITransport
+from calfat_plugin.interfaces import RunObserver, State
+from calfat_plugin.parties import Server, Snapshot, Worker
+from calfat_plugin.results import EvaluationResult, RoundRecord
+from calfat_plugin.wire import Wire, add_client_state, is_refusal, take_client_state
+
+FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
+
+_GOODBYE = 60.0  # seconds until all workers have been told; each of them listens all the time
+_MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
+_MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
+
+
+class Rounds(FedAVGAggregator):  # type: ignore[misc]
+    """The host's bookkeeping of who has answered, around our server's arithmetic.
+
+    Args:
+        args: the host's arguments.
+        server: holds the global model.
+        client_states: client id to what it keeps so far.
+        num_workers: processes besides this one; so many clients train in a round.
+        on_round: called with each record and a snapshot to save, before observers hear of the round.
+
+    Attributes:
+        round: the round under way, 1-based.
+        client_states: client id to what it keeps.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        server: Server,
+        client_states: Mapping[int, State],
+        num_workers: int,
+        on_round: Callable[[RoundRecord, Snapshot], None],
+    ) -> None:
+        self.server, self.client_states, self.on_round = server, dict(client_states), on_round
+        self.first_round = self.round = server.round + 1
+        self.clients: tuple[int, ...] = ()
+        super().__init__(None, None, 0, {}, {}, {}, num_workers, server.device, args, None)
+
+    def get_global_model_params(self) -> Wire:
+        """The message to every client of the next round."""
+        return self.server.downlink()
+
+    def client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
+        """Begin the round that the host counts as ``round_idx``; the host would draw by that number alone."""
+        self.round = self.first_round + round_idx
+        self.clients = self.server.start_round(self.round)
+        return list(self.clients)
+
+    def aggregate(self) -> Wire:
+        """End the round; returns the next message to every client."""
+        uploads: dict[int, tuple[int, Wire]] = {}
+        for index, client in enumerate(self.clients):
+            update, state = take_client_state(self.model_dict[index])
+            uploads[client] = self.sample_num_dict[index], update
+            if not is_refusal(update):  # else the client keeps what it kept, which may be nothing
+                self.client_states[client] = state
+        server = self.server
+        record = server.finish_round(self.round, uploads)
+        now = Snapshot(server.round, server.state, server.server_state, server.broadcast, dict(self.client_states))
+        self.on_round(record, now)
+        return server.downlink()
+
+    def test_on_server_for_all_clients(self, round_idx: int) -> None:
+        """Nothing: evaluation is part of the round, on the global model."""
+
+    def _generate_validation_set(self, num_samples: int = 10000) -> None:
+        """Nothing, likewise; the host makes one for data sets whose name begins with ``stackoverflow``."""
+
+
+class SimulationServer(OnTransport, FedAVGServerManager):  # type: ignore[misc]
+    """The host's server: its messages say, too, which round they are of, and bring what the client keeps."""
+
+    def __init__(self, args: Any, rounds: Rounds, transport: MPITransport) -> None:
+        super().__init__(args, rounds, transport, 0, transport.num_parties, args.backend)
+
+    def run(self) -> None:
+        """What ``FedMLRunner`` calls; the host does the same with a manager of its own."""
+        self.send_init_msg()
+        super().run()
+
+    def send_message(self, message: Message) -> None:
+        """Send it; a model becomes that of its client."""
+        if message.get_type() in _MODEL_TYPES:
+            client = int(message.get(MyMessage.MSG_ARG_KEY_CLIENT_INDEX))
+            kept = self.aggregator.client_states.get(client, {})
+            message.add_params("round", self.aggregator.round)
+            message.add_params(_MODEL, add_client_state(message.get(_MODEL), kept))
+        super().send_message(message)
+
+    def finish(self) -> None:
+        """Tell the workers that the run is over, then end the loop."""
+        for worker in range(1, self.size):
+            self.send_message(Message(FINISH, 0, worker))
+        self.com_manager.flush(_GOODBYE)
+        super().finish()
+
+
+class TravellingTrainer(WorkerTrainer):
+    """A worker's trainer whose clients keep nothing here: their states come and go with the messages."""
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Train client ``self.id``."""
+        self._message, state = take_client_state(self._message)
+        self.worker.client_states[self.id] = state
+        super().train(train_data, device, args)
+        self._message = add_client_state(self._message, self.worker.client_states.pop(self.id))
+
+
+class AnyClientsTrainer(FedAVGTrainer):  # type: ignore[misc]
+    """The host's trainer, which would train the data of the client that it is told under its own process's number."""
+
+    def update_dataset(self, client_index: int) -> None:
+        """Be this client for a round."""
+        super().update_dataset(client_index)
+        self.trainer.set_id(client_index)
+
+
+class SimulationWorker(OnTransport, FedAVGClientManager):  # type: ignore[misc]
+    """The host's client: trains whenever a model comes, until the server says that the run is over."""
+
+    def __init__(self, args: Any, worker: Worker, transport: MPITransport) -> None:
+        counts = {client: worker.num_examples(client) for client in worker.shards}
+        nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
+        trainer = AnyClientsTrainer(
+            0, nothing, counts, nothing, sum(counts.values()), worker.device, args, TravellingTrainer(worker, args)
+        )
+        super().__init__(args, trainer, transport, transport.rank, transport.num_parties, args.backend)
+
+    def register_message_receive_handlers(self) -> None:
+        super().register_message_receive_handlers()
+        self.register_message_receive_handler(FINISH, self.handle_message_finish)
+
+    def handle_message_init(self, msg_params: Message) -> None:
+        self.trainer.trainer.round = msg_params.get("round")
+        super().handle_message_init(msg_params)
+
+    def handle_message_receive_model_from_server(self, msg_params: Message) -> None:
+        """As the first model: the host would count here, and end itself by the count."""
+        self.handle_message_init(msg_params)
+
+    def handle_message_finish(self, msg_params: Message) -> None:
+        self.finish()
+
+
+def lead(
+    experiment: Experiment,
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    observer: RunObserver,
+    on_round: Callable[[RoundRecord, Snapshot], None],
+    resume_from: Snapshot | None = None,
+    scratch: Path | None = None,
+) -> tuple[EvaluationResult, ...]:
+    """Be rank 0 of the MPI job: run all remaining rounds with the workers, then the final evaluation.
+
+    Args:
+        experiment: what to run.
+        dataset: only its test split is used.
+        device: where to evaluate.
+        observer: hears of progress.
+        on_round: called with each record and a snapshot to save.
+        resume_from: where to go on; a snapshot of a simulation in one process serves as well.
+        scratch: where the final evaluation keeps what it has done, to go on there after a stop.
+
+    Raises:
+        HostError: the installed host is of an untested version.
+        UpdateError: a round without a single usable update.
+    """
+    patches.check_version(fedml.__version__)
+    server = Server(experiment, dataset, device, observer)
+    states: Mapping[int, State] = {}
+    if resume_from is not None:
+        server.restore(resume_from)
+        states = resume_from.client_states
+    args = host_arguments(experiment, run_id="0")
+    args.comm_round = experiment.num_rounds - server.round
+    transport = _transport(experiment, 0)
+
+    def manager(args: Any) -> SimulationServer:
+        rounds = Rounds(args, server, states, transport.num_parties - 1, on_round)
+        return SimulationServer(args, rounds, transport)
+
+    try:
+        if args.comm_round > 0:
+            run_host(args, device, manager)
+        else:
+            manager(args).finish()  # a run that was stopped in its final evaluation
+    finally:
+        transport.stop_receive_message()
+    return server.final_evaluation(scratch)
+
+
+def assist(
+    experiment: Experiment,
+    dataset: Dataset,
+    shards: Mapping[int, ImageData],
+    rank: int,
+    device: torch.device,
+) -> None:
+    """Be a worker of the MPI job: train the clients that the server names, until it says that the run is over.
+
+    Args:
+        experiment: what to run; the server's must be the same.
+        dataset: for shapes and augmentation.
+        shards: client id to its training examples, on ``device``.
+        rank: of this process in the job, 1 and up.
+        device: where to train.
+
+    Raises:
+        HostError: the installed host is of an untested version.
+    """
+    patches.check_version(fedml.__version__)
+    worker = Worker(experiment, dataset, shards, device, RunObserver())
+    transport = _transport(experiment, rank)
+    try:
+        run_host(host_arguments(experiment, run_id="0"), device, lambda args: SimulationWorker(args, worker, transport))
+    finally:
+        transport.stop_receive_message()
+
+
+def _transport(experiment: Experiment, rank: int) -> MPITransport:
+    """One user's processes, that live and die together: messages of any size, tried for as long as it takes."""
+    transport = MPITransport(rank, experiment.recipe.num_processes, max_message=sys.maxsize)
+    transport.patience = math.inf
+    return transport
