@@ -43,8 +43,46 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
             "comm_args.backend: got 'NCCL' (text), expected one of sp, MPI, GRPC, MQTT_S3.",
         ),
         (
-            ["comm_args.backend=MQTT_S3"],
-            "comm_args.backend: 'MQTT_S3' cannot carry a cross-silo run in this version; write GRPC or MPI.",
+            ["comm_args.backend=sp"],
+            "comm_args.backend: 'sp' cannot carry a cross-silo run; write GRPC, MPI, MQTT_S3.",
+        ),
+        (
+            ["comm_args.backend=MQTT_S3", "calfat.silo.mqtt.broker='mq.example.org:1883'"],
+            "calfat.silo: messages would cross the network to the broker mq.example.org:1883 in the open. Name "
+            "certificates in calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write "
+            "calfat.silo.mqtt.tls: true for a broker with a certificate of its own, or calfat.silo.insecure: true for a "
+            "network in which everyone may read and join.",
+        ),
+        (
+            ["comm_args.backend=MQTT_S3", "calfat.silo.s3.endpoint='http://s3.example.org'"],
+            "calfat.silo.s3.endpoint: models would cross the network to http://s3.example.org in the open. Give the "
+            "store a certificate and write https://, or write calfat.silo.insecure: true for a network in which "
+            "everyone may read along.",
+        ),
+        (
+            ["calfat.silo.mqtt.broker=mq.example.org"],
+            "calfat.silo.mqtt.broker: got 'mq.example.org' (text), expected host:port such as 127.0.0.1:1883.",
+        ),
+        (
+            ["calfat.silo.mqtt.run=a/b"],
+            "calfat.silo.mqtt.run: got 'a/b' (text), expected letters, digits, '.', '_' and '-'.",
+        ),
+        (
+            ["calfat.silo.mqtt.username=me"],
+            "calfat.silo.mqtt: username and password_file go together; give both or none.",
+        ),
+        (
+            ["calfat.silo.s3.endpoint='https://me:secret@s3.example.org'"],
+            "calfat.silo.s3.endpoint: credentials do not belong into a recipe; boto3 takes them from the environment.",
+        ),
+        (
+            ["calfat.silo.s3.endpoint=s3.example.org"],
+            "calfat.silo.s3.endpoint: got 's3.example.org' (text), expected a URL such as http://127.0.0.1:9000, or "
+            "null.",
+        ),
+        (
+            ["calfat.silo.s3.bucket=''"],
+            "calfat.silo.s3.bucket: got '' (text), expected letters, digits, '.', '_' and '-'.",
         ),
         (
             ["calfat.silo.parties=[127.0.0.1:1, 127.0.0.1:2]"],
@@ -82,6 +120,21 @@ def test_insecure_and_ipv6_loopback_are_taken(tmp_path: Path) -> None:
         words = ["--set", f"calfat.silo.parties=[{parties}]", "--set", f"calfat.silo.insecure={insecure}"]
         done = CliRunner().invoke(main, ["check", recipe, *words])
         assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["calfat.silo.mqtt={broker: 'mq.example.org:8883', tls: true}", "calfat.silo.s3={endpoint: null}"],
+        ["calfat.silo.mqtt.broker='mq.example.org:8883'", "calfat.silo.tls={ca: a, cert: b, key: c}"],
+        ["calfat.silo.mqtt.broker='mq:1883'", "calfat.silo.s3.endpoint='http://s3'", "calfat.silo.insecure=true"],
+    ],
+)
+def test_brokers_and_stores_that_are_safe_are_taken(tmp_path: Path, changes: list[str]) -> None:
+    words = [word for change in ["comm_args.backend=MQTT_S3", *changes] for word in ("--set", change)]
+    done = CliRunner().invoke(main, ["check", str(Federation(tmp_path).recipe), *words])
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(
