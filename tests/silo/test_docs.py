@@ -199,6 +199,8 @@ def finished_runs(machine: Terminal) -> list[Path]:
     rounds = yaml.safe_load(RECIPE)["train_args"]["comm_round"]
     for directory in directories:
         assert (directory / "results.json").is_file()
+        assert (directory / "report.html").is_file()
+        assert not (directory / "partition.json").exists()
         with (directory / "rounds.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert [int(row["round"]) for row in rows] == list(range(1, rounds + 1))
@@ -235,8 +237,6 @@ def check_two_machines(server: Terminal, clients: Terminal) -> None:
     """What the page promises of its walk besides: the same bits in spite of kills, and secrets that stay."""
     rehearsed, run = finished_runs(server)
     assert_same_bits(global_model(rehearsed), global_model(run))
-    assert (run / "report.html").is_file()
-    assert not (run / "partition.json").exists()
     ended = sorted(path.parent.parent.name for path in clients.folder.rglob("finished.json"))
     assert ended == ["rank-1", "rank-2"]
     keys = {path.name: path.stat().st_mode & 0o077 for path in clients.folder.rglob("*.key")}

@@ -1,0 +1,56 @@
+"""A server across silos leaves the run directory that a simulation leaves, and calls the same loggers."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calfat_plugin.report import write_run_report
+from tests.silo.federation import Federation
+
+Scalars = dict[str, list[tuple[int, float]]]
+
+
+def files(directory: Path) -> set[str]:
+    """Relative paths below a run directory; the names of event files differ in time and process."""
+    found = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return {re.sub(r"tfevents\..*", "tfevents", path) for path in found}
+
+
+def headings(report: Path) -> list[str]:
+    return re.findall(r"<h2[^>]*>(.*?)</h2>", report.read_text(), re.DOTALL)
+
+
+def scalars(directory: Path) -> Scalars:
+    """Tag to (step, value), without those that measure time."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory / "tensorboard"))
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if "seconds" not in tag
+    }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None:
+    with Federation(tmp_path, train_args={"comm_round": 2}) as federation:
+        federation.content["calfat"]["loggers"] = ["tensorboard"]
+        federation.recipe.write_text(yaml.safe_dump(federation.content))
+        federation.start_all()
+        federation.simulate()
+        federation.finish()
+    across, simulated = federation.directory(0), tmp_path / "simulated"
+    assert files(across) == files(simulated) - {"partition.json"}  # class counts stay with the clients
+    logged = scalars(across)
+    assert logged == scalars(simulated)
+    assert [step for step, _ in logged["accuracy/natural"]] == [1, 2]
+    assert not list(federation.directory(1).rglob("*tfevents*"))
+    # The processes of a Federation leave their reports out; that a server writes one is tested in test_docs.py.
+    assert headings(write_run_report(across)) == headings(write_run_report(simulated))
