@@ -181,7 +181,7 @@ class Recipe:
     """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
 
     Attributes:
-        name: the file's stem.
+        name: ``calfat.name``, or the file's stem; runs lie in a folder of this name.
         document: raw values with their places, for later errors.
         common, data, model, train, device, comm, tracking: the host's sections.
         host_extra: section to the keys that we only pass on to the host.

@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from calfat_plugin.errors import RecipeError, RunError
-from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
+from calfat_plugin.experiment import Experiment, assemble, same_but_rounds, why_not
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.disk import write_text
 from calfat_plugin.runs.rounds import RoundsFile
@@ -134,14 +134,16 @@ class RunDirectory:
             more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
             raise RunError(
                 f"{self.path}: the recipe is not the one this run was started with. {shown}{more}. "
-                "Resume with the run's own recipe: "
+                f"{why_not(different)}Resume with the run's own recipe: "
                 + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
 
     def write_recipe(self, experiment: Experiment) -> None:
         """Write the recipe as run."""
         header = f"# {experiment.recipe.document.file} as run: every default and derived value is written out.\n"
-        write_text(self.recipe, header + yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120))
+        written = experiment.as_run()
+        written["calfat"] = {"name": experiment.recipe.name, **written["calfat"]}  # else, run again, it were "recipe"
+        write_text(self.recipe, header + yaml.safe_dump(written, sort_keys=False, width=120))
 
     def begin(self, last_round: int) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.
@@ -180,6 +182,17 @@ class RunDirectory:
             yield
         finally:
             os.close(handle)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a process is writing this run at the moment."""
+        if not self.path.exists():
+            return False
+        try:
+            with self.locked():
+                return False
+        except RunError:
+            return True
 
     def discard(self) -> None:
         """Remove a run that has nothing worth keeping: its own files, and the folders that were made for it.

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from calfat_plugin.entries import DatasetEntry, TrainerEntry
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
 from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.recipe import read_document
@@ -89,6 +90,8 @@ def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
 
 FULL = """\
 common_args: {random_seed: 7, run_note: mine}
+data_args: {data_cache_dir: /data/a}
+device_args: {gpu_id: 0}
 train_args: {client_num_in_total: 9, learning_rate: 1e-3, weight_decay: 1/500, comm_round: 3}
 dp_args: {enable_dp: false, epsilon: 3}
 calfat:
@@ -98,6 +101,29 @@ calfat:
   monitor: {every: 2, max_examples: 100, evaluators: [natural]}
   partition: {seed: null, min_size: 3}
 """
+
+
+def test_a_run_may_be_resumed_without_the_download_it_began_with() -> None:
+    def downloading(answer: str) -> dict[str, object]:
+        text = f"data_args: {{dataset: cifar10}}\ncalfat: {{dataset: {{download: {answer}}}}}\n"
+        return assemble_text(text).as_run()
+
+    assert same_but_rounds(downloading("true"), downloading("false")) == []
+
+
+def test_a_name_of_its_own_makes_no_other_run() -> None:
+    named = assemble_text(FULL.replace("calfat:\n", "calfat:\n  name: my study\n"))
+    assert named.recipe.name == "my study"
+    assert named.as_run() == assemble_text(FULL).as_run()
+    assert assemble_text(FULL).recipe.name == "again"
+
+
+@pytest.mark.parametrize("name", ["''", "..", "a/b", "'a\\b'", "7", "' . '"])
+def test_a_name_that_no_folder_can_have_is_refused(name: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"^again.yaml:1: calfat.name: got .*, expected a name for the folder of its "
+    ):
+        assemble_text(f"calfat: {{name: {name}}}\n")
 
 
 def test_a_recipe_that_uses_everything_runs_again() -> None:
@@ -119,10 +145,14 @@ def test_a_recipe_that_uses_everything_runs_again() -> None:
     ("change", "different"),
     [
         ("comm_round: 3", []),
+        ("device_args: {gpu_id: 0", []),
+        ("data_cache_dir: /data/a", []),
         ("random_seed: 7", ["common_args.random_seed"]),
         ("norm: l2, eps: 1/2", ["calfat.threat.eps"]),
     ],
 )
-def test_a_run_may_be_resumed_with_more_rounds_and_nothing_else(change: str, different: list[str]) -> None:
+def test_a_run_may_be_resumed_elsewhere_and_with_more_rounds_but_with_nothing_else_changed(
+    change: str, different: list[str]
+) -> None:
     first, second = assemble_text(FULL), assemble_text(FULL.replace(change, change[:-1] + "9"))
     assert same_but_rounds(first.as_run(), second.as_run()) == different

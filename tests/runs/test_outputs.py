@@ -169,6 +169,7 @@ def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.Monkey
     assert text.startswith("# tiny.yaml as run: every default and derived value is written out.\n")
     written = yaml.safe_load(text)
     experiment = experiment_of(run, monkeypatch)
+    assert written["calfat"].pop("name") == experiment.recipe.name == "tiny"  # not "recipe", as the file is called
     assert experiment.as_run() == written
     assert experiment.recipe.warnings == ()
     assert written["common_args"]["random_seed"] == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -82,6 +83,23 @@ def test_another_recipe(warm: WarmServer, folder: Path) -> None:
     )
     own = warm.run("run", "run/recipe.yaml", "--resume", "--run-dir", "run", cwd=folder)
     assert (own.code, own.err) == (0, "")
+    assert own.out.startswith("tiny: resuming at round 3 of 3 rounds in run\n")
+    assert json.loads((folder / "run" / "results.json").read_text())["recipe"] == "tiny"
+
+
+def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
+    assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2") == (
+        "error: run: the recipe is not the one this run was started with. "
+        "calfat.runtime.threads: 1 when started, 2 now. Another number of threads adds up in another order, so the run "
+        "would end with other bits. "
+        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
+    )
+
+
+def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
+    moved = ("--set", "device_args.gpu_id=1", "--set", "data_args.data_cache_dir=elsewhere")
+    assert warm.run(*RUN, "--resume", *moved, cwd=folder).code == 0
+    assert "data_cache_dir: elsewhere" in (folder / "run" / "recipe.yaml").read_text()
 
 
 def test_a_finished_run(warm: WarmServer, folder: Path) -> None:

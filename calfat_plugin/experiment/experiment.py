@@ -1,0 +1,230 @@
+"""The experiment: everything that a run needs to know, and how its parts are built."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from calfat_plugin import entries
+from calfat_plugin.options import options_to_plain, to_plain
+from calfat_plugin.recipe.schema import HOST_SECTIONS, Recipe
+from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.registry import Registry
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import nn
+
+    from calfat_plugin.datasets import Dataset
+    from calfat_plugin.interfaces import Aggregator, Evaluator, LocalTrainer, TrainSettings
+
+E = TypeVar("E", bound=entries.Entry)
+
+
+@dataclass(frozen=True)
+class Pick(Generic[E]):
+    """A plugin picked by a recipe: its entry and its typed options.
+
+    Attributes:
+        name: as the recipe spells it.
+        label: what its results are called.
+    """
+
+    entry: E
+    options: Any
+    name: str
+    label: str
+
+    def as_run(self) -> dict[str, Any]:
+        """The pick as a recipe writes it in full."""
+        plain = {"name": self.name, **options_to_plain(self.options)}
+        return plain if self.label == self.name else {**plain, "label": self.label}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a run needs to know, nothing of it loaded yet."""
+
+    recipe: Recipe
+    registry: Registry
+    trainer: Pick[entries.TrainerEntry]
+    modifier: Pick[entries.ModifierEntry]
+    aggregator: Pick[entries.AggregatorEntry]
+    dataset: Pick[entries.DatasetEntry]
+    model: Pick[entries.ModelEntry]
+    partition: Pick[entries.PartitionEntry]
+    evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
+    monitor_evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
+    loggers: tuple[Pick[entries.LoggerEntry], ...] = ()
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which every random stream is derived."""
+        return self.recipe.common.random_seed
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in total."""
+        return self.recipe.train.client_num_in_total
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.recipe.train.comm_round
+
+    @property
+    def train_settings(self) -> TrainSettings:
+        """The local trainer's share of ``train_args``."""
+        from calfat_plugin.interfaces import TrainSettings
+
+        train = self.recipe.train
+        return TrainSettings(
+            epochs=train.epochs,
+            batch_size=train.batch_size,
+            learning_rate=train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            num_rounds=train.comm_round,
+        )
+
+    def citations(self) -> tuple[entries.Citation, ...]:
+        """What this run owes a citation, without repetition."""
+        picks: tuple[Pick[Any], ...] = (
+            self.trainer,
+            self.modifier,
+            self.aggregator,
+            self.dataset,
+            self.model,
+            self.partition,
+            *self.evaluators,
+            *self.monitor_evaluators,
+        )
+        owed = {pick.entry.citation: None for pick in picks if pick.entry.citation is not None}
+        return tuple(owed)
+
+    # --- building: imports torch --------------------------------------------------------------------------------------
+
+    def build_trainer(self) -> LocalTrainer:
+        """The local trainer, composed with its loss modifier."""
+        modifier = self.modifier.entry.load()(self.modifier.options)
+        trainer: LocalTrainer = self.trainer.entry.load()(self.trainer.options, modifier)
+        return trainer
+
+    def build_aggregator(self) -> Aggregator:
+        """The aggregator."""
+        aggregator: Aggregator = self.aggregator.entry.load()(self.aggregator.options)
+        return aggregator
+
+    def build_evaluators(self, picks: tuple[Pick[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
+        """(label, evaluator) for each pick."""
+        return [(pick.label, pick.entry.load()(pick.options)) for pick in picks]
+
+    def load_dataset(self) -> Dataset:
+        """Read the data set.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        root = Path(self.recipe.data.data_cache_dir).expanduser()
+        dataset: Dataset = self.dataset.entry.load()(root, **asdict(self.dataset.options))
+        return dataset
+
+    def load_own_dataset(self, rank: int) -> Dataset:
+        """Read what one party of a cross-silo run has: a client its training split, the server (rank 0) its test split.
+
+        Only where ``partition_method: silo`` says so; else every party reads the whole data set.
+
+        Raises:
+            DataError: it is missing or damaged.
+        """
+        if self.partition.entry.name != SILO:
+            return self.load_dataset()
+        root = Path(self.recipe.data.data_cache_dir.replace("{rank}", str(rank))).expanduser()
+        dataset: Dataset = self.dataset.entry.load()(
+            root, **asdict(self.dataset.options), only="train" if rank else "test"
+        )
+        return dataset
+
+    def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """Index arrays, one a client, ascending client id.
+
+        Args:
+            labels: (N,) training labels.
+
+        Raises:
+            DataError: the labels cannot be split as asked.
+        """
+        arguments = asdict(self.partition.options)
+        if arguments.get("seed", 0) is None:
+            arguments["seed"] = self.seed
+        if self.partition.entry.uses_alpha:
+            arguments["alpha"] = self.recipe.data.partition_alpha
+        shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
+        return shards
+
+    def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
+        """The global model with its initial weights, a function of the seed alone; on the CPU.
+
+        Raises:
+            ModelError: the model cannot take this data set's images.
+        """
+        from calfat_plugin.models.building import seeded
+        from calfat_plugin.seeds import derive_seed
+
+        def build() -> nn.Module:
+            model: nn.Module = self.model.entry.load()(
+                in_channels=dataset.in_channels,
+                image_size=dataset.image_size,
+                num_classes=dataset.num_classes,
+                **asdict(self.model.options),
+            )
+            return trainer.adapt_model(model)
+
+        return seeded(build, derive_seed(self.seed, "weights"))
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def as_run(self) -> dict[str, Any]:
+        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
+        recipe = self.recipe
+        typed = (recipe.common, recipe.data, recipe.model, recipe.train, recipe.device, recipe.comm, recipe.tracking)
+        sections: dict[str, Any] = {
+            name: {**options_to_plain(values), **recipe.host_extra.get(name, {})}
+            for name, values in zip(HOST_SECTIONS, typed, strict=True)
+        }
+        sections["train_args"]["client_num_per_round"] = recipe.clients_per_round
+        for name, extra in recipe.host_extra.items():
+            sections.setdefault(name, dict(extra))
+        sections["calfat"] = {
+            "trainer": self._trainer_as_run(),
+            "aggregator": self.aggregator.as_run(),
+            "threat": {
+                "norm": recipe.threat.norm,
+                "eps": to_plain(recipe.threat.eps),
+                "step_size": to_plain(recipe.threat.step_size),
+                "steps": recipe.threat.steps,
+            },
+            "evaluators": [pick.as_run() for pick in self.evaluators],
+            "monitor": {
+                **options_to_plain(recipe.monitor),
+                "evaluators": [pick.as_run() for pick in self.monitor_evaluators],
+            },
+            "partition": options_to_plain(self.partition.options),
+            "dataset": options_to_plain(self.dataset.options),
+            "model": options_to_plain(self.model.options),
+            "evaluation": options_to_plain(recipe.evaluation),
+            "runtime": options_to_plain(recipe.runtime),
+            "loggers": [pick.as_run() for pick in self.loggers],
+            "reported": {"source": recipe.reported.source, **recipe.reported.percent},
+        }
+        if recipe.common.training_type == "cross_silo" or recipe.document.has(("calfat", "silo")):
+            sections["calfat"]["silo"] = recipe.silo.as_run()
+        return sections
+
+    def _trainer_as_run(self) -> dict[str, Any]:
+        written = self.trainer.as_run()
+        if self.trainer.entry.modifiers:
+            written["loss"] = self.modifier.as_run()
+        return written
