@@ -117,7 +117,13 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of a run: the final evaluation of the last global model."""
+    """The end of a run: the final evaluation of the last global model.
+
+    Attributes:
+        evaluations: one an evaluator, in the recipe's order.
+        num_rounds: rounds of the whole run.
+        seconds: wall-clock time of the process that ended the run, and of the rounds that earlier ones finished.
+    """
 
     evaluations: tuple[EvaluationResult, ...]
     num_rounds: int

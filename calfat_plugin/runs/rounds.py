@@ -108,6 +108,11 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
         raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
 
 
+def seconds_of(path: Path) -> float:
+    """Wall-clock seconds of all rounds in the file together; 0 without one."""
+    return sum(float(row["seconds"]) for row in read_rounds(path)) if path.exists() else 0.0
+
+
 def last_used(path: Path) -> dict[int, int]:
     """Client to the last round in which its update was used; without clients whose updates never were."""
     if not path.exists():

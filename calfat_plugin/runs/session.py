@@ -21,7 +21,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.rounds import last_used
+from calfat_plugin.runs.rounds import last_used, seconds_of
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         shards = {} if across_silos else shards_of(experiment, dataset, device)
         last_round = 0 if snapshot is None else snapshot.round
         directory.begin(last_round)
+        earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         directory.write_recipe(experiment)
         _write_environment(directory, experiment, device, request.command)
         import torch
@@ -145,7 +146,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 from calfat_plugin.host.simulation import simulate
 
                 evaluations = simulate(experiment, dataset, shards, device, **drive)
-            result = RunResult(evaluations, experiment.num_rounds, time.perf_counter() - started)
+            result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)

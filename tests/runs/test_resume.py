@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.rounds import TIMING_COLUMNS, read_rounds
-from tests.runs.processes import RECIPE, ROOT, WarmServer, cold, environment, sabotage
+from tests.runs.processes import RECIPE, ROOT, TIMEOUT, WarmServer, cold, environment, sabotage
 
 ALL = ("--set", "train_args.client_num_per_round=5")
 SOME = ("--set", "train_args.client_num_per_round=3")
@@ -110,6 +111,18 @@ def test_killed_twice(warm: WarmServer, whole: dict[tuple[str, ...], Path], reci
     assert warm.run(*arguments, "--resume", cwd=recipe.parent, **sabotage("row", 8)).code == -9
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     assert_same_end(recipe.parent / "run", whole[SOME])
+
+
+def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) -> None:
+    run = recipe.parent / "run"
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
+    assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
+    header, first, second = (run / "rounds.csv").read_text().splitlines()
+    assert header.endswith(",seconds")
+    (run / "rounds.csv").write_text("\n".join([header, f"{first.rpartition(',')[0]},5000.5", second, ""]))
+    assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
+    seconds = json.loads((run / "results.json").read_text())["seconds"]
+    assert 5000.5 + float(second.rpartition(",")[2]) < seconds < 5000.5 + TIMEOUT
 
 
 def test_more_rounds_than_before_extend_a_finished_run(
