@@ -19,6 +19,7 @@ from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunRes
 _REFRESH_PER_SECOND = 5
 _BAR_WIDTH = 24
 _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the screen
+_SECONDS_BETWEEN_LINES = 30.0  # of a long round or evaluation in a pipe
 
 
 class RoundClock:
@@ -105,12 +106,15 @@ class RunProgress(RunObserver):
 
 
 class PlainProgress(RunProgress):
-    """A line a round, for pipes and CI."""
+    """A line a round, for pipes and CI, and one every half minute inside what takes longer."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         super().__init__()
         self._stream, self._errors = stream, errors
         self._clock = RoundClock()
+        self._round = 0
+        self._clients: Sequence[int] = ()
+        self._last_line = time.perf_counter()
 
     def warn(self, message: str) -> None:
         print(f"warning: {message}", file=self._errors, flush=True)
@@ -120,6 +124,18 @@ class PlainProgress(RunProgress):
         self._clock = RoundClock()
         self._say(f"{run.name}: {_begin(run)} in {run.directory}")
 
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        self._round, self._clients = round, clients
+
+    def client_progress(self, progress: BatchProgress) -> None:
+        if self._is_due():
+            at = f"client {progress.client} of {len(self._clients)}, batch {progress.batch} of {progress.num_batches}"
+            self._say(f"in round {self._round}: {at}, loss {progress.loss:.3f}")
+
+    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
+        if done < total and self._is_due():
+            self._say(f"{label}: {100 * done // total} % done, {percent(correct / max(1, done))} so far")
+
     def round_finished(self, record: RoundRecord) -> None:
         if self.run is None:
             return
@@ -127,7 +143,11 @@ class PlainProgress(RunProgress):
         left = self.run.num_rounds - record.round
         self._say(f"{round_line(record, self.run.num_rounds)}  ETA {self._clock.eta(left)}")
 
+    def _is_due(self) -> bool:
+        return time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
+
     def _say(self, line: str) -> None:
+        self._last_line = time.perf_counter()
         print(line, file=self._stream, flush=True)
 
 

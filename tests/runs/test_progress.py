@@ -175,6 +175,29 @@ def test_plain_lines(seconds: FakeTime) -> None:
     )
 
 
+def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime) -> None:
+    out = io.StringIO()
+    with PlainProgress(out, out) as progress:
+        progress.run_started(info(num_rounds=2))
+        progress.round_started(1, (0, 2, 4))
+        for batch in range(1, 6):
+            seconds.now += 11.0
+            progress.client_progress(BatchProgress(client=2, batch=batch, num_batches=5, loss=1.5))
+        seconds.now += 1.0
+        progress.evaluation_progress("pgd20", 100, 359, 50)  # not yet half a minute after the last line
+        seconds.now += 29.0
+        progress.evaluation_progress("autoattack", 718, 1436, 359)
+        seconds.now += 31.0
+        progress.evaluation_progress("autoattack", 1436, 1436, 359)  # done: the table says so
+        progress.round_finished(record(1))
+    assert out.getvalue() == (
+        "digits: running 2 rounds in runs/digits/0-1\n"
+        "in round 1: client 2 of 3, batch 3 of 5, loss 1.500\n"
+        "autoattack: 50 % done, 50.0 % so far\n"
+        "round 1/2  loss 0.750  2.0 s  ETA 1:56\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("num_rounds", "start_round", "told"),
     [
