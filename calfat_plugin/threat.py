@@ -33,10 +33,18 @@ def parse_number(value: object) -> Fraction:
     8/255 again.
 
     Raises:
-        ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type).
+        ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type), or one that no float
+            can hold (``1e999``).
     """
-    if isinstance(value, str):
-        return _parse_text(value)
+    number = _parse_text(value) if isinstance(value, str) else _parse_number(value)
+    try:
+        float(number)
+    except OverflowError:
+        raise ValueError(f"{_short(value)} is too large: no float can hold it") from None
+    return number
+
+
+def _parse_number(value: object) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
         raise ValueError(f"{value!r} is not a number; write 8/255, 0.1 or 1e-3")
     if isinstance(value, float):
@@ -58,11 +66,21 @@ def _parse_text(text: str) -> Fraction:
     return numerator / denominator
 
 
+def _short(value: object) -> str:
+    """A number for a message. Of a long one only the size: Python itself refuses to write more than 4,300 digits."""
+    if isinstance(value, int | Fraction):
+        return f"a number of {abs(int(value)).bit_length()} bits"
+    return repr(value)
+
+
 def exact_text(value: Fraction | float) -> str:
     """Write a number without loss and as people write it: ``8/255``, ``0.1``, ``0.002``, ``1``.
 
     ``parse_number(exact_text(v)) == parse_number(v)`` for every float, and for every fraction that
     a threat model would hold (up to 30 digits above and below the line).
+
+    Raises:
+        ValueError: as :func:`parse_number`.
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")

@@ -123,17 +123,36 @@ class Document:
         return document
 
 
-def read_document(path: str | Path) -> Document:
-    """Read a recipe file.
+@dataclass(frozen=True)
+class Kind:
+    """What a file is meant to be, in the words of messages.
+
+    Attributes:
+        name: ``recipe``.
+        example: where to begin with a new one.
+        top: what stands at its top.
+    """
+
+    name: str
+    example: str
+    top: str
+
+
+RECIPE = Kind("recipe", "a recipe in recipes/, such as calfat_digits.yaml", "sections such as train_args: and calfat:")
+SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys such as base: and axes:")
+
+
+def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
+    """Read a recipe file, or another of ours.
 
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections; with the line where one is known.
     """
-    return parse_document(_read_text(Path(path), str(path)), str(path))
+    return parse_document(_read_text(Path(path), str(path), kind), str(path), kind)
 
 
-def parse_document(text: str, file: str) -> Document:
-    """Parse recipe text; ``file`` is the name used in messages.
+def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
+    """Parse a recipe's text, or that of another file of ours; ``file`` is the name used in messages.
 
     Raises:
         RecipeError: as ``read_document``.
@@ -142,16 +161,12 @@ def parse_document(text: str, file: str) -> Document:
     try:
         node = builder.compose(text)
         if node is None:
-            raise RecipeError(
-                f"{file}: the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml."
-            )
+            raise RecipeError(f"{file}: the file is empty. Start from {kind.example}.")
         data = builder.build(node, ())
     except yaml.YAMLError as error:
         raise RecipeError(f"{file}{_line(error, text)}: not valid YAML: {_problem(error)}.") from None
     if not isinstance(data, dict):
-        raise RecipeError(
-            f"{file}: found {describe(data)} at the top, expected sections such as train_args: and calfat:."
-        )
+        raise RecipeError(f"{file}: found {describe(data)} at the top, expected {kind.top}.")
     return Document(file, data, {**builder.places, (): file})
 
 
@@ -168,15 +183,17 @@ def _parse_value(text: str, path: KeyPath, place: str) -> Any:
         ) from None
 
 
-def _read_text(path: Path, shown: str) -> str:
+def _read_text(path: Path, shown: str, kind: Kind) -> str:
     if path.is_dir():
         inside = sorted(child.name for child in path.glob("*.y*ml"))
         hint = f" Did you mean {path / inside[0]}?" if inside else ""
-        raise RecipeError(f"{shown}: this is a directory, expected a recipe file.{hint}")
+        raise RecipeError(f"{shown}: this is a directory, expected a {kind.name} file.{hint}")
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
-            raise RecipeError(f"{shown}: {size} bytes are too many for a recipe ({_MAX_BYTES // 1000} kB at most).")
+            raise RecipeError(
+                f"{shown}: {size} bytes are too many for a {kind.name} ({_MAX_BYTES // 1000} kB at most)."
+            )
         content = path.read_bytes()
     except FileNotFoundError:
         near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
@@ -188,7 +205,7 @@ def _read_text(path: Path, shown: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML recipe, not a binary file."
+            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind.name}, not a binary file."
         ) from None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
-from calfat_plugin.recipe.document import Document, KeyPath, read_document
+from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
 from calfat_plugin.recipe.parse import failing_at
 from calfat_plugin.suites.schema import (
     Axis,
@@ -40,7 +40,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         RecipeError: with file, line, key, what was found and what was wanted.
     """
-    return parse_suite(read_document(path))
+    return parse_suite(read_document(path, SUITE))
 
 
 def parse_suite(document: Document) -> Suite:

@@ -49,6 +49,9 @@ class TestNumbers:
             ("nan", "'nan' is not a number; write 8/255, 0.1 or 1e-3"),
             ("1/2/3", "'1/2/3' is not a number; write 8/255, 0.1 or 1e-3"),
             ("1e999999999", "'1e999999999' is not a number; write 8/255, 0.1 or 1e-3"),
+            ("1e999", "'1e999' is too large: no float can hold it"),
+            ("1e300/1e-300", "'1e300/1e-300' is too large: no float can hold it"),
+            (10**400, "a number of 1329 bits is too large: no float can hold it"),
             (True, "True is not a number; write 8/255, 0.1 or 1e-3"),
             (None, "None is not a number; write 8/255, 0.1 or 1e-3"),
             (math.nan, "nan is not a finite number"),
@@ -56,8 +59,9 @@ class TestNumbers:
         ],
     )
     def test_refuses_the_rest(self, value, text):
-        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-            parse_number(value)
+        for read in (parse_number, exact_text):
+            with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+                read(value)
 
     @pytest.mark.parametrize(
         ("value", "text"),

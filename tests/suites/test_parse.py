@@ -26,6 +26,19 @@ def parse(tmp_path, text):
     return load_suite(write_suite(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "the file is empty. Start from a suite in suites/, such as digits_table1.yaml."),
+        ("- a\n", "found ['a'] (list) at the top, expected keys such as base: and axes:."),
+    ],
+)
+def test_what_is_no_suite_at_all_is_told_in_a_suite_s_words(text, complaint, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        parse(tmp_path, text)
+    assert str(caught.value) == f"tiny.yaml: {complaint}"
+
+
 def test_a_suite_file_becomes_typed(tmp_path):
     suite = parse(
         tmp_path,
