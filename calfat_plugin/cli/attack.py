@@ -151,6 +151,18 @@ def _run(plan: Plan, output: Path | None, plain: bool) -> None:
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)
     _show(console, outcome)
+    if plan.subject.run is not None and (plan.subject.run / "report.html").exists():
+        _report(plan.subject.run)
+
+
+def _report(run: Path) -> None:
+    """The run's page anew, with what was found. The results are written: nothing here may look like a failed attack."""
+    from calfat_plugin.report import write_run_report
+
+    try:
+        print(f"report: {write_run_report(run)}")
+    except Exception as error:
+        warn(f"the report was not written ({type(error).__name__}: {error}); try again with: calfat report {run}")
 
 
 def _show(console: Console, outcome: Outcome) -> None:

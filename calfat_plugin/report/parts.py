@@ -87,9 +87,13 @@ def alarms(found: Sequence[tuple[str, str, str]]) -> Markup:
 
 
 def alarms_of(run: RunFiles, whose: str = "") -> list[tuple[str, str, str]]:
-    """(whose, code, text) of each alarm in a run's results."""
-    listed: Iterable[Mapping[str, Any]] = run.results.get("alarms") or ()
-    return [(whose, str(alarm.get("code", "")), str(alarm.get("text", ""))) for alarm in listed]
+    """(whose, code, text) of each alarm in a run's results, and in those of the attacks on it."""
+    files = {whose: run.results, **{f"{whose}, {name}".removeprefix(", "): run.attacks[name] for name in run.attacks}}
+    return [
+        (owner, str(alarm.get("code", "")), str(alarm.get("text", "")))
+        for owner, content in files.items()
+        for alarm in content.get("alarms") or ()
+    ]
 
 
 def citations(runs: Sequence[RunFiles]) -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from calfat_plugin.recipe.document import read_document
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
+ATTACKS = "attacks"
 SUITE = "suite.json"
 NATURAL = "natural"
 
@@ -33,6 +34,7 @@ class RunFiles:
         partition: ``partition.json``.
         per_class: ``per_class.json``, made by ``calfat per-class``.
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
+        attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class RunFiles:
     partition: Mapping[str, Any]
     per_class: Mapping[str, Any]
     tsne: Mapping[str, Any]
+    attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def value(self, *keys: str) -> Any:
         """A recipe value; None where it is not written."""
@@ -131,6 +134,11 @@ def read_run(path: Path) -> RunFiles:
         partition=read_json(path / "partition.json"),
         per_class=read_json(path / PER_CLASS),
         tsne=read_json(path / TSNE),
+        attacks={
+            str(file.relative_to(path)): content
+            for file in sorted((path / ATTACKS).glob("*.json"))
+            if file.stat().st_size > 0 and (content := read_json(file)).get("evaluations")  # 0: just being written
+        },
     )
 
 

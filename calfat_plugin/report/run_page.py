@@ -8,6 +8,7 @@ from typing import Any
 
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.report import parts, words
+from calfat_plugin.report.attacks import attacks_section
 from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, render
 from calfat_plugin.report.curves import heterogeneity, learning_curves, losses
@@ -44,6 +45,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 drawn(label_distribution(run), heterogeneity(run), losses(run)),
                 _counts(run),
             ),
+            attacks_section(run.attacks, figures),
             per_class_section(run.per_class, figures),
             section("features", "Features", drawn(tsne_chart(run.tsne))),
             section(

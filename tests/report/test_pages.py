@@ -47,10 +47,27 @@ def full_run(path: Path, *overrides: str) -> Path:
     """A run with everything that a page can show."""
     made_run(path, REPORTED, *overrides, final=FINAL)
     change_json(path / "results.json", alarms=[{"code": "aa-above-pgd", "text": "AutoAttack <above> PGD."}])
-    for name, content in (("per_class.json", PER_CLASS), ("tsne.json", TSNE)):
+    (path / "attacks").mkdir()
+    (path / "attacks" / "just-begun.json").touch()
+    extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "attacks/best-robust.json": ATTACKS}
+    for name, content in extras.items():
         (path / name).write_text("{}")
         change_json(path / name, **content)
     return path
+
+
+ATTACKS = {
+    "run": "runs/made/0-x",
+    "checkpoint": "runs/made/0-x/checkpoints/best-robust.safetensors",
+    "round": 3,
+    "selected_on": "test split, pgd20 (test-selected)",
+    "evaluations": [
+        {"label": label, "accuracy": value, "accuracy_strict": value - 0.01, "num_examples": 359, "seconds": 2.0}
+        | {"settings": {"norm": "linf", "eps": eps} if eps else {}}
+        for label, eps, value in [("natural", "", 0.8), ("cw20", "0.05", 0.61), ("cw20", "0.1", 0.4321)]
+    ],
+    "alarms": [{"code": "flattened-logits", "text": "CW leaves fewer."}],
+}
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +179,20 @@ def test_without_reported_numbers_there_is_no_column_for_them(bare_page: Path) -
 
 def test_alarms_stand_on_top(run_page: Path) -> None:
     page = Page.read(run_page)
-    assert "An alarm about these numbers aa-above-pgd: AutoAttack <above> PGD." in page.text
-    assert page.source.index("An alarm") < page.source.index("<main>")
+    assert "2 alarms about these numbers aa-above-pgd: AutoAttack <above> PGD." in page.text
+    assert "flattened-logits: attacks/best-robust.json: CW leaves fewer." in page.text
+    assert page.source.index("2 alarms") < page.source.index("<main>")
+
+
+def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
+    text = Page.read(run_page).text
+    assert (
+        "Attacked afterwards attacks/best-robust.json Checkpoint best-robust, after round 3; it was selected on the "
+        "test split, pgd20 (test-selected), so these are no fair results."
+    ) in text
+    assert "natural 80.00 79.00 359 2.0 cw20 linf, ε = 0.05 61.00 60.00 359 2.0" in text
+    assert "Accuracy under attack over eps, attacks/best-robust.json" in text
+    assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
 
 
 def test_captions_say_what_is_seen(run_page: Path) -> None:
