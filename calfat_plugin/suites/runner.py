@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Literal
 
 from calfat_plugin.errors import RunError
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
 
 try:
@@ -26,6 +27,7 @@ except ImportError:  # Windows: runs go unlocked
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.main")
 GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
+ORPHAN_SECONDS = 60.0  # a run whose suite was killed ends with the next line it prints, one every half minute or sooner
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
 _ETA = re.compile(r"ETA (\S+)$")
 _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
@@ -40,8 +42,8 @@ class Outcome:
     """How one run ended.
 
     Attributes:
-        status: ``elsewhere``: another process is at it; ``not tried``: the cell failed with an earlier seed before
-            its first round was done.
+        status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
+            before its first round was done.
         message: what went wrong, for people.
         seconds: wall-clock time in this session.
     """
@@ -188,6 +190,10 @@ class _Pool:
             kept.close()
             self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
             return
+        if not self._is_free(run):
+            kept.close()
+            self._end(Outcome(run, "elsewhere", "another process is writing it"))
+            return
         run = look_again(run)
         if run.state == "finished":
             kept.close()
@@ -251,6 +257,15 @@ class _Pool:
             self.children.remove(child)
             status: Status = "finished" if child.process.returncode == 0 else "interrupted"
             self._end(Outcome(child.run, status, seconds=time.perf_counter() - child.started))
+
+    def _is_free(self, run: PlannedRun) -> bool:
+        """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
+        directory, deadline = RunDirectory(run.directory), time.monotonic() + ORPHAN_SECONDS
+        while directory.busy:
+            if time.monotonic() > deadline or self._told_to_stop:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def _read(self, child: _Child, kept: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from calfat_plugin.cli.options import load_experiment
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.runs.directory import RunDirectory
 
 ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true")
     words = parser.parse_args()
     experiment = load_experiment(words.recipe, tuple(words.set), words.seed)
-    trainer, rounds = experiment.trainer.name, experiment.num_rounds
+    trainer = experiment.trainer.name
     behaviour = json.loads(os.environ.get("FAKE_RUN", "{}")).get(trainer, "")
     directory = RunDirectory(words.run_dir)
     if words.resume:
@@ -40,6 +41,17 @@ def main() -> None:
     else:
         directory = RunDirectory.create(experiment, words.run_dir)
         print(f"running with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+    with directory.locked():
+        _rounds(directory, experiment, behaviour)
+        evaluations = [
+            {"label": label, "accuracy": value + STEP * words.seed, "num_examples": 100}
+            for label, value in ACCURACY[trainer].items()
+        ]
+        directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
+
+
+def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> None:
+    rounds = experiment.num_rounds
     if behaviour == "fail":
         directory.discard()
         print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
@@ -52,11 +64,9 @@ def main() -> None:
             raise RuntimeError("two lines\nof words")
         if behaviour in ("wait", "deaf"):
             time.sleep(60)
-    evaluations = [
-        {"label": label, "accuracy": value + STEP * words.seed, "num_examples": 100}
-        for label, value in ACCURACY[trainer].items()
-    ]
-    directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
+        while behaviour == "slow":
+            time.sleep(0.1)
+            print("in round 1: batch after batch", flush=True)
 
 
 if __name__ == "__main__":
