@@ -20,7 +20,9 @@ from calfat_plugin.suites.parse import SEED_PATH, check_selector
 from calfat_plugin.suites.schema import Selector, Setting, Suite, slug
 
 SUITES_ROOT = DEFAULT_ROOT / "suites"
+REPORTED_PATH: KeyPath = ("calfat", "reported")
 _SHOWN = 3  # changed runs that a message names
+_DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
 
 State = Literal["new", "unfinished", "finished"]
 
@@ -31,7 +33,7 @@ class Cell:
 
     Attributes:
         labels: one an axis.
-        settings: what it changes in the base recipe, in order: the suite's, then each axis's.
+        settings: what it changes in the base recipe, in order: the suite's, then each axis's, then published numbers.
         experiment: the recipe resolved; None for a skipped cell.
         skipped: why it is not run; empty when it is.
     """
@@ -206,6 +208,7 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
     for variants in itertools.product(*(axis.variants for axis in suite.axes)):
         labels = tuple(variant.label for variant in variants)
         settings = (*suite.settings, *(setting for variant in variants for setting in variant.settings))
+        settings += _reported(suite, "/".join(labels), settings)
         reasons = [skip.reason for skip in suite.skip if skip.selector.matches(labels)]
         experiment = None
         if not reasons:
@@ -214,6 +217,20 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
             except CalfatError as error:
                 raise RecipeError(f"{error} (In cell '{'/'.join(labels)}' of {suite.document.file}.)") from None
         yield Cell(labels, settings, experiment, reasons[0] if reasons else "")
+
+
+def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Setting, ...]:
+    """The cell's published numbers as a recipe value, for the page of each of its runs; instead of the base recipe's,
+    which are about another setting."""
+    if any(setting.path[: len(REPORTED_PATH)] == REPORTED_PATH for setting in settings):
+        return ()
+    published = suite.reported.get(name)
+    if published is None:
+        place = suite.document.place(())
+        return (Setting(REPORTED_PATH, {}, place),) if suite.base_document.has(REPORTED_PATH) else ()
+    percent = {label: round(100 * accuracy, _DECIMALS) for label, accuracy in published.accuracy.items()}
+    place = suite.document.place(("reported", "percent", name))
+    return (Setting(REPORTED_PATH, {"source": published.source, **percent}, place),)
 
 
 def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], overrides: Sequence[str]) -> Experiment:
@@ -238,7 +255,9 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
     seen: dict[str, str] = {}
     for cell in cells:
         if cell.experiment is not None:
-            key = json.dumps(cell.experiment.as_run(), sort_keys=True, default=str)
+            written = cell.experiment.as_run()
+            written["calfat"].pop("reported")  # changes no run
+            key = json.dumps(written, sort_keys=True, default=str)
             other = seen.setdefault(key, cell.name)
             if other != cell.name:
                 raise suite.document.error(

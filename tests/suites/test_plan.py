@@ -14,7 +14,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import command
-from tests.suites.files import SUITE, write_suite
+from tests.suites.files import BASE, SUITE, write_suite
 
 GRID = SUITE.replace(
     "axes:\n",
@@ -172,10 +172,29 @@ def test_suites_may_share_their_runs(tmp_path, registry):
     assert str(plan.directory) == "runs/suites/tiny"
 
 
+def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, registry):
+    """Not the base recipe's numbers, which are about another setting; and they make no two runs differ."""
+    base = BASE + "  reported: {source: Table 1, natural: 64.69}\n"
+    text = SUITE + "reported: {source: Table 2, percent: {CalFAT: {natural: 57.31}}}\n"
+    plan = make_plan(load_suite(write_suite(tmp_path, text, base=base)), registry)
+    calfat, fedpgd = (cell.experiment.recipe.reported for cell in plan.cells)
+    assert (calfat.source, calfat.percent) == ("Table 2", {"natural": 57.31})
+    assert (fedpgd.source, fedpgd.percent) == ("", {})
+    assert command(plan, plan.runs[1])[-7:-4] == ["calfat.trainer=fedpgd", "--set", "calfat.reported={}"]
+
+    begin(plan, results=True)
+    plain = make_plan(load_suite(write_suite(tmp_path, SUITE, base=BASE)), registry)
+    assert [run.state for run in plain.runs[:2]] == ["finished", "new"]
+    twins = SUITE.replace("FedPGD: {calfat.trainer: fedpgd}", "FedPGD: {}") + text.removeprefix(SUITE)
+    with pytest.raises(RecipeError, match="the cells 'CalFAT' and 'FedPGD' are the same run"):
+        make_plan(load_suite(write_suite(tmp_path, twins, base=base)), registry)
+
+
 def test_warnings_are_told_once(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.epocs: 1"))
     assert plan.warnings == (
-        "tiny.yaml:3: train_args.epocs: neither FedML nor calfat_plugin knows this key. Did you mean 'epochs'?",
+        "tiny.yaml:3: train_args.epocs: neither FedML nor calfat_plugin knows this key, so it has no effect. "
+        "Did you mean 'epochs'?",
     )
 
 

@@ -170,7 +170,11 @@ def test_terminal(summary, width, expected):
 def test_json_holds_everything(summary):
     content = json.loads(json.dumps(as_json(summary), allow_nan=False))
     cell = content["cells"][0]
-    assert cell["settings"] == {"train_args.comm_round": 1, "data_args.partition_alpha": 0.1}
+    assert cell["settings"] == {
+        "train_args.comm_round": 1,
+        "data_args.partition_alpha": 0.1,
+        "calfat.reported": {"source": "arXiv:2205.14926, Table 1", "natural": 80.0, "pgd20": 31.12},
+    }
     scored = cell["scores"]["pgd20"]
     assert scored == {
         "n": 2,
