@@ -162,6 +162,16 @@ def test_the_imagenet_subset_is_read_at_64_with_other_classes_beside(below, tmp_
     assert data.augment == Augmentation(crop_padding=8, flip=True)
 
 
+def test_a_damaged_image_of_imagenet_is_refused_by_name(tmp_path):
+    on_disk.write_imagenet_subset(tmp_path)
+    path = next((tmp_path / "val" / "n03888257").iterdir())
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError) as caught:
+        load_imagenet_subset(tmp_path)
+    assert str(caught.value).startswith(f"data set imagenet_subset: {path} cannot be read (")
+    assert str(caught.value).endswith("). It is damaged or not in the expected format; replace it.")
+
+
 @pytest.mark.parametrize("download", [False, True])
 def test_a_missing_imagenet_says_where_to_get_it(download, tmp_path):
     on_disk.write_imagenet_subset(tmp_path)

@@ -1,0 +1,86 @@
+"""Every shipped recipe runs: its own model, trainer and threat, one round on a tiny stand-in of its data set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.entries import DatasetEntry
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.recipe import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.rounds import read_rounds
+from tests.inputs import on_disk
+from tests.runs.processes import ROOT, WarmServer
+
+REGISTRY = Registry.load(entry_points=False)
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+# Files in the data set's true on-disk format; two clients get at least ten images each.
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "cifar10": lambda root: on_disk.write_cifar10(root, n_train=40, n_test=10),
+    "cifar100": lambda root: on_disk.write_cifar100(root, n_train=100, n_test=100),
+    "svhn": lambda root: on_disk.write_svhn(root, n_train=40, n_test=10),
+    "mnist": lambda root: on_disk.write_mnist(root, n_train=40, n_test=10),
+    "fmnist": lambda root: on_disk.write_fmnist(root, n_train=40, n_test=10),
+    "imagenet_subset": lambda root: on_disk.write_imagenet_subset(root, n_train=48, n_test=12),
+    "image_folder": lambda root: on_disk.write_class_folders(root, ["cat", "dog"], n_train=40, n_test=10),
+    "digits": lambda root: None,
+}
+WITH_CHECKSUMS = ("cifar10", "cifar100", "svhn", "mnist", "fmnist")
+CUT = (
+    *("train_args.comm_round=1", "train_args.client_num_in_total=2", "train_args.client_num_per_round=2"),
+    *("calfat.evaluators=[natural, fgsm]", "calfat.monitor.max_examples=10"),
+)
+
+
+def run_one_round(warm: WarmServer, experiment: Experiment, folder: Path, *changes: str) -> None:
+    """Run the experiment's recipe, cut down in time, and look at what it leaves."""
+    data = experiment.dataset.name
+    WRITERS[data](folder / "data")
+    changes = (*CUT, f"data_args.data_cache_dir={folder / 'data'}", *changes)
+    if data in WITH_CHECKSUMS:
+        changes += ("calfat.dataset.verify=false",)
+    words = [word for change in changes for word in ("--set", change)]
+    done = warm.run("run", experiment.recipe.document.file, "--run-dir", "run", *words, cwd=folder)
+    assert done.code == 0, done.err
+    assert {line for line in done.err.splitlines() if "GPU" not in line} == set()
+    (row,) = read_rounds(folder / "run" / "rounds.csv")
+    assert (row["clients"], row["refused"]) == ("0 1", "")
+    results = json.loads((folder / "run" / "results.json").read_text())
+    assert results["trainer"] == experiment.trainer.name
+    assert results["recipe"] == experiment.recipe.name
+    assert [evaluation["label"] for evaluation in results["evaluations"]] == ["natural", "fgsm"]
+
+
+def test_there_is_a_stand_in_for_every_data_set() -> None:
+    assert set(WRITERS) == {entry.name for entry, _ in REGISTRY.offers(DatasetEntry)}
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_one_round(file: Path, warm: WarmServer, tmp_path: Path) -> None:
+    run_one_round(warm, assemble(read_document(file), REGISTRY), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [("cifar100", "cnn"), ("svhn", "cnn"), ("cifar10", "vgg8"), ("cifar10", "resnet18"), ("mnist", "cnn_mcmahan")],
+)
+def test_one_round_of_what_the_suites_make_of_a_recipe(data: str, model: str, warm: WarmServer, tmp_path: Path) -> None:
+    """Tables 1, 5 and 10 change data set and architecture of the CIFAR-10 recipe."""
+    _other(data, model, warm, tmp_path)
+
+
+@pytest.mark.slow
+def test_one_round_of_table_1_s_imagenet(warm: WarmServer, tmp_path: Path) -> None:
+    """57 million parameters."""
+    _other("imagenet_subset", "alexnet64", warm, tmp_path)
+
+
+def _other(data: str, model: str, warm: WarmServer, folder: Path) -> None:
+    changes = (f"data_args.dataset={data}", f"model_args.model={model}", "calfat.threat.steps=1")
+    document = read_document(ROOT / "recipes" / "calfat_cifar10.yaml").with_overrides(changes)
+    run_one_round(warm, assemble(document, REGISTRY), folder, *changes)
