@@ -1,0 +1,45 @@
+"""Whether a run may go on with another recipe than it was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_FREE = (
+    "train_args.comm_round",  # a resumed run can go further
+    "device_args.",  # it may move to another machine; environment.json tells of each
+    "data_args.data_cache_dir",  # the same data in another place
+    "calfat.dataset.download",
+    "calfat.loggers",
+    "calfat.reported.",
+    "calfat.silo.",  # addresses, and how patient the parties are
+)
+_REASONS = {
+    "calfat.runtime.threads": "Another number of threads adds up in another order, so the run would end with other bits"
+}
+
+
+def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Dotted keys in which two recipes, as run, differ.
+
+    The number of rounds may differ, and so may what says where and with whom a run is made rather than what it is.
+    """
+    flat_first, flat_second = _flat(first), _flat(second)
+    keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(_FREE))
+    missing = object()
+    return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
+
+
+def why_not(keys: list[str]) -> str:
+    """Why a change of these keys matters where that is not plain to see: a sentence and a space, or nothing."""
+    return "".join(f"{_REASONS[key]}. " for key in keys if key in _REASONS)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

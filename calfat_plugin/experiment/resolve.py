@@ -1,0 +1,194 @@
+"""Recipe and registry become an experiment: names resolved, options typed, defaults and presets filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from calfat_plugin import entries
+from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
+from calfat_plugin.experiment.experiment import Experiment, Pick
+from calfat_plugin.options import describe_options, parse_options
+from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.parse import failing_at, parse_recipe
+from calfat_plugin.recipe.schema import Choice, Recipe
+from calfat_plugin.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+E = TypeVar("E", bound=entries.Entry)
+
+
+def assemble(document: Document, registry: Registry) -> Experiment:
+    """Resolve a recipe.
+
+    Raises:
+        RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
+    """
+    recipe = parse_recipe(_with_preset(document, registry))
+    trainer = _pick(recipe, registry, entries.TrainerEntry, recipe.trainer, also=("name", "preset", "loss"))
+    aggregator = _pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator)
+    _refuse_conflict(recipe, trainer.entry, aggregator.entry)
+    return Experiment(
+        recipe=recipe,
+        registry=registry,
+        trainer=trainer,
+        modifier=_pick_modifier(recipe, registry, trainer),
+        aggregator=aggregator,
+        dataset=_pick(recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")),
+        model=_pick_model(recipe, registry),
+        partition=_pick(
+            recipe, registry, entries.PartitionEntry, recipe.partition, name_at=("data_args", "partition_method")
+        ),
+        evaluators=_pick_evaluators(recipe, registry, recipe.evaluators),
+        monitor_evaluators=_pick_evaluators(recipe, registry, recipe.monitor_evaluators),
+        loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
+    )
+
+
+def _pick_evaluators(
+    recipe: Recipe, registry: Registry, choices: tuple[Choice, ...]
+) -> tuple[Pick[entries.EvaluatorEntry], ...]:
+    return tuple(_pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in choices)
+
+
+def _pick(
+    recipe: Recipe,
+    registry: Registry,
+    kind: type[E],
+    choice: Choice,
+    *,
+    name_at: KeyPath | None = None,
+    also: tuple[str, ...] = ("name", "preset", "label"),
+) -> Pick[E]:
+    """Look a choice up and type its options. ``name_at``: where its name stands, if not at the choice itself."""
+    document = recipe.document
+    entry, named = _find(document, registry, kind, choice, name_at)
+    known = {info.name for info in describe_options(entry.config)}
+    clash = [name for name in named if choice.options.get(name, named[name]) != named[name]]
+    if clash:
+        raise document.error(
+            (*choice.path, clash[0]),
+            f"'{choice.name}' already says {clash[0]} = {named[clash[0]]}; keep one of the two.",
+        )
+    preset: Mapping[str, Any] = {}
+    if choice.preset is not None:
+        if choice.preset not in entry.presets:
+            known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+            hint = did_you_mean(choice.preset, entry.presets) or known_presets
+            raise document.error(
+                (*choice.path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{choice.preset}'.{hint}"
+            )
+        preset = entry.presets[choice.preset].options
+    options: Any = parse_options(
+        entry.config,
+        {**preset, **named, **choice.options},
+        owner=f"{kind.kind} '{entry.name}'",
+        fail=failing_at(document, choice.path),
+        also=tuple(key for key in also if name_at is None and key not in known),
+    )
+    try:
+        entry.check(options, recipe)
+    except OptionError as error:
+        raise document.error(choice.path, str(error)) from None
+    return Pick(entry, options, choice.name, choice.label or choice.name)
+
+
+def _refuse_conflict(recipe: Recipe, trainer: entries.TrainerEntry, aggregator: entries.AggregatorEntry) -> None:
+    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+    if reason is not None:
+        raise recipe.document.error(
+            recipe.aggregator.path,
+            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
+        )
+
+
+def _find(
+    document: Document, registry: Registry, kind: type[E], choice: Choice, name_at: KeyPath | None
+) -> tuple[E, Mapping[str, int]]:
+    try:
+        return registry.find(kind, choice.name)
+    except PluginError as error:
+        where = name_at or choice.path
+        if name_at is None and document.has((*choice.path, "name")):
+            where = (*choice.path, "name")
+        raise document.error(where, str(error)) from None
+
+
+def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
+    """A model by name, or a user's own ``package.module:factory``, which takes no options from the recipe."""
+    choice = recipe.model_choice
+    if ":" not in choice.name:
+        return _pick(recipe, registry, entries.ModelEntry, choice, name_at=("model_args", "model"))
+    path = choice.name
+
+    def build(**arguments: Any) -> nn.Module:
+        from calfat_plugin.models import model_from_factory
+
+        return model_from_factory(path, **arguments)
+
+    entry = entries.ModelEntry("own", build=build, summary=f"built by {path}")
+    options: Any = parse_options(
+        entry.config,
+        choice.options,
+        owner=f"model '{path}'",
+        fail=failing_at(recipe.document, choice.path),
+    )
+    return Pick(entry, options, path, path)
+
+
+def _pick_modifier(
+    recipe: Recipe, registry: Registry, trainer: Pick[entries.TrainerEntry]
+) -> Pick[entries.ModifierEntry]:
+    choice, entry = recipe.trainer.loss, trainer.entry
+    path: KeyPath = (*recipe.trainer.path, "loss")
+    if choice is None:
+        default = Choice("plain", {}, path, label="plain")
+        return _pick(recipe, registry, entries.ModifierEntry, default)
+    pick = _pick(recipe, registry, entries.ModifierEntry, choice)
+    defined_for = defined_modifiers(registry, entry)
+    if pick.entry.name not in defined_for:
+        defined = (
+            f"It composes with: {listed(defined_for)}." if defined_for else "It brings its own loss; leave the key out."
+        )
+        raise recipe.document.error(
+            path, f"local trainer '{entry.name}' does not compose with the loss modifier '{pick.entry.name}'. {defined}"
+        )
+    return pick
+
+
+def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tuple[str, ...]:
+    """Names of the loss modifiers that a method composes with, whichever side says so; none where it brings its own."""
+    if not trainer.modifiers:
+        return ()
+    offered = (modifier for modifier, _ in registry.offers(entries.ModifierEntry))
+    also = (m.name for m in offered if trainer.name in m.methods and m.name not in trainer.modifiers)
+    return (*trainer.modifiers, *also)
+
+
+def _with_preset(document: Document, registry: Registry) -> Document:
+    """Fill keys that the recipe leaves out with the defaults of the trainer's preset.
+
+    Anything wrong with the names involved is left for :func:`_pick` to complain about.
+    """
+    trainer = document.get(("calfat", "trainer"))
+    name, preset_name = (
+        (trainer.get("name", "calfat"), trainer.get("preset")) if isinstance(trainer, Mapping) else (None, None)
+    )
+    if not isinstance(name, str) or not isinstance(preset_name, str):
+        return document
+    try:
+        entry, _ = registry.find(entries.TrainerEntry, name)
+    except PluginError:
+        return document
+    if preset_name not in entry.presets:
+        return document
+    dataset = document.get(("data_args", "dataset"))
+    defaults = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
+    for key, value in defaults.items():
+        path = tuple(key.split("."))
+        parent = document.get(path[:-1])
+        if not document.has(path) and (parent is None or isinstance(parent, Mapping)):
+            document = document.with_value(path, value, f"preset '{preset_name}' of '{name}'")
+    return document
