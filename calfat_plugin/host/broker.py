@@ -16,6 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
+from calfat_plugin.host.certificates import Certificates
 from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name
 
 log = logging.getLogger(__name__)
@@ -149,16 +150,7 @@ def _client(silo: Silo, rank: int) -> Any:
     if settings.username is not None:
         client.username_pw_set(settings.username.replace("{rank}", str(rank)), _password(settings, rank))
     if silo.tls is not None:
-        files = [str(getattr(silo.tls, name)).replace("{rank}", str(rank)) for name in ("ca", "cert", "key")]
-        ca, cert, key = (str(Path(file).expanduser()) for file in files)
-        try:
-            context = ssl.create_default_context(cafile=ca)
-            context.load_cert_chain(cert, key)
-        except OSError as error:  # ssl.SSLError is one
-            raise HostError(
-                f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used: {error}. `calfat certs DIR` makes a test set."
-            ) from None
-        client.tls_set_context(context)
+        client.tls_set_context(Certificates.read(silo.tls, rank).client_context())
     elif settings.tls:
         client.tls_set_context(ssl.create_default_context())
     return client

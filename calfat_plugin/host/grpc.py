@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
 from concurrent import futures
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read once, on import; its core writes past Python's stderr
 
@@ -21,9 +19,11 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
+from calfat_plugin.host.certificates import Certificates
 from calfat_plugin.host.messages import RefusedError
+from calfat_plugin.host.tls_door import Caller, TLSDoor
 from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
-from calfat_plugin.recipe.silo import Address, Silo, TLSSettings, certificate_name
+from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
 log = logging.getLogger(__name__)
 
@@ -36,37 +36,6 @@ _WILL_NOT_CHANGE = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """This party's certificate and key, and the authority it trusts, as PEM bytes."""
-
-    ca: bytes
-    cert: bytes
-    key: bytes
-
-    @classmethod
-    def read(cls, settings: TLSSettings, rank: int) -> Certificates:
-        """Read the files that the recipe names.
-
-        Raises:
-            HostError: a file is missing or no PEM.
-        """
-        return cls(*(_read_pem(settings, name, rank) for name in ("ca", "cert", "key")))
-
-
-def _read_pem(settings: TLSSettings, name: str, rank: int) -> bytes:
-    path = Path(str(getattr(settings, name)).replace("{rank}", str(rank))).expanduser()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise HostError(
-            f"calfat.silo.tls.{name}: {path} cannot be read ({error.strerror}). `calfat certs DIR` makes a test set."
-        ) from None
-    if b"-----BEGIN " not in content:
-        raise HostError(f"calfat.silo.tls.{name}: {path} is not a PEM file.")
-    return content
 
 
 class GRPCTransport(Transport):
@@ -84,6 +53,8 @@ class GRPCTransport(Transport):
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
         self._parties = silo.parties
         self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
+        self._everyone = frozenset(certificate_name(each) for each in range(len(silo.parties)))
+        self._door: TLSDoor | None = None
         self._options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", max_message + _FRAMING),
@@ -121,6 +92,8 @@ class GRPCTransport(Transport):
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
         self._server.stop(_LAST_CALLS).wait()
+        if self._door is not None:
+            self._door.close()
         for channel in self._channels.values():
             channel.close()
 
@@ -133,56 +106,55 @@ class GRPCTransport(Transport):
             (grpc.method_handlers_generic_handler("gRPCCommManager", {"sendMessage": method}),)
         )
         try:
-            bound = self._bind(server, address)
-        except (RuntimeError, ValueError):
-            bound = 0
-        if bound == 0:
+            if self._certificates is None:
+                server.add_insecure_port(str(address))
+            else:
+                backend_port = server.add_insecure_port("127.0.0.1:0")
+                self._door = TLSDoor(address.host, address.port, self._certificates.server_context(), backend_port)
+        except (RuntimeError, ValueError, OSError):
             raise HostError(
                 f"rank {rank} cannot listen on {address}: the port is taken, or the address is not this machine's. "
                 "End the process that has it, or change calfat.silo.parties (calfat.silo.bind, where the others "
                 "reach this machine under another address)."
-            )
+            ) from None
         return server
-
-    def _bind(self, server: Any, address: Address) -> int:
-        if self._certificates is None:
-            return int(server.add_insecure_port(str(address)))
-        mine = self._certificates
-        credentials = grpc.ssl_server_credentials([(mine.key, mine.cert)], mine.ca, require_client_auth=True)
-        return int(server.add_secure_port(str(address), credentials))
 
     def _channel(self, peer: int) -> Any:
         if peer not in self._channels:
-            target, mine = str(self._parties[peer]), self._certificates
-            if mine is None:
+            target = str(self._parties[peer])
+            if self._certificates is None:
                 self._channels[peer] = grpc.insecure_channel(target, self._options)
             else:
                 named = [*self._options, ("grpc.ssl_target_name_override", certificate_name(peer))]
-                credentials = grpc.ssl_channel_credentials(mine.ca, mine.key, mine.cert)
-                self._channels[peer] = grpc.secure_channel(target, credentials, named)
+                self._channels[peer] = grpc.secure_channel(target, _channel_credentials(self._certificates), named)
         return self._channels[peer]
 
     def _answer(self, raw: bytes, context: Any) -> Any:
         """Serve one call, in one of gRPC's threads."""
-        peer = context.peer()
+        caller = self._caller(context)
         try:
             request = pb.CommRequest.FromString(raw)
         except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing
-            log.warning("message from %s refused: %d bytes that are no request", peer, len(raw))
+            log.warning("message from %s refused: %d bytes that are no request", caller.address, len(raw))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
+        ranks = (rank for rank in range(len(self._parties)) if certificate_name(rank) in caller.names)
         try:
-            self.receive(request.message, peer, self._ranks_of(context))
+            self.receive(request.message, caller.address, frozenset(ranks))
         except RefusedError as refused:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         return pb.CommResponse(client_id=self.rank)
 
-    def _ranks_of(self, context: Any) -> frozenset[int]:
-        """Ranks that the caller may speak for: those its certificate names; any, where there are no certificates."""
-        ranks = range(len(self._parties))
-        if self._certificates is None:
-            return frozenset(ranks)
-        names: Sequence[bytes] = context.auth_context().get("x509_subject_alternative_name", ())
-        return frozenset(rank for rank in ranks if certificate_name(rank).encode() in names)
+    def _caller(self, context: Any) -> Caller:
+        """Where a call comes from, and for whom it may speak: where there are no certificates, for anyone."""
+        address = unquote(str(context.peer()).partition(":")[2])
+        if self._door is None:
+            return Caller(address, self._everyone)
+        known = self._door.caller(int(address.rpartition(":")[2]))
+        return known or Caller(f"{address}, which did not come through the door", frozenset())
+
+
+def _channel_credentials(files: Certificates) -> Any:
+    return grpc.ssl_channel_credentials(files.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
 
 
 def _first_line(details: object) -> str:
