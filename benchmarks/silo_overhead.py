@@ -2,10 +2,14 @@
 
     python benchmarks/silo_overhead.py --seeds 0,1,2
 
-Prints a Markdown table. Run it on an idle machine: it measures time on the clock, and traffic on the loopback
-interface. Each seed is run three times: in the simulator; as a server and clients that share all cores, where clients
-train at the same time; and with all of these processes bound to a single core, where they cannot, so that what a round
-takes longer than in the simulator is what the federation costs.
+Prints a Markdown table. Run it on an idle machine: it measures time on the clock, and all traffic on the loopback
+interface. To count this traffic alone, run it in a network of its own:
+
+    unshare -n sh -c 'ip link set lo up && python benchmarks/silo_overhead.py'
+
+Each seed is run three times: in the simulator; as a server and clients that share all cores, where clients train at
+the same time; and with all of these processes bound to a single core, where they cannot, so that what a round takes
+longer than in the simulator is what the federation costs.
 """
 
 from __future__ import annotations

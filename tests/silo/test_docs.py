@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cross_silo.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent  # not resolved: the environment's, where its python is a link
 PATIENCE = 300.0  # seconds that a command may take
+FENCED = r"^( *)```(\w*)\n(.*?)^\1```$"
 
 LOOPBACK = {"fl.example.org": "127.0.0.1", "wards.example.org": "127.0.0.1"}
 FIRST = next(iter(LOOPBACK))  # where the page's recipe is written
@@ -67,7 +68,7 @@ def parse(page: str) -> list[Block]:
     blocks = []
     for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
-        for fence in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", body, re.MULTILINE | re.DOTALL):
+        for fence in re.finditer(FENCED, body, re.MULTILINE | re.DOTALL):
             text = re.sub(rf"^{fence[1]}", "", fence[3], flags=re.MULTILINE)
             before = body[: fence.start()].rstrip().rpartition("\n")[2]
             blocks.append(Block(title, fence[2], text, before))
@@ -134,7 +135,9 @@ class Terminal:
         os.write(self._type, command.encode() + b"\0")
         ready, _, _ = select.select([self._status], [], [], PATIENCE)
         assert ready, f"{command}: still at it after {PATIENCE:g} s\n{self.screen}"
-        return int(os.read(self._status, 100))
+        status = os.read(self._status, 100)
+        assert status, f"{command}: the shell is gone\n{self.screen}"
+        return int(status)
 
     @property
     def screen(self) -> str:
@@ -249,7 +252,9 @@ def check_two_machines(server: Terminal, clients: Terminal) -> None:
 def test_no_command_stands_outside_the_blocks_that_are_run() -> None:
     assert {block.language for block in BLOCKS} <= {"sh", "yaml", "text"}
     assert len(re.findall(r"^ *```\w*$", PAGE, re.MULTILINE)) == 2 * len(BLOCKS)
-    inline = re.findall(r"`((?:calfat|fedml|pip|python|mpiexec|scp|mosquitto)\s[^`]+)`", PAGE)
+    programs = {"fedml", "python", *(command.split()[0] for command in COMMANDS)}
+    prose = re.sub(FENCED, "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    inline = [span for span in re.findall(r"`([^`]+)`", prose) if span.split()[0] in programs and len(span.split()) > 1]
     assert [span for span in inline if not any(command.startswith(span) for command in COMMANDS)] == []
 
 
