@@ -12,6 +12,7 @@ from calfat_plugin.report.markup import Markup, details, element, facts, joined,
 from calfat_plugin.report.reading import RunFiles
 
 GENERATOR = "calfat_plugin"
+_MOST_ALARMS = 4  # in full; a suite may have one for each of its runs
 
 
 def page(title: str, lead: str, head: Iterable[str], parts: Sequence[Markup], figures: str) -> str:
@@ -73,17 +74,20 @@ def _contents(parts: Sequence[Markup]) -> Markup:
 
 
 def alarms(found: Sequence[tuple[str, str, str]]) -> Markup:
-    """The box of alarms: (whose, code, text). Empty where there is none."""
+    """The box of alarms: (whose, code, text). Empty where there is none; many are listed by code and folded away."""
     if not found:
         return Markup()
     items = [
         element("li", Markup(element("strong", f"{code}: ") if code else ""), f"{whose}: " if whose else "", text)
         for whose, code, text in found
     ]
+    shown: list[Markup] = [element("ul", *items)]
+    if len(found) > _MOST_ALARMS and all(whose for whose, _, _ in found):
+        owners = {code: [whose for whose, of, _ in found if of == code] for _, code, _ in found}
+        brief = [element("li", element("strong", f"{code}: "), "; ".join(names)) for code, names in owners.items()]
+        shown = [element("ul", *brief), details("What was seen", *shown)]
     count = "An alarm" if len(found) == 1 else f"{len(found)} alarms"
-    return element(
-        "div", element("strong", f"{count} about these numbers"), element("ul", *items), class_="alarms", role="note"
-    )
+    return element("div", element("strong", f"{count} about these numbers"), *shown, class_="alarms", role="note")
 
 
 def alarms_of(run: RunFiles, whose: str = "") -> list[tuple[str, str, str]]:

@@ -25,6 +25,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.parties import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.report import write_run_report
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
@@ -99,6 +100,25 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
     assert re.search(r"│ pgd5 +│ linf 0\.1 │ +\d+\.\d % │ +\d+\.\d % │ +60 │", out)
     assert out.endswith("results: run/attacks/last.json\n")
+
+
+def test_the_page_of_the_run_is_made_anew(run_dir):
+    (run_dir / "results.json").unlink()
+    page = write_run_report(run_dir)
+    assert "Attacked afterwards" not in page.read_text(encoding="utf-8")
+    code, out, err = call(run_dir, "--attacks", "fgsm", "--examples", 20)
+    assert (code, err) == (0, "")
+    assert out.endswith("results: run/attacks/last.json\nreport: run/report.html\n")
+    assert "Attacked afterwards" in page.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_made_does_not_look_like_a_failed_attack(run_dir):
+    (run_dir / "report.html").touch()
+    code, out, err = call(run_dir, "--attacks", "fgsm", "--examples", 20)
+    assert code == 0
+    assert out.endswith("results: run/attacks/last.json\n")
+    assert err.startswith("warning: the report was not written (RunError: run/results.json: cannot be read (")
+    assert err.endswith("); try again with: calfat report run\n")
 
 
 def test_results_are_kept_and_equal_calls_give_equal_numbers(run_dir):

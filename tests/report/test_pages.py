@@ -287,6 +287,15 @@ def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> 
     assert "calfat, seed 1: AutoAttack <above> PGD." in text
 
 
+def test_many_alarms_are_listed_by_code_and_told_in_full_below(comparison: Path) -> None:
+    text = Page.read(comparison).text
+    listed = (
+        "8 alarms about these numbers aa-above-pgd: calfat, seed 0; calfat, seed 1; fedpgd, seed 0; fedpgd, seed 1 "
+    )
+    assert listed + "flattened-logits: calfat, seed 0, attacks/best-robust.json; calfat, seed 1" in text
+    assert "What was seen aa-above-pgd: calfat, seed 0: AutoAttack <above> PGD. flattened-logits: calfat" in text
+
+
 def test_seven_methods_are_dots_with_a_legend(tmp_path: Path) -> None:
     for number in range(7):
         made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)

@@ -67,20 +67,16 @@ def test_one_round(file: Path, warm: WarmServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "model"),
-    [("cifar100", "cnn"), ("svhn", "cnn"), ("cifar10", "vgg8"), ("cifar10", "resnet18"), ("mnist", "cnn_mcmahan")],
+    [
+        ("cifar100", "cnn"),
+        ("svhn", "cnn"),
+        ("cifar10", "vgg8"),
+        pytest.param("cifar10", "resnet18", marks=pytest.mark.slow),
+        pytest.param("imagenet_subset", "alexnet64", marks=pytest.mark.slow),
+    ],
 )
 def test_one_round_of_what_the_suites_make_of_a_recipe(data: str, model: str, warm: WarmServer, tmp_path: Path) -> None:
     """Tables 1, 5 and 10 change data set and architecture of the CIFAR-10 recipe."""
-    _other(data, model, warm, tmp_path)
-
-
-@pytest.mark.slow
-def test_one_round_of_table_1_s_imagenet(warm: WarmServer, tmp_path: Path) -> None:
-    """57 million parameters."""
-    _other("imagenet_subset", "alexnet64", warm, tmp_path)
-
-
-def _other(data: str, model: str, warm: WarmServer, folder: Path) -> None:
     changes = (f"data_args.dataset={data}", f"model_args.model={model}", "calfat.threat.steps=1")
     document = read_document(ROOT / "recipes" / "calfat_cifar10.yaml").with_overrides(changes)
-    run_one_round(warm, assemble(document, REGISTRY), folder, *changes)
+    run_one_round(warm, assemble(document, REGISTRY), tmp_path, *changes)
