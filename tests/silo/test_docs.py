@@ -26,6 +26,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
+from tests.silo.broker import needs_mosquitto
 from tests.silo.federation import assert_same_bits, free_ports, global_model
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,11 @@ class Loopback:
             text = re.sub(
                 rf"{re.escape(host)}:(\d+)",
                 lambda found, host=host, address=address: f"{address}:{self._port(host, found[1])}",  # type: ignore[misc]
+                text,
+            )
+            text = re.sub(
+                rf"-H {re.escape(host)} -p (\d+)",  # as moto's server takes it
+                lambda found, host=host, address=address: f"-H {address} -p {self._port(host, found[1])}",  # type: ignore[misc]
                 text,
             )
             text = re.sub(rf"{re.escape(host)}(?!:)", address, text)  # scp's host:folder stays
@@ -165,7 +171,7 @@ def terminals(folder: Path) -> Iterator[dict[str, Terminal]]:
     (programs / "scp").chmod(0o755)
     environment = {
         **os.environ,
-        "PATH": os.pathsep.join([str(programs), str(BIN), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(programs), str(BIN), os.environ["PATH"], "/usr/sbin"]),
         "MACHINES": str(folder),
         "OMP_NUM_THREADS": "1",
         "PIP_NO_INDEX": "1",  # what the page installs is there
@@ -222,7 +228,10 @@ installed = pytest.mark.skipif(
 
 
 @installed
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    "section",
+    [pytest.param(section, marks=needs_mosquitto) if section == "MQTT and S3" else section for section in SECTIONS],
+)
 def test_every_command_does_what_the_page_says(section: str, tmp_path: Path) -> None:
     blocks = [block for block in BLOCKS if block.section == section]
     with terminals(tmp_path) as machines:
