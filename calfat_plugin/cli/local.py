@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +77,15 @@ def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resu
 def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
     """Start the processes as one MPI job; MPI itself ends them together."""
     beside = Path(sys.executable).with_name("mpiexec")
-    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(len(names)), "-prepend-rank"]
+    command = [str(beside) if beside.exists() else "mpiexec", "-n", str(len(names))]
+    command += ["-prepend-rank"] if all(names) else []
     command += [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", "--run-dir", str(run_dir)]
     command += ["--resume"] if resume else []
-    process = _spawn(command)
+    # Unbuffered, Python writes a line and its end apart, and mpiexec would put the rank before each.
+    process = _spawn(command, {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
     try:
         for line in process.stdout or ():
-            rank, _, rest = line.removeprefix("[").partition("] ")
+            rank, _, rest = line.removeprefix("[").partition("] ") if all(names) else ("", "", line)
             if rest.startswith(_MPI_ABORT):
                 continue  # the process has told why in better words
             sys.stdout.write(_prefix_of(int(rank), names) + rest if rank.isdecimal() else line)
@@ -125,9 +128,10 @@ def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path,
     return Party(names[rank], process, reader)
 
 
-def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
+def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -138,16 +142,13 @@ def _spawn(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _names_of(experiment: Experiment) -> list[str]:
-    """What each process's lines begin with, by rank: nothing for a simulation's server, as its workers are quiet."""
-    ranks = range(1, experiment.recipe.num_processes)
-    if experiment.recipe.common.training_type == "cross_silo":
-        return ["server", *(f"client {rank - 1}" for rank in ranks)]
-    return ["", *(f"worker {rank}" for rank in ranks)]
+    """What each process's lines begin with, by rank: nothing in a simulation, where only the server has much to say."""
+    if experiment.recipe.common.training_type == "simulation":
+        return [""] * experiment.recipe.num_processes
+    return ["server", *(f"client {client}" for client in range(experiment.num_clients))]
 
 
 def _prefix_of(rank: int, names: Sequence[str]) -> str:
-    if not names[rank]:
-        return ""
     text = f"{names[rank]:<{max(map(len, names))}} |"
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if sys.stdout.isatty() else f"{text} "
 

@@ -102,6 +102,8 @@ class Federation:
         self.content = content
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(yaml.safe_dump(content))
+        self.simulated = folder / "simulated"  # the run directory of simulate()
+        self.reports = True  # whether runs end with their report, which takes longer than a small run
         self.processes: dict[int, Any] = {}
         self._starts = 0
 
@@ -123,7 +125,8 @@ class Federation:
             self._starts += 1
             words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
             words += ["--run-dir", str(self.directory(rank))] + (["--resume"] if resume else [])
-            process = _context.Process(target=silo_party.be_party, args=(words, str(self._output(rank)), hang_in, lies))
+            arguments = (words, str(self._output(rank)), hang_in, lies, self.reports)
+            process = _context.Process(target=silo_party.be_party, args=arguments)
             process.start()
             self.processes[rank] = process
 
@@ -175,8 +178,7 @@ class Federation:
         return path.read_text() if path.exists() else ""
 
     def rounds(self) -> list[dict[str, str]]:
-        path = self.directory(0) / "rounds.csv"
-        return list(csv.DictReader(path.open())) if path.exists() else []
+        return read_rounds(self.directory(0))
 
     def wait_for_round(self, number: int) -> None:
         wait_for(lambda: len(self.rounds()) >= number, f"round {number}")
@@ -186,15 +188,21 @@ class Federation:
 
     def simulate(self) -> dict[str, Any]:
         """The final global model of the same recipe in FedML's single-process simulator, in a process of its own."""
-        directory = self.folder / "simulated"
+        directory = self.simulated
         words = ["run", str(self.recipe), "--plain", "--run-dir", str(directory)]
         words += ["--set", "common_args.training_type=simulation", "--set", "comm_args.backend=sp"]
         output = self.folder / "simulated.txt"
-        process = _context.Process(target=silo_party.be_party, args=(words, str(output), None))
+        process = _context.Process(target=silo_party.be_party, args=(words, str(output), None, False, self.reports))
         process.start()
         process.join(PATIENCE)
         assert process.exitcode == 0, output.read_text()
         return global_model(directory)
+
+
+def read_rounds(directory: Path) -> list[dict[str, str]]:
+    """The rows of a run's ``rounds.csv``; none before the first round is over."""
+    path = directory / "rounds.csv"
+    return list(csv.DictReader(path.open())) if path.exists() else []
 
 
 def global_model(directory: Path) -> dict[str, Any]:

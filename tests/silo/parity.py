@@ -1,4 +1,4 @@
-"""The parity table: one recipe and seed, every runtime, every aggregator. From the root: python tests/silo/parity.py
+"""The parity table: one recipe and seed, every runtime, every method. From the root: python tests/silo/parity.py
 
 Prints the hash of the final global model of each; exits with 1 when a row disagrees with itself.
 """
@@ -6,65 +6,157 @@ Prints the hash of the final global model of each; exits with 1 when a row disag
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tempfile
+import time
+import types
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    sys.path.insert(0, str(Path(__file__).parent))
+    ROOT = Path(__file__).parents[2]
+    sys.path.insert(0, str(ROOT))
+    sys.modules["tests"] = types.ModuleType("tests")  # fedml installs one of that name, which would be found first
+    sys.modules["tests"].__path__ = [str(ROOT / "tests")]
 
-from federation import Federation, global_model
+from tests.silo import broker
+from tests.silo.federation import Federation, global_model, read_rounds
+from tests.silo.mpi_jobs import Job
 
-METHODS: dict[str, dict[str, Any]] = {
+METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"aggregator": {"name": "fedavg"}},
     "FedProx": {"aggregator": {"name": "fedprox"}},
     "SCAFFOLD": {"aggregator": {"name": "scaffold"}},
     "FedAdam": {"aggregator": {"name": "fedadam"}},
     "FedRBN": {"trainer": {"name": "fedrbn"}},
 }
-PARTICIPATION = {
-    "all": {"client_num_in_total": 2, "comm_round": 3},
-    "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2, "comm_round": 3},
+PARTICIPATION: Mapping[str, Mapping[str, int]] = {
+    "all of 2": {"client_num_in_total": 2, "client_num_per_round": 2},
+    "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2},
+}
+NUM_ROUNDS = 3
+JOB_SIZES = (3, 4)  # processes of the MPI jobs that these take
+ACROSS_SILOS = {"common_args": {"training_type": "cross_silo"}}
+SIMULATION = {"common_args": {"training_type": "simulation"}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    method: str
+    participation: str
+
+    def federation(self, folder: Path, **changes: Any) -> Federation:
+        """Its recipe in a folder, with these changes."""
+        train = {**PARTICIPATION[self.participation], "comm_round": NUM_ROUNDS}
+        federation = Federation(folder, train_args=train, **{**METHODS[self.method], **changes})
+        federation.reports = False
+        return federation
+
+
+class Tools(ExitStack):
+    """What runtimes share and keep: MPI jobs by their number of processes, broker and store."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._jobs: dict[int, Job] = {}
+        self._services: dict[str, Any] = {}
+
+    def job(self, size: int) -> Job:
+        """The job of so many processes."""
+        if size not in self._jobs:
+            self._jobs[size] = self.enter_context(Job(self._folder / f"job-{size}", size))
+        return self._jobs[size]
+
+    def services(self) -> dict[str, Any]:
+        """Broker and store, as the recipe names them below ``calfat.silo``."""
+        if not self._services:
+            self._services = self.enter_context(broker.broker_and_store(self._folder / "services"))
+        return self._services
+
+
+def simulator(case: Case, folder: Path, tools: Tools) -> Path:
+    with case.federation(folder) as federation:
+        federation.simulate()
+        return federation.simulated
+
+
+def mpi_simulator(case: Case, folder: Path, tools: Tools) -> Path:
+    return _in_job(case.federation(folder, comm_args={"backend": "MPI"}, **SIMULATION), tools.job(3))
+
+
+def mpi(case: Case, folder: Path, tools: Tools) -> Path:
+    federation = case.federation(folder, comm_args={"backend": "MPI"}, **ACROSS_SILOS)
+    return _in_job(federation, tools.job(federation.num_clients + 1))
+
+
+def _in_job(federation: Federation, job: Job) -> Path:
+    job.run(["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))])
+    return federation.directory(0)
+
+
+def grpc(case: Case, folder: Path, tools: Tools) -> Path:
+    with case.federation(folder, comm_args={"backend": "GRPC"}, **ACROSS_SILOS) as federation:
+        federation.start_all()
+        federation.finish()
+        return federation.directory(0)
+
+
+def mqtt_s3(case: Case, folder: Path, tools: Tools) -> Path:
+    silo = tools.services()
+    silo = {**silo, "mqtt": {**silo["mqtt"], "run": folder.name}}
+    with case.federation(folder, comm_args={"backend": "MQTT_S3"}, silo=silo, **ACROSS_SILOS) as federation:
+        federation.start_all()
+        federation.finish()
+        return federation.directory(0)
+
+
+#: Name to a function that runs a case and returns the server's run directory.
+RUNTIMES: Mapping[str, Callable[[Case, Path, Tools], Path]] = {
+    "simulator": simulator,
+    "MPI simulator": mpi_simulator,
+    "MPI": mpi,
+    "GRPC": grpc,
+    "MQTT_S3": mqtt_s3,
 }
 
 
-def digest(model: dict[str, Any]) -> str:
-    """A hash of names and bits."""
+def model_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:
+    """Run a case and hash names and bits of its final global model; a client that was left out is no parity."""
+    name = f"{runtime}-{case.method}-{case.participation}".replace(" ", "-")
+    directory = RUNTIMES[runtime](case, folder / name, tools)
+    rows = read_rounds(directory)
+    assert [len(row["clients"].split()) for row in rows] == [2] * NUM_ROUNDS, rows
+    assert not any(row["refused"] for row in rows), rows
     found = hashlib.sha256()
-    for name in sorted(model):
-        found.update(name.encode() + model[name].contiguous().numpy().tobytes())
+    for name, tensor in sorted(global_model(directory).items()):
+        found.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return found.hexdigest()[:12]
-
-
-def hashes(folder: Path, method: str, participation: str) -> dict[str, str]:
-    """Runtime to model hash."""
-    with Federation(folder, train_args=PARTICIPATION[participation], **METHODS[method]) as federation:
-        federation.start_all()
-        found = {"simulator": digest(federation.simulate())}
-        federation.finish()
-        found["GRPC"] = digest(federation.model())
-        words = ["--local", "--run-dir", str(folder / "mpi"), "--set", "comm_args.backend=MPI"]
-        command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(federation.recipe), *words]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        found["MPI"] = digest(global_model(folder / "mpi"))
-    return found
 
 
 def main() -> int:
     """Print the table as it is made."""
-    print(f"{'method':<10}{'clients':<9}{'simulator':<14}{'GRPC':<14}{'MPI':<14}", flush=True)
-    disagree = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for method in METHODS:
-            for participation in PARTICIPATION:
-                row = hashes(Path(folder) / f"{method}-{participation[0]}", method, participation)
-                same = len(set(row.values())) == 1
-                disagree += not same
-                line = f"{method:<10}{participation:<9}" + "".join(f"{value:<14}" for value in row.values())
-                print(line + ("same" if same else "DIFFERENT"), flush=True)
+    runtimes = [name for name in RUNTIMES if name != "MQTT_S3" or broker.MOSQUITTO is not None]
+    print(f"{'method':<10}{'clients':<10}" + "".join(f"{name:<15}" for name in runtimes), flush=True)
+    started, disagree = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as place, Tools(Path(place)) as tools:
+        for size in JOB_SIZES:
+            tools.job(size)  # it imports while others run
+        for case in (Case(method, participation) for method in METHODS for participation in PARTICIPATION):
+            print(f"{case.method:<10}{case.participation:<10}", end="", flush=True)
+            row = []
+            for runtime in runtimes:
+                row.append(model_hash(runtime, case, Path(place), tools))
+                print(f"{row[-1]:<15}", end="", flush=True)
+            print("same" if len(set(row)) == 1 else "DIFFERENT", flush=True)
+            disagree += len(set(row)) > 1
+    missing = "" if len(runtimes) == len(RUNTIMES) else "; mosquitto is not installed, so MQTT_S3 is left out"
+    print(f"{time.monotonic() - started:.0f} s{missing}")
     return min(1, disagree)
 
 

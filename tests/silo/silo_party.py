@@ -14,7 +14,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 _LONGEST = 300.0  # seconds that a hanging party waits to be let go
 
 
-def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False) -> None:
+def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False, reports: bool = True) -> None:
     """A party's process.
 
     Args:
@@ -22,6 +22,7 @@ def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool 
         output: file for what it prints.
         hang_in: stop in the middle of this round's training until there is a file ``go`` beside ``output``.
         lies: be a client whose updates no server should use; another lie each round.
+        reports: whether the run ends with its report, which takes longer than a small run.
     """
     folder = Path(output).parent
     os.chdir(folder)
@@ -35,9 +36,18 @@ def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool 
     if lies:
         _lie()
     _record(folder / f"sent-{words[words.index('--rank') + 1]}" if "--rank" in words else folder / "sent")
+    if not reports:
+        without_report()
     from calfat_plugin.cli.main import main
 
     main(args=list(words), prog_name="calfat")
+
+
+def without_report() -> None:
+    """Let this process's runs end without ``report.html``."""
+    import calfat_plugin.report
+
+    calfat_plugin.report.write_run_report = lambda directory: directory
 
 
 def _hang(folder: Path, hang_in: int) -> None:

@@ -1,0 +1,45 @@
+"""One recipe and seed give one global model, bit for bit, whatever carries the messages: rows of ``parity.py``."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.silo import parity
+from tests.silo.broker import needs_mosquitto
+
+METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN")
+
+
+def test_every_runtime_ends_with_the_same_model(tmp_path: Path) -> None:
+    rows = {}
+    with parity.Tools(tmp_path) as tools:
+        for size in parity.JOB_SIZES:
+            tools.job(size)  # it imports while others run
+        for method, participation in itertools.product(METHODS, parity.PARTICIPATION):
+            case = parity.Case(method, participation)
+            rows[case] = {
+                runtime: parity.model_hash(runtime, case, tmp_path, tools)
+                for runtime in ("simulator", "GRPC", "MPI simulator", "MPI")
+            }
+    assert [case for case, row in rows.items() if len(set(row.values())) > 1] == [], rows
+    assert len({row["simulator"] for row in rows.values()}) == len(rows)  # and no two rows are alike
+
+
+@needs_mosquitto
+@pytest.mark.parametrize(
+    ("method", "participation"),
+    [
+        pytest.param(
+            method, participation, marks=() if (method, participation) == ("SCAFFOLD", "2 of 3") else pytest.mark.slow
+        )
+        for method, participation in itertools.product(METHODS, parity.PARTICIPATION)
+    ],
+)
+def test_mqtt_s3_ends_with_the_simulators_model(tmp_path: Path, method: str, participation: str) -> None:
+    case = parity.Case(method, participation)
+    with parity.Tools(tmp_path) as tools:
+        hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in ("simulator", "MQTT_S3")}
+    assert hashes["MQTT_S3"] == hashes["simulator"]
