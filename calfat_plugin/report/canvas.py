@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH = 5.0  # inches: 360 points, so a point is about a pixel on a phone
 _TALL = 3.7  # inches; taller ones stand beside two others
+_TITLE_HEIGHT, _LEGEND_ROW = 0.3, 0.19  # inches that the files beside the page have more
 _DPI = 160  # of the PNG files
 _FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 _SETTINGS = {
@@ -97,7 +98,8 @@ def render(chart: Chart, folder: Path) -> Markup:
             figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
             chart.draw(figure)
             drawing = _svg(figure)
-            figure.set_size_inches(WIDTH, chart.height + (0.65 if chart.legend else 0.3))
+            rows = -(-len(chart.legend) // _legend_columns(chart))
+            figure.set_size_inches(WIDTH, chart.height + _TITLE_HEIGHT + _LEGEND_ROW * rows)
             if chart.legend:
                 _add_legend(figure, chart)
             figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
@@ -198,6 +200,10 @@ def _add_legend(figure: Figure, chart: Chart) -> None:
         return Line2D([], [], label=entry.name, linewidth=2, **line_style(entry.index))
 
     handles = [handle(entry) for entry in chart.legend]
-    widest = max(len(entry.name) for entry in chart.legend)
-    columns = max(1, min(len(handles), int(52 / (widest + 6))))
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower left", ncols=_legend_columns(chart), fontsize=9)
+
+
+def _legend_columns(chart: Chart) -> int:
+    """How many names of the legend fit beside each other."""
+    widest = max((len(entry.name) for entry in chart.legend), default=0)
+    return max(1, min(len(chart.legend), int(52 / (widest + 6))))

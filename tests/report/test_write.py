@@ -14,6 +14,7 @@ from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report.canvas import Chart, Series, render
 from tests.report.made import made_run
 
 ROOT = Path(__file__).parents[2]
@@ -136,3 +137,18 @@ def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert list(home.iterdir()) == []
     assert (run / "figures" / "learning_curves.svg").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_long_names_leave_a_figure_its_room(tmp_path: Path) -> None:
+    """The legend stands inside the files; matplotlib warns, and draws over it, where nothing is left for the axes."""
+    chart = Chart(
+        name="crowded",
+        title="Crowded",
+        caption="",
+        height=2.6,
+        draw=lambda figure: figure.subplots().plot([0, 1]),
+        legend=[Series(f"0.05 · CalFAT, the paper's constants, {number}", number) for number in range(16)],
+    )
+    render(chart, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["crowded.png", "crowded.svg"]
