@@ -40,8 +40,8 @@ def which(experiment: Experiment, role: str | None, rank: int | None, local: boo
     if experiment.recipe.num_processes == 1:
         raise RunError(
             "--local, --role and --rank are for runs of several processes; this recipe is a simulation in one. Add "
-            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC, or, for --local, only "
-            "--set comm_args.backend=MPI."
+            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC, or "
+            "--set comm_args.backend=MPI for a simulation over MPI."
         )
     if local and role is None and rank is None:
         return ALL

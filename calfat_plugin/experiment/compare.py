@@ -9,6 +9,7 @@ _FREE = (
     "train_args.comm_round",  # a resumed run can go further
     "device_args.",  # it may move to another machine; environment.json tells of each
     "data_args.data_cache_dir",  # the same data in another place
+    "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
     "calfat.loggers",
     "calfat.reported.",

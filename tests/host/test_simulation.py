@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
@@ -197,12 +198,25 @@ def test_another_host_version_is_refused() -> None:
     )
 
 
-def test_a_runtime_that_this_version_lacks() -> None:
+@pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
+def test_a_backend_that_carries_no_simulation(backend: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        refuse_unsupported(experiment(comm_args__backend=backend))
+    assert str(raised.value) == (
+        f"--set comm_args.backend={backend}: comm_args.backend: '{backend}' carries cross-silo runs only: the host "
+        "simulates in one process (sp) or in an MPI job (MPI). Write one of these, or common_args.training_type: "
+        "cross_silo for one process a party."
+    )
+
+
+def test_a_simulation_over_mpi_is_taken_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_unsupported(experiment(comm_args__backend="MPI"))
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # what find_spec takes for missing
     with pytest.raises(RecipeError) as raised:
         refuse_unsupported(experiment(comm_args__backend="MPI"))
     assert str(raised.value) == (
-        "--set comm_args.backend=MPI: comm_args.backend: 'MPI' cannot be run as a simulation by this version; write sp "
-        "(one process), or common_args.training_type: cross_silo for one process a party."
+        "--set comm_args.backend=MPI: comm_args.backend: MPI needs the package mpi4py: "
+        "pip install 'calfat-plugin[mpi]'."
     )
 
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,18 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
             return value
         time.sleep(0.02)
     raise AssertionError(f"{what}: not within {patience} s")
+
+
+def assert_they_sleep(pids: Iterable[int], seconds: float = 4.0) -> None:
+    """That these processes, once they have started up, use under 5 % of a core each while they wait."""
+    import psutil
+
+    watched = [psutil.Process(pid) for pid in pids]
+    wait_for(lambda: all(process.cpu_percent(0.5) < 5 for process in watched), "they have started up")
+    before = [sum(process.cpu_times()[:2]) for process in watched]
+    time.sleep(seconds)
+    used = [sum(process.cpu_times()[:2]) - start for process, start in zip(watched, before, strict=True)]
+    assert max(used) < 0.05 * seconds, used
 
 
 class Federation:
@@ -186,11 +198,11 @@ class Federation:
     def model(self) -> dict[str, Any]:
         return global_model(self.directory(0))
 
-    def simulate(self) -> dict[str, Any]:
+    def simulate(self, directory: Path | None = None, *options: str) -> dict[str, Any]:
         """The final global model of the same recipe in FedML's single-process simulator, in a process of its own."""
-        directory = self.simulated
+        directory = directory or self.simulated
         words = ["run", str(self.recipe), "--plain", "--run-dir", str(directory)]
-        words += ["--set", "common_args.training_type=simulation", "--set", "comm_args.backend=sp"]
+        words += ["--set", "common_args.training_type=simulation", "--set", "comm_args.backend=sp", *options]
         output = self.folder / "simulated.txt"
         process = _context.Process(target=silo_party.be_party, args=(words, str(output), None, False, self.reports))
         process.start()

@@ -71,6 +71,15 @@ class Job:
         self.begin(words)
         self.finish()
 
+    def exit_status(self) -> int:
+        """Wait for the end of the whole job."""
+        return self._process.wait(PATIENCE)
+
+    def said(self, rank: int) -> str:
+        """What a process has printed in the last command."""
+        file = self.folder / f"output-{self._number}-{rank}.txt"
+        return file.read_text(errors="replace") if file.exists() else ""
+
     def pid(self, rank: int) -> int:
         """Process id, once all that a run needs has been imported."""
         file = self.folder / f"ready-{rank}"

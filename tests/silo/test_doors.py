@@ -40,7 +40,8 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
         ),
         (
             ["comm_args.backend=NCCL"],
-            "comm_args.backend: got 'NCCL' (text), expected one of sp, MPI, GRPC, MQTT_S3.",
+            "comm_args.backend: 'NCCL' cannot be run: the host's NCCL simulator is not in its wheel (fedml 0.9.6, "
+            "simulation/simulator.py:220). Expected one of sp, MPI, GRPC, MQTT_S3.",
         ),
         (
             ["comm_args.backend=sp"],
@@ -157,8 +158,9 @@ def test_brokers_and_stores_that_are_safe_are_taken(tmp_path: Path, changes: lis
         ),
         (
             "--local --set common_args.training_type=simulation --set comm_args.backend=sp",
-            "--local, --role and --rank are for cross-silo runs; this recipe is a simulation. Add "
-            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC.",
+            "--local, --role and --rank are for runs of several processes; this recipe is a simulation in one. Add "
+            "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC, or --set comm_args.backend=MPI "
+            "for a simulation over MPI.",
         ),
         (
             "--rank 1 --set comm_args.backend=MPI",

@@ -1,0 +1,146 @@
+"""Jobs of FedML's MPI runtimes: going on in another runtime, waiting asleep, and ending together whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.silo.federation import Federation, assert_same_bits, assert_they_sleep, global_model, wait_for
+from tests.silo.mpi_jobs import MPIEXEC, Job
+
+OVER_MPI = {"comm_args": {"backend": "MPI"}}
+SIMULATION = {"common_args": {"training_type": "simulation"}}
+SOME = {"client_num_in_total": 3, "client_num_per_round": 2}
+KEEPING = {"scaffold": {"aggregator": {"name": "scaffold"}}, "fedrbn": {"trainer": {"name": "fedrbn"}}}
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    with Job(tmp_path_factory.mktemp("mpi") / "job", 3) as job:
+        yield job
+
+
+def words(federation: Federation, *options: str) -> list[str]:
+    return ["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0)), *options]
+
+
+@pytest.mark.parametrize(("first", "then"), [("sp", "MPI"), ("MPI", "sp")])
+def test_a_run_goes_on_in_the_other_simulator(tmp_path: Path, job: Job, first: str, then: str) -> None:
+    """Rounds 1 and 2 in one, 3 and 4 in the other: the model of an uninterrupted run, client states and all."""
+    for method, changes in KEEPING.items():
+        federation = Federation(tmp_path / method, train_args={**SOME, "comm_round": 4}, **SIMULATION, **changes)
+        federation.reports = False
+        for number, (backend, rounds, resume) in enumerate([(first, 2, []), (then, 4, ["--resume"])]):
+            options = ["--set", f"comm_args.backend={backend}", "--set", f"train_args.comm_round={rounds}", *resume]
+            if backend == "MPI":
+                job.run(words(federation, *options))
+            else:
+                federation.simulate(federation.directory(0), *options)
+            assert len(federation.rounds()) == (number + 1) * 2
+        assert_same_bits(global_model(federation.directory(0)), federation.simulate())
+
+
+@pytest.mark.parametrize("training_type", ["simulation", "cross_silo"])
+def test_idle_processes_sleep(tmp_path: Path, job: Job, training_type: str) -> None:
+    """Under 5 % of a core each, while they wait for rank 2, which comes late."""
+    federation = Federation(tmp_path, common_args={"training_type": training_type}, **OVER_MPI)
+    job.begin(words(federation), ranks=[0, 1])
+    wait_for(lambda: "running 3 rounds" in job.said(0), "the server waits")
+    assert_they_sleep(job.pid(rank) for rank in (0, 1))
+    job.join_in([2])
+    job.finish()
+    assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "last_line"),
+    [("user", 2, "error: this model cannot be trained."), ("bug", 1, "ZeroDivisionError: rank 1 divides by zero")],
+)
+@pytest.mark.parametrize("training_type", ["simulation", pytest.param("cross_silo", marks=pytest.mark.slow)])
+def test_a_worker_that_fails_ends_the_job(
+    tmp_path: Path, training_type: str, reason: str, status: int, last_line: str
+) -> None:
+    """The server and the other worker wait for it, and would do so for ever."""
+    changes: dict[str, Any] = {
+        "common_args": {"training_type": training_type},
+        "model_args": {"model": f"explosive_model:{reason}"},
+    }
+    federation = Federation(tmp_path / "run", **changes, **OVER_MPI)
+    with Job(tmp_path / "job", 3) as job:
+        for rank in range(3):
+            job.pid(rank)  # all have started
+        started = time.monotonic()
+        job.begin(words(federation))
+        assert job.exit_status() == status, job.output()
+        assert time.monotonic() - started < 60  # for a loaded machine; a second or two by itself
+    assert job.said(1).splitlines()[-1] == last_line
+    assert "error" not in job.said(0) + job.said(2)
+    assert federation.rounds() == []
+
+
+ENDS = """
+import sys, time
+from contextlib import ExitStack
+from calfat_plugin.cli.party import _end_of_job
+from calfat_plugin.host import mpi_job
+
+with ExitStack() as at_end:
+    at_end.push(_end_of_job)
+    rank = mpi_job.rank()
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("time.sleep(2 if rank == 0 else 0)", 0, ""),
+        ("sys.exit(2) if rank == 1 else time.sleep(100)", 2, ""),
+        ("print(1 / 0) if rank == 2 else time.sleep(100)", 1, "ZeroDivisionError: division by zero\n"),
+        # Ctrl-C reaches all; rank 0 has the word.
+        ("time.sleep(1 if rank == 0 else 0); print('stopped', rank, file=sys.stderr); sys.exit(130)", 130, "stopped 0"),
+    ],
+)
+def test_a_job_ends_together(body: str, status: int, said: str) -> None:
+    command = [MPIEXEC, "-n", "3", sys.executable, "-c", ENDS.format(body=body)]
+    started = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert time.monotonic() - started < 9  # before those who wait for rank 0's last words go on without
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "complaint"),
+    [
+        (
+            [MPIEXEC, "-n", "2"],
+            SIMULATION,
+            "error: this MPI job has 2 processes, the recipe needs 3: the server and 2 workers. Start it with: "
+            "mpiexec -n 3 calfat run RECIPE, or with calfat run RECIPE --local.",
+        ),
+        (
+            [],
+            {},
+            "error: this MPI job has 1 process, the recipe needs 4: the server and 3 clients. Start it with: "
+            "mpiexec -n 4 calfat run RECIPE, or with calfat run RECIPE --local.",
+        ),
+    ],
+)
+def test_a_job_of_another_size_is_refused(
+    tmp_path: Path, start: list[str], changes: dict[str, Any], complaint: str
+) -> None:
+    """Once, by rank 0, with the right number: a worker for each client of a round, or a party for each client."""
+    federation = Federation(tmp_path / "run", train_args=SOME, **changes, **OVER_MPI)
+    command = [*start, sys.executable, "-m", "calfat_plugin.cli.main", *words(federation)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if not line.startswith("Abort(2)")] == [complaint]
+    assert not federation.directory(0).exists()
