@@ -36,7 +36,7 @@ class Broker:
     Args:
         silo: address, run, password or certificates.
         rank: of this party.
-        on_message: called with (sender's name, message) in the network thread; must not wait.
+        on_message: called with (sender's name, message) in the library's thread; must not wait.
 
     Raises:
         HostError: certificates or password cannot be read.
@@ -45,13 +45,13 @@ class Broker:
     def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
         self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
         self._on_message = on_message
-        self._subscribed = threading.Event()
+        self._subscribed, self._lost = threading.Event(), threading.Event()
         self._denied, self._failure = "", "no answer"
         self._closing = False
         self._client = _client(silo, rank)
         self._client.on_connect, self._client.on_subscribe = self._connected, self._answered
         self._client.on_disconnect, self._client.on_message = self._disconnected, self._arrived
-        self._thread = threading.Thread(target=self._serve, name="mqtt", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="broker", daemon=True)
         self._thread.start()
 
     def __str__(self) -> str:
@@ -96,29 +96,37 @@ class Broker:
         self._closing = True
         with suppress(OSError):  # a connection that never came about cannot be ended in order
             self._client.disconnect()
-        self._thread.join(2 * _PAUSE)
+        self._lost.set()
+        self._thread.join()
 
-    # --- the network thread ---
+    # --- keeping up the connection ---
 
     def _serve(self) -> None:
-        """Connect, and again whenever the connection, or the library, breaks."""
+        """Connect, and again whenever the connection breaks. The library's own thread reads and writes."""
         address, told = self._settings.address, ""
         while not self._closing:
+            self._lost.clear()
             try:
                 self._client.connect(
                     address.host, address.port, _KEEPALIVE, clean_start=True, properties=_connect_properties()
                 )
-                self._client.loop_forever()
-                self._failure = "it closes the connection"
-            except Exception as error:  # a broker that is away, and what a bad packet does to the library
+            except OSError as error:  # ssl.SSLError is one
                 self._failure = str(error) or type(error).__name__
+            else:
+                # Not loop_forever in this thread: whoever publishes would then write to the socket beside it.
+                self._client.loop_start()
+                if not self._closing:
+                    self._lost.wait()
+                self._client.loop_stop()
+                self._failure = "it closes the connection"
             self._subscribed.clear()
-            if self._closing:
-                return
-            if self._failure != told:
+            if not self._closing and self._failure != told:
                 log.warning("%s: %s; trying again", self, self._failure)
                 told = self._failure
-            time.sleep(_PAUSE)
+            if not self._closing:
+                time.sleep(_PAUSE)
+
+    # --- callbacks, in the library's thread ---
 
     def _connected(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.value >= _FAILURE:
@@ -138,9 +146,13 @@ class Broker:
 
     def _disconnected(self, client: Any, userdata: Any, reason: Any, properties: Any = None) -> None:
         self._subscribed.clear()
+        self._lost.set()
 
     def _arrived(self, client: Any, userdata: Any, message: Any) -> None:
-        self._on_message(str(message.topic).split("/")[-2], message)
+        try:
+            self._on_message(str(message.topic).split("/")[-2], message)
+        except Exception:  # our bug; but the library's thread, and with it the connection, must not end
+            log.exception("a message could not be dealt with")
 
 
 def _client(silo: Silo, rank: int) -> Any:
