@@ -25,9 +25,9 @@ try:
 except ImportError:  # Windows: runs go unlocked
     fcntl = None  # type: ignore[assignment]
 
-PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.main")
+PROGRAM = (sys.executable, "-m", "calfat_plugin.suites.child")
 GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
-ORPHAN_SECONDS = 60.0  # a run whose suite was killed ends with the next line it prints, one every half minute or sooner
+ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
 _ETA = re.compile(r"ETA (\S+)$")
 _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
@@ -202,7 +202,7 @@ class _Pool:
         slot = self.free.pop(0)
         process = subprocess.Popen(
             [*PROGRAM, *command(self.plan, run), "--plain"],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # it ends with us, however we end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -279,6 +279,8 @@ class _Pool:
                     kept.flush()
                 self._events.put((child, line.rstrip("\n")))
             child.process.wait()
+        if child.process.stdin is not None:
+            child.process.stdin.close()
         self._events.put((child, None))
 
     def _ended(self, child: _Child) -> None:
