@@ -16,6 +16,7 @@ from fedml.cross_silo.client.message_define import MyMessage
 from torch import Tensor
 
 from calfat_plugin.errors import HostError, UpdateError
+from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.messages import Envelope, RefusedError
 from calfat_plugin.host.transport import FAILED, Transport, UnreachableError
 from calfat_plugin.interfaces import State
@@ -78,7 +79,7 @@ class ClientStates:
         self._save(round, state, {used, round})
 
 
-class SiloClient(ClientMasterManager):  # type: ignore[misc]
+class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
     """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours.
 
     Args:
@@ -111,20 +112,11 @@ class SiloClient(ClientMasterManager):  # type: ignore[misc]
         super().__init__(args, adapter, transport, args.rank, args.worker_num, args.backend)
         transport.admit = self._admit
 
-    def _init_manager(self) -> None:
-        """The host knows only its own backends; ours is there already."""
-        self.com_manager = self.comm
-        self.com_manager.add_observer(self)
-
     def finish(self) -> None:
-        """End the loop; the host's own ends only backends that it knows by name."""
+        """End the loop, and the heartbeat."""
         self._finished = True
         self._beat_now.set()
-        self.com_manager.stop_receive_message()
-
-    def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Call the handler; the host would report any ``KeyError`` in it as a wrong rank."""
-        self.message_handler_dict[msg_type](msg_params)
+        super().finish()
 
     def register_message_receive_handlers(self) -> None:
         super().register_message_receive_handlers()

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.host.launch import fedml, run_host  # before all else of fedml, whose import it prepares
+
+# isort: split
+from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
+
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host import patches
+from calfat_plugin.host.arguments import fingerprint, silo_arguments
+from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer
+from calfat_plugin.host.server import SiloServer
+from calfat_plugin.host.transport import Transport
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.results import EvaluationResult, RoundRecord
 from calfat_plugin.wire import num_bytes
 
-make_torchvision_importable()  # before fedml, which imports torchvision
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
-    import fedml
-    from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
-
-from calfat_plugin.host import patches  # noqa: E402
-from calfat_plugin.host.arguments import fingerprint, silo_arguments  # noqa: E402
-from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer  # noqa: E402
-from calfat_plugin.host.server import SiloServer  # noqa: E402
-from calfat_plugin.host.transport import Transport  # noqa: E402
-
 __all__ = ["ClientStates", "serve", "work"]
-
-log = logging.getLogger(__name__)
 
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
 _LIMIT_FLOOR = 1_000_000
@@ -76,7 +66,7 @@ def serve(
         transport = _transport(experiment, 0, num_bytes(server.downlink()))
         try:
             args = silo_arguments(experiment, rank=0)
-            _run_host(
+            run_host(
                 args,
                 device,
                 lambda args: SiloServer(
@@ -151,7 +141,7 @@ def work(
         )
 
     try:
-        _run_host(silo_arguments(experiment, rank=rank), device, manager)
+        run_host(silo_arguments(experiment, rank=rank), device, manager)
     finally:
         transport.stop_receive_message()
 
@@ -171,13 +161,3 @@ def _transport(experiment: Experiment, rank: int, model_bytes: int) -> Transport
     from calfat_plugin.host.grpc import GRPCTransport
 
     return GRPCTransport(rank, experiment.recipe.silo, max_message)
-
-
-def _run_host(args: SimpleNamespace, device: torch.device, manager: Callable[[Any], Any]) -> None:
-    tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
-    with ExitStack() as stack:
-        stack.enter_context(patches.reseeds_the_world())
-        if not tracked:
-            stack.enter_context(patches.calls_home())
-        args = fedml.init(args, check_env=False, should_init_logs=False)
-        fedml.FedMLRunner(args, device, None, None, algorithm_flow=manager(args)).run()

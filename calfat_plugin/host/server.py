@@ -15,6 +15,7 @@ from fedml.cross_silo.server.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.client import BEAT
+from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.messages import Envelope, RefusedError
 from calfat_plugin.host.transport import ALARM, Transport
 from calfat_plugin.parties import Server, Snapshot
@@ -65,7 +66,7 @@ class _Global:
         return self._server.downlink()
 
 
-class SiloServer(FedMLServerManager):  # type: ignore[misc]
+class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
     """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours.
 
     Args:
@@ -100,19 +101,6 @@ class SiloServer(FedMLServerManager):  # type: ignore[misc]
         self._started = 0.0
         super().__init__(args, _Global(server), transport, 0, args.client_num_in_total, args.backend)
         transport.admit = self._admit
-
-    def _init_manager(self) -> None:
-        """The host knows only its own backends; ours is there already."""
-        self.com_manager = self.comm
-        self.com_manager.add_observer(self)
-
-    def finish(self) -> None:
-        """End the loop; the host's own ends only backends that it knows by name."""
-        self.com_manager.stop_receive_message()
-
-    def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Call the handler; the host would report any ``KeyError`` in it as a wrong rank."""
-        self.message_handler_dict[msg_type](msg_params)
 
     def is_main_process(self) -> bool:
         return True
