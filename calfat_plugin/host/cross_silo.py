@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ from calfat_plugin.host.launch import fedml, run_host  # before all else of fedm
 from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 
 from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import fingerprint, silo_arguments
 from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer
-from calfat_plugin.host.server import SiloServer
+from calfat_plugin.host.server import SiloServer, dismiss_all
 from calfat_plugin.host.transport import Transport
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.parties import Server, Snapshot, Worker
@@ -27,6 +30,9 @@ from calfat_plugin.wire import num_bytes
 
 __all__ = ["ClientStates", "serve", "work"]
 
+log = logging.getLogger(__name__)
+
+_GOODBYE = 5.0  # seconds to tell clients that the run is over
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
 _LIMIT_FLOOR = 1_000_000
 
@@ -62,26 +68,49 @@ def serve(
     server = Server(experiment, dataset, device, observer)
     if resume_from is not None:
         server.restore(resume_from)
-    if server.round < experiment.num_rounds:
-        transport = _transport(experiment, 0, num_bytes(server.downlink()))
-        try:
-            args = silo_arguments(experiment, rank=0)
-            run_host(
+    if server.round == experiment.num_rounds:
+        with _sending_clients_home(experiment, server):
+            return server.final_evaluation(scratch)
+    transport = _transport(experiment, 0, num_bytes(server.downlink()))
+    try:
+        run_host(
+            silo_arguments(experiment, rank=0),
+            device,
+            lambda args: SiloServer(
                 args,
-                device,
-                lambda args: SiloServer(
-                    args,
-                    server,
-                    transport,
-                    experiment.recipe.silo,
-                    fingerprint=fingerprint(experiment),
-                    used=used or {},
-                    on_round=on_round,
-                ),
-            )
-        finally:
-            transport.stop_receive_message()
+                server,
+                transport,
+                experiment.recipe.silo,
+                fingerprint=fingerprint(experiment),
+                used=used or {},
+                on_round=on_round,
+            ),
+        )
+    finally:
+        transport.stop_receive_message()
     return server.final_evaluation(scratch)
+
+
+@contextmanager
+def _sending_clients_home(experiment: Experiment, server: Server) -> Iterator[None]:
+    """For a run that was stopped in its final evaluation: clients that were started again, too, must not wait for it.
+
+    They may as well not have been; only an MPI job has all of them.
+    """
+    try:
+        transport = _transport(experiment, 0, num_bytes(server.downlink()))
+    except HostError as error:
+        log.warning("evaluating without telling clients that the rounds are done: %s", error)
+        yield
+        return
+    try:
+        all_told = dismiss_all(transport)
+        yield
+        if experiment.recipe.comm.backend == "MPI":
+            all_told.wait(experiment.recipe.silo.settings.start_deadline)
+        transport.flush(_GOODBYE)
+    finally:
+        transport.stop_receive_message()
 
 
 def work(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -298,6 +299,29 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
 
     def _where(self, rank: int) -> str:
         return f" ({self._silo.parties[rank]})" if self._silo.parties else ""
+
+
+def dismiss_all(transport: Transport) -> threading.Event:
+    """From now on tell every client that comes that the run is over; for a server with nothing left but to evaluate.
+
+    Returns:
+        Set once all clients have been told.
+    """
+    told, all_told = set[int](), threading.Event()
+
+    def admit(envelope: Envelope) -> None:
+        session = envelope.fields.get("session")
+        if envelope.type != _STATUS or not isinstance(session, str):
+            raise RefusedError("all rounds are done")
+        goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, envelope.sender)
+        goodbye.add_params("session", session)
+        transport.send_message(goodbye, _GOODBYE)
+        told.add(envelope.sender)
+        if len(told) == transport.num_parties - 1:
+            all_told.set()
+
+    transport.admit = admit
+    return all_told
 
 
 def _same(first: str, second: str) -> bool:

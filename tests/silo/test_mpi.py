@@ -59,6 +59,19 @@ def test_idle_processes_sleep(tmp_path: Path, job: Job, training_type: str) -> N
     assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
 
 
+@pytest.mark.parametrize("training_type", ["simulation", "cross_silo"])
+def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, training_type: str) -> None:
+    """All rounds are done: the others are sent home, and the server evaluates."""
+    federation = Federation(tmp_path, common_args={"training_type": training_type}, **OVER_MPI)
+    job.run(words(federation))
+    results = federation.directory(0) / "results.json"
+    results.unlink()
+    job.run(words(federation, "--resume"))
+    assert "all 3 rounds are done, resuming at the final evaluation" in job.said(0)
+    assert results.exists()
+    assert len(federation.rounds()) == 3
+
+
 @pytest.mark.parametrize(
     ("reason", "status", "last_line"),
     [("user", 2, "error: this model cannot be trained."), ("bug", 1, "ZeroDivisionError: rank 1 divides by zero")],
