@@ -25,7 +25,14 @@ PACKAGE = ROOT / "calfat_plugin"
 PYTHONS = ("3.10", "3.11")
 
 # Module -> distribution, where the two names differ.
-DISTRIBUTIONS = {"PIL": "pillow", "grpc": "grpcio", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "botocore": "boto3",  # which is made of it, and pins it
+    "grpc": "grpcio",
+    "paho": "paho-mqtt",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 
 
 def read_setup_cfg() -> configparser.ConfigParser:
