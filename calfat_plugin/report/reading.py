@@ -136,7 +136,7 @@ def read_run(path: Path) -> RunFiles:
         tsne=read_json(path / TSNE),
         attacks={
             str(file.relative_to(path)): content
-            for file in sorted((path / ATTACKS).glob("*.json"))
+            for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
             if file.stat().st_size > 0 and (content := read_json(file)).get("evaluations")  # 0: just being written
         },
     )

@@ -49,7 +49,9 @@ def full_run(path: Path, *overrides: str) -> Path:
     change_json(path / "results.json", alarms=[{"code": "aa-above-pgd", "text": "AutoAttack <above> PGD."}])
     (path / "attacks").mkdir()
     (path / "attacks" / "just-begun.json").touch()
+    again = {**ATTACKS, "evaluations": ATTACKS["evaluations"][:2], "alarms": []}
     extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "attacks/best-robust.json": ATTACKS}
+    extras["attacks/best-robust-2.json"] = again
     for name, content in extras.items():
         (path / name).write_text("{}")
         change_json(path / name, **content)
@@ -190,7 +192,8 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
         "Attacked afterwards attacks/best-robust.json Checkpoint best-robust, after round 3; it was selected on the "
         "test split, pgd20 (test-selected), so these are no fair results."
     ) in text
-    assert "natural 80.00 79.00 359 2.0 cw20 linf, ε = 0.05 61.00 60.00 359 2.0" in text
+    assert "natural 80.00 79.00 359 2.0 cw20 linf, ε = 0.05 61.00 60.00 359 2.0 cw20 linf, ε = 0.1 43.21 42.21" in text
+    assert text.index("attacks/best-robust.json Checkpoint") < text.index("attacks/best-robust-2.json Checkpoint")
     assert "Accuracy under attack over eps, attacks/best-robust.json" in text
     assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
 
