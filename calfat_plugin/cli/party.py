@@ -8,12 +8,13 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
+    from calfat_plugin.cli.leftover import Leftover
     from calfat_plugin.experiment import Experiment
     from calfat_plugin.runs.session import Request
 
@@ -93,23 +94,30 @@ def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, t
         mpi_job.end(1, "".join(traceback.format_exception(error)))
 
 
-def take_part(request: Request, party: int, command: list[str]) -> bool:
+def take_part(request: Request, party: int, command: list[str], left: Leftover) -> bool:
     """Be a client or a worker, or start everyone; False for the server, which is like any other run.
 
     Args:
         request: what the user asked for.
         party: from :func:`which`.
         command: this program's command line, without the options that say which party and where to write.
+        left: what to say should it end early.
     """
+    over_mpi = request.experiment.recipe.comm.backend == "MPI"
+    if over_mpi or party == ALL:
+        left.command.append("--local")
+    if party == SERVER:
+        return False
     if party == ALL:
-        _start_everyone(request, command)
-    elif party != SERVER and is_across_silos(request.experiment):
+        _start_everyone(request, command, left)
+    left.last_words = "" if over_mpi else "stopped. To take part again: the same command with --resume."
+    if is_across_silos(request.experiment):
         _be_client(request, party)
-    elif party != SERVER:
+    else:
         from calfat_plugin.runs.worker import run_worker
 
         run_worker(request.experiment, party)
-    return party != SERVER
+    return True
 
 
 def _be_client(request: Request, rank: int) -> None:
@@ -128,7 +136,7 @@ def _below(request: Request, directory: Path) -> Request:
     return dataclasses.replace(request, run_dir=directory, resume=resume)
 
 
-def _start_everyone(request: Request, command: list[str]) -> None:
+def _start_everyone(request: Request, command: list[str], left: Leftover) -> NoReturn:
     from calfat_plugin.cli.local import run_all
     from calfat_plugin.runs.directory import RunDirectory, new_path
 
@@ -140,4 +148,5 @@ def _start_everyone(request: Request, command: list[str]) -> None:
     else:
         directory = new_path(experiment)
     words = [word for word in command[command.index("run") + 1 :] if word != "--plain"]
+    left.directory, left.is_ours = RunDirectory(directory), False
     sys.exit(run_all(experiment, words, directory, resume=request.resume))

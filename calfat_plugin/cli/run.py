@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
+from calfat_plugin.cli.leftover import Leftover
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
-    left = _Leftover([*command, *(["--role", role] if role else [])], resume)
+    left = Leftover([*command, *(["--role", role] if role else [])], resume)
     with ExitStack() as at_end, _stoppable(left.after_stop), user_errors(left.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
@@ -69,15 +69,13 @@ def run(
             from calfat_plugin.cli import party
 
             which = party.which(experiment, role, rank, local, at_end)
-            if experiment.recipe.comm.backend == "MPI":
-                left.command.append("--local")
-            if party.take_part(request, which, command):
+            if party.take_part(request, which, command, left):
                 return
         left.directory = open_directory(request)
         _run(request, left.directory, plain, left)
 
 
-def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover) -> None:
+def _run(request: Request, directory: RunDirectory, plain: bool, left: Leftover) -> None:
     from rich.console import Console
 
     from calfat_plugin.cli.alarms import show_alarms
@@ -96,50 +94,6 @@ def _run(request: Request, directory: RunDirectory, plain: bool, left: _Leftover
     console.print(results_table(result))
     show_alarms(console, find_alarms(result.evaluations))
     console.print(f"results: {directory.path}", soft_wrap=True)
-
-
-class _Leftover:
-    """What a run that ends early leaves behind, and how to go on with it.
-
-    Args:
-        command: the command line without where to write.
-        resumed: whether the run was begun by an earlier process.
-
-    Attributes:
-        command: as given; what is added to it is said to the user, too.
-        directory: the run directory, once there is one.
-        begun: whether the run got as far as its rounds.
-    """
-
-    def __init__(self, command: list[str], resumed: bool) -> None:
-        self.command, self._resumed = command, resumed
-        self.directory: RunDirectory | None = None
-        self.begun = False
-
-    def after_stop(self) -> str:
-        """What to say when the user stopped the run."""
-        if self.directory is None or self._discarded(self.directory):
-            return "No round was finished, so nothing is kept."
-        if self.directory.finished:
-            return f"The run itself is finished: {self.directory.path}"
-        return self._how_to_go_on(self.directory)
-
-    def after_error(self) -> str:
-        """What to say below an error: nothing, where going on would only meet it again."""
-        if self.directory is None or self._discarded(self.directory) or not self.begun:
-            return ""
-        return self._how_to_go_on(self.directory)
-
-    def _discarded(self, directory: RunDirectory) -> bool:
-        """Remove a run of this process in which no round was finished; whether it was so."""
-        if self._resumed or directory.last_checkpoint.exists():
-            return False
-        directory.discard()
-        return True
-
-    def _how_to_go_on(self, directory: RunDirectory) -> str:
-        how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])
-        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
 
 
 def _program() -> list[str]:
@@ -164,7 +118,8 @@ def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last words
-        print(f"stopped. {what_is_left()}", file=sys.stderr)
+        if last_words := what_is_left():
+            print(last_words, file=sys.stderr)
         sys.exit(INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, previous)

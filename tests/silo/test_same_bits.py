@@ -5,10 +5,13 @@ That all runtimes end with one model, whatever the method, is ``test_parity.py``
 
 from __future__ import annotations
 
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, global_model
@@ -48,3 +51,25 @@ def test_one_command_starts_a_simulation_over_mpi(tmp_path: Path) -> None:
     assert {path.name for path in federation.directory(0).iterdir()} == {
         path.name for path in federation.simulated.iterdir()
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [("common_args.training_type=simulation", "comm_args.backend=MPI"), ()])
+def test_ctrl_c_takes_all_down_and_says_how_to_go_on(tmp_path: Path, changes: tuple[str, ...]) -> None:
+    with Federation(tmp_path, train_args={"comm_round": 500}) as federation:
+        options = [word for change in changes for word in ("--set", change)]
+        command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(federation.recipe), *options, "--local"]
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(federation.directory(0))],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        federation.wait_for_round(2)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    go_on = shlex.join([*command, "--resume", "--run-dir", str(federation.directory(0))])
+    assert said == f"stopped. Finished rounds are kept in {federation.directory(0)}. Go on with:\n  {go_on}\n"
+    running = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in running if str(federation.recipe) in line]

@@ -1,0 +1,60 @@
+"""What a run that ends early leaves behind, and how to go on with it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calfat_plugin.runs.directory import RunDirectory
+
+
+class Leftover:
+    """What this process's run leaves behind, in words.
+
+    Args:
+        command: the command line without where to write.
+        resumed: whether the run was begun by an earlier process.
+
+    Attributes:
+        command: as given; what is added to it is said to the user, too.
+        directory: the run directory, once there is one.
+        begun: whether the run got as far as its rounds.
+        is_ours: whether the directory is written by this process, and not by one that it has started.
+        last_words: what to say when stopped, for a process that has no run directory to speak of.
+    """
+
+    def __init__(self, command: list[str], resumed: bool) -> None:
+        self.command, self._resumed = command, resumed
+        self.directory: RunDirectory | None = None
+        self.begun = False
+        self.is_ours = True
+        self.last_words: str | None = None
+
+    def after_stop(self) -> str:
+        """What to say when the user stopped the run."""
+        if self.last_words is not None:
+            return self.last_words
+        if self.directory is None or self._discarded(self.directory):
+            return "stopped. No round was finished, so nothing is kept."
+        if self.directory.finished:
+            return f"stopped. The run itself is finished: {self.directory.path}"
+        return f"stopped. {self._how_to_go_on(self.directory)}"
+
+    def after_error(self) -> str:
+        """What to say below an error: nothing, where going on would only meet it again."""
+        if self.directory is None or self._discarded(self.directory) or not self.begun:
+            return ""
+        return self._how_to_go_on(self.directory)
+
+    def _discarded(self, directory: RunDirectory) -> bool:
+        """Remove a run of this process in which no round was finished; whether it was so."""
+        if self._resumed or directory.last_checkpoint.exists():
+            return False
+        if self.is_ours:
+            directory.discard()
+        return True
+
+    def _how_to_go_on(self, directory: RunDirectory) -> str:
+        how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])
+        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
