@@ -31,7 +31,7 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
 
     Args:
         root: data root.
-        download: not possible, ImageNet wants an account; the error says where.
+        download: not possible, ImageNet wants an account; the error says where, with and without.
         size: height and width in pixels.
 
     Raises:
@@ -45,11 +45,10 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
     for split in ("train", "val"):
         for wnid in classes:
             if not (base / split / wnid).is_dir():
-                offer = "It cannot be downloaded without an account. " if download else ""
                 raise DataError(
                     f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
-                    f"in {places[0]} and {places[1]}). {offer}Get ImageNet (ILSVRC 2012) from "
-                    "https://image-net.org and put the class folders "
+                    f"in {places[0]} and {places[1]}). Get ImageNet (ILSVRC 2012) from https://image-net.org "
+                    "(it wants an account, so --download cannot) and put the class folders "
                     f"{', '.join(classes)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
                 )
     return _load("imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION)
