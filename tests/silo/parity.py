@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
+if __name__ in ("__main__", "__mp_main__"):  # the second: a party's process, which reads this file first
     ROOT = Path(__file__).parents[2]
     sys.path.insert(0, str(ROOT))
     sys.modules["tests"] = types.ModuleType("tests")  # fedml installs one of that name, which would be found first
