@@ -20,7 +20,7 @@ from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, Loc
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers.base import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
-from calfat_plugin.wire import Wire, pack_refusal, pack_update, unpack_downlink, unpack_update
+from calfat_plugin.wire import Wire, pack_downlink, pack_refusal, pack_update, unpack_downlink, unpack_update
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation
 
@@ -225,6 +225,19 @@ def test_messages_come_back_as_they_went() -> None:
     assert received.client_state == {}  # it never leaves the client
     downlink = unpack_downlink({"w": torch.ones(1), "scaffold/c": torch.zeros(1)})
     assert (list(downlink.state), list(downlink.extras)) == (["w"], ["scaffold/c"])
+
+
+@pytest.mark.parametrize("name", ["metric/loss", "refused/reason", "client/scaffold/c"])
+def test_an_extra_does_not_take_a_name_that_means_something(name: str) -> None:
+    for pack in (
+        lambda: pack_update(LocalUpdate({}, 1, extras={name: torch.ones(1)})),
+        lambda: pack_downlink({}, {name: torch.ones(1)}),
+    ):
+        with pytest.raises(UpdateError) as raised:
+            pack()
+        assert str(raised.value) == (
+            f"the extra '{name}' is misnamed: metric/, refused/reason, client/ mean something here already."
+        )
 
 
 # --- randomness of others ---------------------------------------------------------------------------------------------
