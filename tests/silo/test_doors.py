@@ -51,8 +51,8 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
             ["comm_args.backend=MQTT_S3", "calfat.silo.mqtt.broker='mq.example.org:1883'"],
             "calfat.silo: messages would cross the network to the broker mq.example.org:1883 in the open. Name "
             "certificates in calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write "
-            "calfat.silo.mqtt.tls: true for a broker with a certificate of its own, or calfat.silo.insecure: true for a "
-            "network in which everyone may read and join.",
+            "calfat.silo.mqtt.tls: true for a broker with a certificate of its own, or calfat.silo.insecure: true for "
+            "a network in which everyone may read and join.",
         ),
         (
             ["comm_args.backend=MQTT_S3", "calfat.silo.s3.endpoint='http://s3.example.org'"],

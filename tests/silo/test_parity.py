@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,18 +29,18 @@ def test_every_runtime_ends_with_the_same_model(tmp_path: Path) -> None:
     assert len({row["simulator"] for row in rows.values()}) == len(rows)  # and no two rows are alike
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[parity.Tools]:
+    with parity.Tools(tmp_path_factory.mktemp("tools")) as shared:
+        yield shared
+
+
 @needs_mosquitto
-@pytest.mark.parametrize(
-    ("method", "participation"),
-    [
-        pytest.param(
-            method, participation, marks=() if (method, participation) == ("SCAFFOLD", "2 of 3") else pytest.mark.slow
-        )
-        for method, participation in itertools.product(METHODS, parity.PARTICIPATION)
-    ],
-)
-def test_mqtt_s3_ends_with_the_simulators_model(tmp_path: Path, method: str, participation: str) -> None:
+@pytest.mark.parametrize("participation", parity.PARTICIPATION)
+@pytest.mark.parametrize("method", METHODS)
+def test_mqtt_s3_ends_with_the_simulators_model(
+    tmp_path: Path, tools: parity.Tools, method: str, participation: str
+) -> None:
     case = parity.Case(method, participation)
-    with parity.Tools(tmp_path) as tools:
-        hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in ("simulator", "MQTT_S3")}
+    hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in ("simulator", "MQTT_S3")}
     assert hashes["MQTT_S3"] == hashes["simulator"]
