@@ -183,6 +183,7 @@ def test_recipes_of_one_data_set_differ_in_the_method_only(dataset):
     for method in METHODS:
         settings = assemble(read_document(RECIPES / f"{method}_{dataset}.yaml"), registry()).as_run()
         del settings["calfat"]["trainer"]
+        del settings["calfat"]["reported"]  # the paper's numbers for that method
         written[method] = settings
     assert all(settings == written["calfat"] for settings in written.values())
 
