@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -30,11 +31,11 @@ from calfat_plugin.recipe.silo import Silo, certificate_name
 log = logging.getLogger(__name__)
 
 _SMALL = 8_192  # bytes; what is larger goes through the store
-_HEARING = 5.0  # seconds in which a peer that is there has heard of a message
+_HEARING = 2.0  # seconds in which a peer that is there has heard of a message; else it is tried again
 _RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
 _LAST_WORDS = 1.0  # seconds that a receipt has to leave this process
 _PAUSE = 1.0  # seconds between two tries to reach the store at the start
-_REMEMBERED = 64  # verdicts on messages, should one come twice
+_REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
 _MAX_REASON = 300
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
@@ -80,28 +81,31 @@ class MQTTTransport(Transport):
     def deliver(self, peer: int, parcel: Parcel) -> None:
         if not self._broker.is_there:
             raise UnreachableError(f"{self._broker} is not there")
+        message_id = secrets.token_hex(
+            16
+        )  # a new one for each try: what became of the last one may have been said late
         answers: SimpleQueue[Answer] = SimpleQueue()
-        self._answers[parcel.id] = answers
+        self._answers[message_id] = answers
         parcel.on_cancel = lambda: answers.put((_CANCELLED, ""))
         large = len(parcel.data) > _SMALL
         try:
             if large:
-                self._store.put(self._name, parcel.id, parcel.data)
-            self._announce(peer, parcel, large=large)
+                self._store.put(self._name, message_id, parcel.data)
+            self._announce(peer, message_id, parcel, large=large)
             self._await_verdict(peer, parcel, answers)
         finally:
-            del self._answers[parcel.id]
+            del self._answers[message_id]
             if large:
                 with suppress(UnreachableError, RefusedError):  # the next start sweeps
-                    self._store.remove(self._name, parcel.id)
+                    self._store.remove(self._name, message_id)
 
-    def _announce(self, peer: int, parcel: Parcel, *, large: bool) -> None:
+    def _announce(self, peer: int, message_id: str, parcel: Parcel, *, large: bool) -> None:
         kind, payload = _MESSAGE, parcel.data
         if large:
             about = {"bytes": len(parcel.data), "sha256": hashlib.sha256(parcel.data).hexdigest()}
             kind, payload = _OBJECT, json.dumps(about).encode()
         life = max(1, int(parcel.deadline - time.monotonic()))
-        self._broker.publish(peer, kind, parcel.id, payload, life)
+        self._broker.publish(peer, kind, message_id, payload, life)
 
     def _await_verdict(self, peer: int, parcel: Parcel, answers: SimpleQueue[Answer]) -> None:
         until = min(parcel.deadline, time.monotonic() + _HEARING)

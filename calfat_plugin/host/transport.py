@@ -8,7 +8,6 @@ reach it, and sending never blocks it.
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from abc import abstractmethod
@@ -76,7 +75,6 @@ class Parcel:
     data: bytes
     kind: int
     deadline: float
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
     cancelled: threading.Event = field(default_factory=threading.Event)
     on_cancel: Callable[[], object] | None = None
 
