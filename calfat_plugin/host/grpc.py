@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 log = logging.getLogger(__name__)
 
 _LAST_CALLS = 0.2  # seconds that calls being served have when the party ends
+_FEWEST_THREADS = 16
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -51,7 +53,7 @@ class GRPCTransport(Transport):
     """
 
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
-        self._parties = silo.parties
+        self._parties, self._max_message = silo.parties, max_message
         self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
         self._everyone = frozenset(certificate_name(each) for each in range(len(silo.parties)))
         self._door: TLSDoor | None = None
@@ -98,10 +100,14 @@ class GRPCTransport(Transport):
             channel.close()
 
     def _listen(self, address: Address, rank: int) -> Any:
-        server = grpc.server(futures.ThreadPoolExecutor(max_workers=len(self._parties) + 2), options=self._options)
-        method = grpc.unary_unary_rpc_method_handler(
+        threads = futures.ThreadPoolExecutor(max_workers=max(_FEWEST_THREADS, 2 * len(self._parties)))
+        server = grpc.server(threads, options=self._options)
+        # On the wire the same as the host's unary method. But a stream's handler is called before the request is read,
+        # so that what is too large or broken off, and without a deserializer what is no request, is logged with its
+        # sender, too.
+        method = grpc.stream_unary_rpc_method_handler(
             self._answer, response_serializer=pb.CommResponse.SerializeToString
-        )  # no deserializer: what is no CommRequest at all is to be logged with its sender, too
+        )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("gRPCCommManager", {"sendMessage": method}),)
         )
@@ -129,9 +135,18 @@ class GRPCTransport(Transport):
                 self._channels[peer] = grpc.secure_channel(target, _channel_credentials(self._certificates), named)
         return self._channels[peer]
 
-    def _answer(self, raw: bytes, context: Any) -> Any:
+    def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
         """Serve one call, in one of gRPC's threads."""
         caller = self._caller(context)
+        try:
+            raw = next(requests)
+        except (StopIteration, grpc.RpcError):
+            log.warning(
+                "message from %s refused: broken off, or larger than the %d bytes that are allowed",
+                caller.address,
+                self._max_message,
+            )
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
         try:
             request = pb.CommRequest.FromString(raw)
         except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing

@@ -120,7 +120,11 @@ def test_strangers_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
         assert_same_bits(federation.model(), simulated)
         assert not (tmp_path / "executed").exists()
         assert "message from 127.0.0.1:" in federation.log(0)
-        assert federation.log(0).count(" refused: ") == 12
+        assert federation.log(0).count(" refused: ") == 13
+        assert re.search(
+            r"message from 127\.0\.0\.1:\d+ refused: broken off, or larger than the \d+ bytes that are allowed",
+            federation.log(0),
+        )
         assert federation.log(1).count(" refused: ") == 3
 
 

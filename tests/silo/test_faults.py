@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.silo.federation import Federation, assert_same_bits, assert_they_sleep, wait_for
 
 SHORT_ROUND = {"min_clients": 1, "round_deadline": 15}  # seconds; a loaded machine must train within
@@ -31,7 +29,6 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         assert "rank 2 was started again" in federation.log(0)
 
 
-@pytest.mark.slow
 def test_client_started_again_joins_the_round_under_way(tmp_path: Path) -> None:
     """Nobody waits for a deadline: the client that died in round 2 gets round 2's model again and answers."""
     with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
@@ -63,7 +60,6 @@ def test_killed_server_resumes_to_the_same_model(tmp_path: Path) -> None:
         assert len(federation.rounds()) == 3
 
 
-@pytest.mark.slow
 def test_client_that_stops_answering(tmp_path: Path) -> None:
     """SIGSTOP: connections to it still open, and it never answers."""
     with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 4}) as federation:
@@ -107,7 +103,6 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
         assert f"127.0.0.1:{ports[0]}" in message
 
 
-@pytest.mark.slow
 def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
     with Federation(tmp_path, silo={"round_deadline": 15}) as federation:
         federation.start(0, 1)
