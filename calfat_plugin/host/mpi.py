@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
+from contextlib import suppress
 
 from calfat_plugin.host import mpi_job
 from calfat_plugin.host.messages import RefusedError
@@ -48,15 +50,20 @@ class MPITransport(Transport):
         self._receiver.join()
 
     def _receive_all(self) -> None:
-        while not self._stopped:
-            received = mpi_job.take()
-            if received is None:
-                time.sleep(_POLL)
-                continue
-            source, data = received
-            try:
-                if len(data) > self._max_message:
-                    raise RefusedError(f"{len(data)} bytes, {self._max_message} are allowed")
-                self.receive(data, f"rank {source}", frozenset({source}))
-            except RefusedError as refused:
-                log.debug("refused: %s", refused)  # already told with the peer
+        try:
+            while not self._stopped:
+                received = mpi_job.take()
+                if received is None:
+                    time.sleep(_POLL)
+                else:
+                    self._let_in(*received)
+        except Exception:  # our bug; without this thread everyone would wait for ever
+            mpi_job.end(1, traceback.format_exc())
+            raise
+
+    def _let_in(self, source: int, data: bytes) -> None:
+        if len(data) > self._max_message:
+            log.warning("message from rank %d refused: %d bytes, %d are allowed", source, len(data), self._max_message)
+            return
+        with suppress(RefusedError):  # told already, with the sender
+            self.receive(data, f"rank {source}", frozenset({source}))
