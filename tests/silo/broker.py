@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.silo.federation import free_ports, wait_for
 from tests.silo.silo_party import CREDENTIALS
 
 #: Debian puts it where only root's PATH looks.
@@ -26,21 +26,12 @@ BUCKET = "calfat"
 _PATIENCE = 60.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for_port(port: int) -> None:
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < until, f"nobody listens on port {port}"
-            time.sleep(0.02)
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -49,7 +40,7 @@ def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Pop
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for_port(port)
+            wait_for(lambda: _listens(port), f"someone listens on port {port}", _PATIENCE)
             yield process
         finally:
             process.terminate()
@@ -89,7 +80,7 @@ def store(folder: Path, port: int) -> Iterator[Any]:
 @contextmanager
 def broker_and_store(folder: Path) -> Iterator[dict[str, Any]]:
     """Both; gives what belongs below ``calfat.silo`` in the recipe, but a ``run`` for each federation."""
-    at_broker, at_store = free_port(), free_port()
+    at_broker, at_store = free_ports(2)
     with broker(folder, at_broker), store(folder, at_store):
         yield {
             "mqtt": {"broker": f"127.0.0.1:{at_broker}"},
