@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from calfat_plugin.aggregators import fedavg as fedavg_aggregator
 from calfat_plugin.aggregators import fedprox, scaffold, server_optimizers, sfat
-from calfat_plugin.builtin_inputs import DATASETS, MODELS, PARTITIONS
+from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.entries import (
     AggregatorEntry,
     DatasetEntry,
@@ -20,7 +20,9 @@ from calfat_plugin.entries import (
 from calfat_plugin.evaluators import autoattack, cw, gradient, natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
+from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
+from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
 from calfat_plugin.trainers import calfat, fedavg, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+State = Mapping[str, "Tensor"]
+
 
 @dataclass(frozen=True)
 class LocalUpdate:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calfat_plugin.aggregators.weights import WeightOptions, client_weights
-from calfat_plugin.averaging import weighted_average
 from calfat_plugin.entries import AggregatorEntry
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import weighted_average
 from calfat_plugin.trainers.fedavg import ENTRY as _STANDARD_FL
 
 

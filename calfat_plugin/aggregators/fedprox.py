@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from calfat_plugin.aggregators.drift import proximal_gradient
 from calfat_plugin.aggregators.weights import WeightOptions, client_weights
-from calfat_plugin.averaging import weighted_average
-from calfat_plugin.drift import proximal_gradient
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.interfaces import (
     ActiveCorrection,
@@ -17,6 +16,7 @@ from calfat_plugin.interfaces import (
     LocalCorrection,
     LocalTask,
 )
+from calfat_plugin.maths.averaging import weighted_average
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.averaging import check_update, displacement, weighted_average
-from calfat_plugin.drift import (
+from calfat_plugin.aggregators.drift import (
     ScaffoldPairing,
     scaffold_correction,
     scaffold_divisor,
@@ -30,6 +29,7 @@ from calfat_plugin.interfaces import (
     LocalTask,
     State,
 )
+from calfat_plugin.maths.averaging import check_update, displacement, weighted_average
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.weights import WeightOptions, client_weights
-from calfat_plugin.averaging import weighted_average
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, State
+from calfat_plugin.maths.averaging import weighted_average
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

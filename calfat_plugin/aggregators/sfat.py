@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.aggregators.weights import Weights, client_weights
-from calfat_plugin.averaging import slack_weights, weighted_average
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import slack_weights, weighted_average
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from calfat_plugin.runs.attack import Outcome
-    from calfat_plugin.runs.attack_plan import Plan, Wishes
+    from calfat_plugin.analyses.attack import Outcome
+    from calfat_plugin.analyses.attack_plan import Plan, Wishes
 
 _RESUME = "The same command again goes on inside AutoAttack where it stopped; other attacks begin anew."
 
@@ -80,7 +80,7 @@ def attack(
     about numbers that look too good.
     """
     with user_errors():
-        from calfat_plugin.runs.attack_plan import Wishes
+        from calfat_plugin.analyses.attack_plan import Wishes
 
         wishes = Wishes(
             attacks=_split(attacks, "--attacks"),
@@ -116,7 +116,7 @@ def _plan(
     dataset: str | None,
     wishes: Wishes,
 ) -> Plan:
-    from calfat_plugin.runs.attack_plan import plan_model, plan_run
+    from calfat_plugin.analyses.attack_plan import plan_model, plan_run
 
     own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
@@ -139,8 +139,8 @@ def _plan(
 def _run(plan: Plan, output: Path | None, plain: bool) -> None:
     from rich.console import Console
 
+    from calfat_plugin.analyses.attack import attack as measure
     from calfat_plugin.cli.attack_progress import AttackProgress, LiveAttackProgress, PlainAttackProgress
-    from calfat_plugin.runs.attack import attack as measure
 
     console = Console(highlight=False)
     live = console.is_terminal and not console.is_dumb_terminal and not plain

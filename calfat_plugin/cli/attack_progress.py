@@ -8,9 +8,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from calfat_plugin.analyses.attack import Listener
 from calfat_plugin.cli.progress import percent
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.runs.attack import Listener
 
 _SECONDS_BETWEEN_LINES = 30.0
 _BAR_WIDTH = 24

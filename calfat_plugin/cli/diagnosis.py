@@ -30,7 +30,7 @@ from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 Status = Literal["ok", "warn", "fail"]
 
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
-_DOOR = b"calfat_plugin.cli.fedml_door"
+_DOOR = b"calfat_plugin.cli.fedml"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 

@@ -14,7 +14,7 @@ from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
-    from calfat_plugin.cli.leftover import Leftover
+    from calfat_plugin.cli.resume_hint import Leftover
     from calfat_plugin.experiment import Experiment
     from calfat_plugin.runs.session import Request
 
@@ -69,7 +69,7 @@ def _rank_in_job(experiment: Experiment, role: str | None, rank: int | None, at_
             "over MPI the job gives each process its rank: leave out --role and --rank, and start "
             f"mpiexec -n {recipe.num_processes} calfat run RECIPE, or calfat run RECIPE --local."
         )
-    from calfat_plugin.host import mpi_job
+    from calfat_plugin.host.transports import mpi_job
 
     at_end.push(_end_of_job)
     mpi_job.check_size(recipe.num_processes, "client" if is_across_silos(experiment) else "worker")
@@ -83,7 +83,7 @@ def is_across_silos(experiment: Experiment) -> bool:
 
 def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
     """End together: when all are done, or with the first that fails. The user has heard of errors and Ctrl-C by now."""
-    from calfat_plugin.host import mpi_job
+    from calfat_plugin.host.transports import mpi_job
 
     if error is None:
         mpi_job.leave()

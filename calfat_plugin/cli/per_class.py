@@ -31,8 +31,8 @@ def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> 
     makes its report anew.
     """
     with user_errors():
+        from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
         from calfat_plugin.report import write_run_report
-        from calfat_plugin.report.per_class import compare_per_class, parse_picks
 
         compare_per_class(
             run_dir,

@@ -27,7 +27,7 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
     with user_errors():
         runs = [run for directory in directories for run in find_runs(directory)]
         if tsne:
-            from calfat_plugin.report.embedding import write_tsne
+            from calfat_plugin.analyses.tsne import write_tsne
 
             for run in runs:
                 click.echo(f"t-SNE of {run}")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
-from calfat_plugin.cli.leftover import Leftover
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
+from calfat_plugin.cli.resume_hint import Leftover
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory

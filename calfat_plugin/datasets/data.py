@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy.typing as npt
-
 from calfat_plugin.errors import DataError, OptionError
 
 if TYPE_CHECKING:  # naming the types is all that is needed here: tensors bring their own methods
+    import numpy.typing as npt
     import torch
     from torch import Tensor
 

@@ -17,7 +17,7 @@ from calfat_plugin import __version__
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.budget import BudgetOptions, narrowed
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.metrics import Counts
+from calfat_plugin.maths.metrics import Counts
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel, exact_text
@@ -72,7 +72,7 @@ class AttackEvaluator(Evaluator):
         """
         import torch
 
-        from calfat_plugin.loaders import eval_batches
+        from calfat_plugin.datasets.batches import eval_batches
 
         refuse_training_mode(task.model)
         started = time.perf_counter()

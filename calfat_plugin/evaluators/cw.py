@@ -10,7 +10,7 @@ from calfat_plugin.evaluators.base import BudgetedAttack
 from calfat_plugin.evaluators.budget import check_budget
 from calfat_plugin.evaluators.gradient import PGDOptions, ascent_settings, climb
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.losses import cw_margin
+from calfat_plugin.maths.losses import cw_margin
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

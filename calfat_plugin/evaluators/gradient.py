@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
-from calfat_plugin.attacks import attack_mode, gradient_ascent
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.evaluators.base import BudgetedAttack
 from calfat_plugin.evaluators.budget import PIXELS, BudgetOptions, check_budget
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.losses import cross_entropy
+from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
+from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.options import option
 from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY

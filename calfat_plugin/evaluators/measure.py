@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.batches import eval_batches
 from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.loaders import eval_batches
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 

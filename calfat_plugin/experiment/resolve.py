@@ -10,8 +10,9 @@ from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
 from calfat_plugin.experiment.experiment import Experiment, Pick
 from calfat_plugin.options import describe_options, parse_options
 from calfat_plugin.recipe.document import Document, KeyPath
-from calfat_plugin.recipe.parse import failing_at, parse_recipe
+from calfat_plugin.recipe.parse import parse_recipe
 from calfat_plugin.recipe.schema import Choice, Recipe
+from calfat_plugin.recipe.sections import failing_at
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
     path = choice.name
 
     def build(**arguments: Any) -> nn.Module:
-        from calfat_plugin.models import model_from_factory
+        from calfat_plugin.models.building import model_from_factory
 
         return model_from_factory(path, **arguments)
 

@@ -31,15 +31,16 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.wire import Wire, add_client_state, is_refusal, take_client_state
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.host.client import WorkerTrainer
 from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.mpi import MPITransport
+from calfat_plugin.host.trainer import WorkerTrainer
+from calfat_plugin.host.transports.mpi import MPITransport
 from calfat_plugin.interfaces import RunObserver, State
-from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.results import EvaluationResult, RoundRecord
-from calfat_plugin.wire import Wire, add_client_state, is_refusal, take_client_state
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
 

@@ -22,11 +22,12 @@ from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.host.client import WorkerTrainer
+from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.results import EvaluationResult
 
 

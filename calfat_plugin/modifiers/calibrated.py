@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
 from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.modifiers.priors import PAPER, RELEASE, Calibration
 from calfat_plugin.options import option
-from calfat_plugin.priors import PAPER, RELEASE, Calibration
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.margins import fedrs_factors
+from calfat_plugin.modifiers.margins import fedrs_factors
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

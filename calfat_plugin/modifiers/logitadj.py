@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.margins import adjusted_logits
+from calfat_plugin.modifiers.margins import adjusted_logits
+from calfat_plugin.modifiers.priors import log_frequencies
 from calfat_plugin.options import option
-from calfat_plugin.priors import log_frequencies
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,11 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin import margins
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
 from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.modifiers import margins
+from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies
 from calfat_plugin.options import option
-from calfat_plugin.priors import calibrated_logits, log_frequencies
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -61,7 +61,7 @@ class RoBal(LossModifier):
         self.options = options
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        from calfat_plugin.models.cosine import with_cosine_classifier
+        from calfat_plugin.modifiers.cosine import with_cosine_classifier
 
         return with_cosine_classifier(model, self.options.gamma)
 

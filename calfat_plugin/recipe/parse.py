@@ -6,13 +6,14 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
-from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
+from calfat_plugin.options import describe, describe_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import HOST_KEYS
+from calfat_plugin.recipe.sections import options_at, section_at
 from calfat_plugin.recipe.silo import (
     MQTTSettings,
     S3Settings,
@@ -24,8 +25,6 @@ from calfat_plugin.recipe.silo import (
     parse_parties,
 )
 from calfat_plugin.threat import ThreatModel, parse_number
-
-T = TypeVar("T")
 
 CALFAT_KEYS = (
     "name",
@@ -74,7 +73,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
     host = {name: _host_section(document, name, warnings) for name in schema.HOST_SECTIONS}
     extra = _other_sections(document, warnings)
     extra.update({name: section[1] for name, section in host.items() if section[1]})
-    calfat = _section(document, ("calfat",))
+    calfat = section_at(document, ("calfat",))
     for key in calfat:
         if key not in CALFAT_KEYS:
             hint = did_you_mean(key, CALFAT_KEYS) or f" Known: {listed(CALFAT_KEYS)}."
@@ -83,7 +82,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
     _check_clients(document, train)
     aggregator = _choice(document, ("calfat", "aggregator"), default="fedavg")
     _check_optimizer(document, train, aggregator, warnings)
-    monitor_raw = dict(_section(document, ("calfat", "monitor")))
+    monitor_raw = dict(section_at(document, ("calfat", "monitor")))
     monitored = monitor_raw.pop("evaluators", None)
     evaluators = _picks(document, ("calfat", "evaluators"), calfat.get("evaluators"), "evaluator", DEFAULT_EVALUATORS)
     return schema.Recipe(
@@ -104,12 +103,12 @@ def parse_recipe(document: Document) -> schema.Recipe:
         model_choice=_named_elsewhere(document, "model", host["model_args"][0].model),
         threat=_threat(document),
         evaluators=evaluators,
-        monitor=_options(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
+        monitor=options_at(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
         monitor_evaluators=_picks(
             document, ("calfat", "monitor", "evaluators"), monitored, "evaluator", DEFAULT_MONITOR
         ),
-        evaluation=_options(document, ("calfat", "evaluation"), schema.EvaluationOptions),
-        runtime=_options(document, ("calfat", "runtime"), schema.RuntimeOptions),
+        evaluation=options_at(document, ("calfat", "evaluation"), schema.EvaluationOptions),
+        runtime=options_at(document, ("calfat", "runtime"), schema.RuntimeOptions),
         silo=_silo(document, train.client_num_in_total),
         loggers=_picks(document, ("calfat", "loggers"), calfat.get("loggers"), "logger"),
         reported=_reported(document, [choice.label for choice in evaluators], warnings),
@@ -130,39 +129,13 @@ def _name(document: Document) -> str:
     return name
 
 
-def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str], RecipeError]:
-    """The ``fail`` argument of ``parse_options`` for options that stand below ``path``."""
-    return lambda name, complaint: document.error(path if name is None else (*path, name), complaint)
-
-
-def _section(document: Document, path: KeyPath) -> Mapping[str, Any]:
-    value = document.get(path)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise document.error(path, f"got {describe(value)}, expected a section of keys and values.")
-    return value
-
-
-def _options(
-    document: Document,
-    path: KeyPath,
-    config: type[T],
-    raw: Mapping[str, Any] | None = None,
-    also: tuple[str, ...] = (),
-) -> T:
-    raw = _section(document, path) if raw is None else raw
-    owner = f"section '{path[-1]}'"
-    return parse_options(config, raw, owner=owner, fail=failing_at(document, path), also=also)
-
-
 def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[Any, dict[str, Any]]:
     """The typed part of a host section, and the keys that are only passed on."""
     config = schema.HOST_SECTIONS[name]
     ours = {info.name for info in describe_options(config)}
     typed: dict[str, Any] = {}
     passed_on: dict[str, Any] = {}
-    for key, value in _section(document, (name,)).items():
+    for key, value in section_at(document, (name,)).items():
         (typed if key in ours else passed_on)[key] = value
         if key not in ours and key not in HOST_KEYS:
             hint = did_you_mean(key, ours) or did_you_mean(key, HOST_KEYS)
@@ -170,7 +143,7 @@ def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[A
                 f"{document.place((name, key))}: {name}.{key}: neither FedML nor calfat_plugin knows this key, so it "
                 f"has no effect.{hint}"
             )
-    return _options(document, (name,), config, typed), passed_on
+    return options_at(document, (name,), config, typed), passed_on
 
 
 def _refuse_misspelt_sections(document: Document) -> None:
@@ -189,7 +162,7 @@ def _other_sections(document: Document, warnings: list[str]) -> dict[str, dict[s
     for name in document.data:
         if name in schema.HOST_SECTIONS or name == "calfat":
             continue
-        others[name] = dict(_section(document, (name,)))
+        others[name] = dict(section_at(document, (name,)))
         if name not in _OTHER_HOST_SECTIONS:
             warnings.append(
                 f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin."
@@ -264,7 +237,7 @@ def _named_elsewhere(document: Document, key: str, name: str) -> schema.Choice:
     if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
         where = {"dataset": "data_args.dataset", "model": "model_args.model"}.get(key, "data_args.partition_method")
         raise document.error(path, f"the {key} is named by {where}; here stand only its options.")
-    return schema.Choice(name, dict(_section(document, path)), path, label=name)
+    return schema.Choice(name, dict(section_at(document, path)), path, label=name)
 
 
 _LISTS = {"evaluator": "[natural, pgd20]", "logger": "[tensorboard]"}
@@ -296,7 +269,7 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
     Numbers for other evaluators draw none: one may well run fewer than the paper.
     """
     path: KeyPath = ("calfat", "reported")
-    raw = dict(_section(document, path))
+    raw = dict(section_at(document, path))
     source = raw.pop("source", "")
     if not isinstance(source, str):
         raise document.error((*path, "source"), f"got {describe(source)}, expected a text.")
@@ -320,7 +293,7 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
 
 def _threat(document: Document) -> ThreatModel:
     path: KeyPath = ("calfat", "threat")
-    options = _options(document, path, schema.ThreatOptions)
+    options = options_at(document, path, schema.ThreatOptions)
     for key, example in (("eps", "8/255"), ("step_size", "2/255")):
         if options.norm == "linf" and getattr(options, key) > 1:
             found = describe(document.get((*path, key)))
@@ -334,18 +307,18 @@ def _threat(document: Document) -> ThreatModel:
 def _silo(document: Document, num_clients: int) -> Silo:
     path: KeyPath = ("calfat", "silo")
     below = ("parties", "tls", "mqtt", "s3")
-    raw = {key: value for key, value in _section(document, path).items() if key not in below}
+    raw = {key: value for key, value in section_at(document, path).items() if key not in below}
 
     def failing_below(key: str) -> Callable[[KeyPath, str], RecipeError]:
         return lambda rest, complaint: document.error((*path, key, *rest), complaint)
 
     parties = parse_parties(document.get((*path, "parties")), num_clients, failing_below("parties"))
     has_tls = document.get((*path, "tls")) is not None
-    tls = _options(document, (*path, "tls"), TLSSettings) if has_tls else None
-    mqtt, s3 = _options(document, (*path, "mqtt"), MQTTSettings), _options(document, (*path, "s3"), S3Settings)
+    tls = options_at(document, (*path, "tls"), TLSSettings) if has_tls else None
+    mqtt, s3 = options_at(document, (*path, "mqtt"), MQTTSettings), options_at(document, (*path, "s3"), S3Settings)
     check_mqtt(mqtt, failing_below("mqtt"))
     check_s3(s3, failing_below("s3"))
-    settings = _options(document, path, SiloSettings, raw, also=below)
+    settings = options_at(document, path, SiloSettings, raw, also=below)
     if settings.min_clients is not None and settings.min_clients > num_clients:
         raise document.error(
             (*path, "min_clients"),

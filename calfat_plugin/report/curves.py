@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.metrics import mean_std
+from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.report import theme
 from calfat_plugin.report.canvas import Chart, Series, line_style
 from calfat_plugin.report.reading import NATURAL, RunFiles

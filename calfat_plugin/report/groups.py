@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.metrics import MeanStd, mean_std
+from calfat_plugin.maths.metrics import MeanStd, mean_std
 from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
 from calfat_plugin.report.words import NOTHING, aggregator, method, pick, plain
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.parties import Snapshot
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs.disk import sync_file, telling_disk_errors
 
 _KEY, _FORMAT = "calfat", 1

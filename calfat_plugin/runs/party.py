@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.interfaces import RunObserver, State
-from calfat_plugin.parties import Snapshot
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
@@ -106,7 +106,7 @@ def run_client(
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
-        from calfat_plugin.host.cross_silo import ClientStates, work
+        from calfat_plugin.host.silo.run import ClientStates, work
 
         kept = _States(directory.states(), rank - 1)
         say(f"client {rank - 1} of {experiment.recipe.name}: {len(data)} examples, waiting for the server")

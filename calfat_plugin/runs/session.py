@@ -27,7 +27,7 @@ from calfat_plugin.runs.writer import RunWriter
 if TYPE_CHECKING:
     import torch
 
-    from calfat_plugin.parties import Snapshot
+    from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         stack.enter_context(using_threads(experiment))
         dataset = experiment.load_own_dataset(rank=0)
 
-        from calfat_plugin.parties import shards_of
+        from calfat_plugin.federation.worker import shards_of
 
         across_silos = experiment.recipe.common.training_type == "cross_silo"
         shards = {} if across_silos else shards_of(experiment, dataset, device)
@@ -135,7 +135,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 "scratch": directory.evaluation,
             }
             if across_silos:
-                from calfat_plugin.host.cross_silo import serve
+                from calfat_plugin.host.silo.run import serve
 
                 evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
             elif experiment.recipe.num_processes > 1:

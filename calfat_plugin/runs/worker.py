@@ -29,7 +29,7 @@ def run_worker(experiment: Experiment, rank: int) -> None:
         stack.enter_context(using_threads(experiment))
         dataset = experiment.load_dataset()
 
+        from calfat_plugin.federation.worker import shards_of
         from calfat_plugin.host.mpi_simulation import assist
-        from calfat_plugin.parties import shards_of
 
         assist(experiment, dataset, shards_of(experiment, dataset, device), rank, device)

@@ -14,7 +14,7 @@ from calfat_plugin import __version__
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.parties import Snapshot
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory

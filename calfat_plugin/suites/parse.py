@@ -12,7 +12,7 @@ from typing import Any
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
-from calfat_plugin.recipe.parse import failing_at
+from calfat_plugin.recipe.sections import failing_at
 from calfat_plugin.suites.schema import (
     Axis,
     Metric,

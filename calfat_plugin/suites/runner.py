@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows: runs go unlocked
     fcntl = None  # type: ignore[assignment]
 
-PROGRAM = (sys.executable, "-m", "calfat_plugin.suites.child")
+PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
 GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
 ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")

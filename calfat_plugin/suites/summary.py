@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.metrics import mean_std
+from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome

@@ -138,7 +138,7 @@ class AdversarialTrainer(LocalTrainer):
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
         """The scalar that the inner maximisation climbs, summed over the batch; default: cross-entropy of x_adv."""
-        from calfat_plugin.losses import cross_entropy
+        from calfat_plugin.maths.losses import cross_entropy
 
         return cross_entropy(batch.loss.attack_logits(batch.logits_adv), batch.y, reduction="sum")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
 from calfat_plugin.interfaces import ClientLoss, LocalTask
-from calfat_plugin.losses import cross_entropy, kl_divergence
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option

@@ -11,7 +11,7 @@ from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
 from calfat_plugin.trainers.gradients import carrying, gradients_of
-from calfat_plugin.weight_perturbation import awp_perturbation
+from calfat_plugin.trainers.weight_perturbation import awp_perturbation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

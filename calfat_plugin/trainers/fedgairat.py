@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
-from calfat_plugin.losses_methods import GairatWeighting, gairat_lambda, gairat_loss, gairat_weights
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
+from calfat_plugin.trainers.losses_methods import GairatWeighting, gairat_lambda, gairat_loss, gairat_weights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
-from calfat_plugin.losses_methods import mart_margin, mart_regulariser
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, TrainBatch, start_noise_option
+from calfat_plugin.trainers.losses_methods import mart_margin, mart_regulariser
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

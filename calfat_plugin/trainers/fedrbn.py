@@ -16,9 +16,9 @@ from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.options import option
-from calfat_plugin.propagation import BranchStatistics, propagated_noise, propagation_weights
 from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
 from calfat_plugin.trainers.gradients import carrying, clipped, gradients_of
+from calfat_plugin.trainers.propagation import BranchStatistics, propagated_noise, propagation_weights
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -133,7 +133,7 @@ class FedRBN(AdversarialTrainer):
 
     def evaluated_personal(self, updates: Mapping[int, LocalUpdate], names: Sequence[str]) -> dict[str, Tensor]:
         """Uniform mean over clients, after ``st`` clients got this round's noise statistics."""
-        from calfat_plugin.averaging import weighted_average
+        from calfat_plugin.maths.averaging import weighted_average
 
         sources = list(self._sources(updates).values())
         states = []

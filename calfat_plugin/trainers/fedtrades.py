@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
-from calfat_plugin.losses import kl_divergence
+from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option
 

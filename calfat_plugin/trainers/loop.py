@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.attacks import CorrectIterates, attack_mode, gradient_ascent
+from calfat_plugin.datasets.batches import indexed_batches, num_batches
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import BatchProgress, ClientLoss, LocalTask
-from calfat_plugin.loaders import indexed_batches, num_batches
+from calfat_plugin.maths.attacks import CorrectIterates, attack_mode, gradient_ascent
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch

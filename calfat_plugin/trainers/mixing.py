@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.losses_methods import adversarial_mask
 from calfat_plugin.seeds import generator
+from calfat_plugin.trainers.losses_methods import adversarial_mask
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

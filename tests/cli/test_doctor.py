@@ -193,7 +193,7 @@ def test_the_host_s_import(
 
 # --- the command's name, plugins, folder ------------------------------------------------------------------------------
 
-OURS = "#!/usr/bin/python\nfrom calfat_plugin.cli.fedml_door import main\n"
+OURS = "#!/usr/bin/python\nfrom calfat_plugin.cli.fedml import main\n"
 HOSTS = "#!/usr/bin/python\nfrom fedml.cli.cli import cli\n"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.cli.fedml_door import is_ours
+from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import Ended, python
 
 
@@ -57,7 +57,7 @@ def test_anything_else_is_the_host_s(line: str, tmp_path: Path, monkeypatch: pyt
 def test_a_bad_recipe_is_refused_without_importing_the_host(tmp_path: Path) -> None:
     program = (
         "import atexit, sys; atexit.register(lambda: print('fedml' in sys.modules))\n"
-        "from calfat_plugin.cli.fedml_door import main; main()"
+        "from calfat_plugin.cli.fedml import main; main()"
     )
     ended = python(program, "run", "missing.yaml", cwd=tmp_path)
     assert ended == Ended(2, "False\n", "error: missing.yaml: no such file.\n")
@@ -89,7 +89,7 @@ def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
     ours, host = (
         python(ANSWERS.format(get_main=get_main, lines=LINES), cwd=tmp_path, timeout=600, **home)
         for get_main in (
-            "from calfat_plugin.cli.fedml_door import main",
+            "from calfat_plugin.cli.fedml import main",
             "from fedml.cli.cli import cli as main",
         )
     )

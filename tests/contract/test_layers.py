@@ -1,66 +1,79 @@
-"""The floors of docs/architecture.md: each imports only itself and those below, and only host/ imports fedml."""
+"""Imports between the parts of the package go one way, and only host/ imports fedml; see ``layers``."""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import ROOT, Ended, python
-
-PACKAGE = ROOT / "calfat_plugin"
-FLOORS = (
-    # 0 maths: tensors in, tensors out; no files, no configuration
-    "errors threat seeds losses losses_methods priors margins attacks averaging drift propagation weight_perturbation "
-    "metrics compat",
-    # 1 inputs: labels and seed to shards, name to tensors, name to module
-    "partition datasets loaders models",
-    # 2 contract: what plugins provide, and what flows between the parts
-    "options results interfaces entries hookspecs recipe wire",
-    # 3 built-ins, offered through the same hooks as anyone's
-    "trainers modifiers aggregators evaluators loggers builtin builtin_inputs",
-    # 4 assembly: names resolved, options typed, the two parties of a federation
-    "registry experiment parties reference",
-    # 5 the host
-    "host",
-    # 6 doors
-    "runs report suites cli",
+from tests.cli.runner import Ended, python
+from tests.contract.layers import (
+    FLOOR_OF,
+    PACKAGE,
+    PAGE,
+    ROOT,
+    cycles,
+    file_cycles,
+    imported,
+    imports,
+    part_of,
+    table,
+    written,
 )
-FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts.split()}
+
 FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def part_of(file: Path) -> str:
-    """The module or package of the package's top level that a file belongs to."""
-    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imported(file: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import anywhere in a file, also of those for the type checker and in functions."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: imports are written in full"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+LONGEST = 350  # lines of a module
 
 
 def test_every_part_has_a_floor() -> None:
-    assert {part_of(file) for file in FILES} - {"__init__"} == set(FLOOR)
+    assert {part_of(file) for file in FILES} - {"__init__"} == set(FLOOR_OF)
 
 
 def test_imports_go_down() -> None:
-    upward = []
-    for file in FILES:
-        for line, name in imported(file):
-            package, _, rest = name.partition(".")
-            target = rest.partition(".")[0]
-            if package == PACKAGE.name and FLOOR.get(target, 0) > FLOOR.get(part_of(file), 0):
-                upward.append(f"{file.relative_to(ROOT)}:{line}: {name}")
+    upward = [
+        f"{each.where}: {each.target}"
+        for each in imports()
+        if each.source != "__init__" and FLOOR_OF[each.target] > FLOOR_OF[each.source]
+    ]
     assert upward == []
+
+
+def test_no_two_parts_import_each_other() -> None:
+    assert cycles(imports()) == []
+
+
+@pytest.mark.parametrize("way", ["{}", "if False:\n    {}", "def late():\n    {}"])
+def test_a_planted_cycle_is_found(tmp_path: Path, way: str) -> None:
+    """Between packages and between files, also through a third, and wherever the import stands."""
+    package = tmp_path / "calfat_plugin"
+    for part, target in (("runs", "report"), ("report", "suites"), ("suites", "runs"), ("cli", "runs")):
+        (package / part).mkdir(parents=True)
+        (package / part / "a.py").write_text(way.format(f"from calfat_plugin.{target} import a") + "\n")
+    assert cycles(imports(package)) == [["report", "runs", "suites"]]
+    assert file_cycles(package) == [[f"calfat_plugin.{part}.a" for part in ("report", "runs", "suites")]]
+
+
+def test_a_module_of_the_root_serves_more_than_one_part() -> None:
+    users: dict[str, set[str]] = {}
+    for each in imports():
+        if (PACKAGE / f"{each.target}.py").exists():
+            users.setdefault(each.target, set()).add(each.source)
+    lonely = {
+        module: sorted(sources)
+        for module, sources in users.items()
+        if len(sources) == 1 and all((PACKAGE / source).is_dir() for source in sources)
+    }
+    assert lonely == {}
+
+
+def test_no_module_is_long() -> None:
+    long = {str(file.relative_to(ROOT)): count for file in FILES if (count := len(file.open().readlines())) > LONGEST}
+    assert long == {}
+
+
+def test_the_architecture_page_prints_these_floors() -> None:
+    assert written(PAGE.read_text()) == table(), "write it anew: python tests/contract/layers.py"
 
 
 def test_only_the_host_floor_imports_the_host() -> None:
@@ -99,9 +112,13 @@ def test_everything_but_the_host_floor_imports_where_fedml_is_missing() -> None:
 def test_what_lists_and_checks_imports_where_torch_is_missing() -> None:
     """`calfat plugins` and `calfat check` are to answer at once, so nothing that they touch imports torch."""
     light = [
-        *("calfat_plugin.builtin", "calfat_plugin.registry", "calfat_plugin.experiment", "calfat_plugin.reference"),
+        *("calfat_plugin.builtin", "calfat_plugin.registry", "calfat_plugin.experiment", "calfat_plugin.cli.reference"),
         *("calfat_plugin.cli.main", "calfat_plugin.cli.check", "calfat_plugin.cli.plugins", "calfat_plugin.cli.run"),
-        *(name for name in MODULES if FLOOR.get(name.split(".")[1] if "." in name else "", 9) in (0, 2)),
+        *(name for name in MODULES if name.endswith(".entries")),
+        *(name for name in MODULES if FLOOR_OF.get(name.split(".")[1] if "." in name else "", 9) in (0, 1, 2)),
+    ]
+    light = [
+        name for name in light if name.rpartition(".")[2] not in ("batches", "digits", "files", "folders", "published")
     ]
     assert "calfat_plugin.recipe.parse" in light
     hidden = {"fedml", "torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib"}

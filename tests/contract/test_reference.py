@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.reference import plugin_reference, recipe_reference
+from calfat_plugin.cli.reference import plugin_reference, recipe_reference
 from calfat_plugin.registry import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -20,4 +20,4 @@ DOCS = Path(__file__).parents[2] / "docs"
     ],
 )
 def test_reference_pages_are_current(page: str, made: str) -> None:
-    assert (DOCS / page).read_text(encoding="utf-8") == made, "run: python -m calfat_plugin.reference docs"
+    assert (DOCS / page).read_text(encoding="utf-8") == made, "run: python -m calfat_plugin.cli.reference docs"

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from calfat_plugin.datasets import ImageData, load_digits
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.models import CNNSmall
 from calfat_plugin.models.building import seeded
+from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.threat import ThreatModel
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from calfat_plugin.cli.attack import attack
 from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
 from calfat_plugin.experiment import assemble
-from calfat_plugin.parties import Snapshot
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import write_run_report
@@ -195,7 +195,7 @@ def own(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch
     name = f"own_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(
         "from torch import nn\n"
-        "from calfat_plugin.models import CNNSmall\n"
+        "from calfat_plugin.models.cnn import CNNSmall\n"
         "def plain(**shapes):\n    return CNNSmall(**shapes)\n"
         "class Soft(CNNSmall):\n    def forward(self, x):\n        return super().forward(x).softmax(1)\n"
     )
@@ -417,7 +417,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "from click.testing import CliRunner\n"
         "assert CliRunner().invoke(attack, ['--help']).exit_code == 0\n"
         "assert CliRunner().invoke(attack, ['run', '--eps', '8']).exit_code == 2\n"
-        "from calfat_plugin.runs.attack_plan import Wishes, plan_run\n"
+        "from calfat_plugin.analyses.attack_plan import Wishes, plan_run\n"
         "from pathlib import Path\n"
         "plan_run(Path('run'), None, Wishes(attacks=('fgsm', 'cw20', 'autoattack')))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
@@ -429,7 +429,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
 
 
 def test_ctrl_c_says_how_to_go_on(run_dir, monkeypatch):
-    from calfat_plugin.runs import attack as module
+    from calfat_plugin.analyses import attack as module
 
     def stop(*arguments):
         raise KeyboardInterrupt

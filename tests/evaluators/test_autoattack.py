@@ -18,8 +18,8 @@ from torch import nn
 from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError
-from calfat_plugin.evaluators.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.subattacks import SubAttacks
+from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.options import parse_options
 from calfat_plugin.threat import ThreatModel
 

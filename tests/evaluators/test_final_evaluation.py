@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from calfat_plugin.evaluators.subattacks import SubAttacks
+from calfat_plugin.analyses.attack import Listener, attack
+from calfat_plugin.analyses.attack_plan import Wishes, plan_run
+from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Server, Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult
-from calfat_plugin.runs.attack import Listener, attack
-from calfat_plugin.runs.attack_plan import Wishes, plan_run
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter

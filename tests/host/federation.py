@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.worker import shards_of
 from calfat_plugin.host.simulation import simulate
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Snapshot, shards_of
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord

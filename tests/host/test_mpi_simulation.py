@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.wire import add_client_state, pack_refusal, take_client_state
+from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host import mpi_simulation
 from calfat_plugin.host.arguments import host_arguments
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Server, Snapshot, Worker, shards_of
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.wire import add_client_state, pack_refusal, take_client_state
 from tests.host.federation import CPU, Ran, experiment, run
 
 SOME = {"train_args__client_num_in_total": 4, "train_args__client_num_per_round": 2, "calfat__aggregator": "scaffold"}

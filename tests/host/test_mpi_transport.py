@@ -11,8 +11,8 @@ pytest.importorskip("mpi4py")
 import calfat_plugin.host.launch  # noqa: F401 (prepares the import of fedml)
 
 # isort: split
-from calfat_plugin.host import mpi_job
-from calfat_plugin.host.mpi import MPITransport
+from calfat_plugin.host.transports import mpi_job
+from calfat_plugin.host.transports.mpi import MPITransport
 from tests.silo.federation import wait_for
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from calfat_plugin.entries import AggregatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import UpdateError
+from calfat_plugin.federation.wire import Wire, pack_downlink, pack_refusal, pack_update, unpack_downlink, unpack_update
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers.base import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
-from calfat_plugin.wire import Wire, pack_downlink, pack_refusal, pack_update, unpack_downlink, unpack_update
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from calfat_plugin import parties
 from calfat_plugin.entries import DatasetEntry, TrainerEntry
 from calfat_plugin.errors import HostError, RecipeError
+from calfat_plugin.federation import server
+from calfat_plugin.federation.server import Server, sample_clients
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.host import patches, simulation
 from calfat_plugin.host.arguments import host_arguments, refuse_unsupported
@@ -39,10 +41,10 @@ def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyP
     for owner, name in (
         (simulation.fedml.FedMLRunner, "run"),
         (simulation.FedAvgAPI, "train"),
-        (parties.Server, "start_round"),
+        (Server, "start_round"),
         (simulation.Client, "train"),
-        (parties.Worker, "fit"),
-        (parties.Server, "finish_round"),
+        (Worker, "fit"),
+        (Server, "finish_round"),
     ):
         count_calls(monkeypatch, owner, name, calls)
     ran = run(experiment(train_args__comm_round=3, train_args__client_num_per_round=per_round))
@@ -124,20 +126,20 @@ def test_clients_are_drawn_by_the_runs_seed_and_round() -> None:
 
 def test_drawing_clients_is_fair_and_leaves_numpys_generator_alone() -> None:
     before = np.random.get_state()
-    drawn = [parties.sample_clients(7, round, 10, 3) for round in range(1, 2001)]
+    drawn = [sample_clients(7, round, 10, 3) for round in range(1, 2001)]
     after = np.random.get_state()
     assert before[0] == after[0]
     assert np.array_equal(before[1], after[1])
     assert before[2:] == after[2:]
     counts = np.bincount(np.concatenate(drawn), minlength=10)
     assert np.all(np.abs(counts - 600) < 5 * (2000 * 0.3 * 0.7) ** 0.5)  # five standard deviations
-    assert parties.sample_clients(7, 1, 10, 10) == parties.sample_clients(8, 5, 10, 12) == tuple(range(10))
+    assert sample_clients(7, 1, 10, 10) == sample_clients(8, 5, 10, 12) == tuple(range(10))
 
 
 def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Defect 8: the host tests every client on the full test set, and drops its last batch."""
     calls: list[tuple[str, Any]] = []
-    count_calls(monkeypatch, parties, "measure", calls)
+    count_calls(monkeypatch, server, "measure", calls)
     ran = run(experiment(calfat__evaluation={"batch_size": 7}))
     assert len(calls) == 3  # two rounds and the end
     assert [evaluation.num_examples for evaluation in ran.evaluations] == [20]
@@ -150,7 +152,7 @@ def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     class Plugin:
         @hookimpl
         def calfat_datasets(self) -> list[DatasetEntry]:
-            return [DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets:load_digits")]
+            return [DatasetEntry("stackoverflow-tags", build="calfat_plugin.datasets.digits:load_digits")]
 
     ran = run(experiment(Plugin(), data_args__dataset="stackoverflow-tags"))
     assert [record.round for record in ran.records] == [1, 2]
@@ -183,8 +185,8 @@ def test_keys_that_only_the_host_knows_reach_it() -> None:
 def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host takes a plain dict for one model per client."""
     received = []
-    fit = parties.Worker.fit
-    monkeypatch.setattr(parties.Worker, "fit", lambda *a: received.append(type(a[3])) or fit(*a))
+    fit = Worker.fit
+    monkeypatch.setattr(Worker, "fit", lambda *a: received.append(type(a[3])) or fit(*a))
     run(experiment())
     assert set(received) == {OrderedDict}
 

@@ -20,10 +20,10 @@ from torch import nn
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import RunError
+from calfat_plugin.federation.server import Server
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.host import simulation
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Server
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.session import Request

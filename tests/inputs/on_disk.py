@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.io import savemat
 
-from calfat_plugin.datasets import imagenet_subset_classes
+from calfat_plugin.datasets.folders import imagenet_subset_classes
 
 CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from calfat_plugin.datasets import Augmentation, Dataset, ImageData, load_digits, pixels
+from calfat_plugin.datasets import Augmentation, Dataset, ImageData, pixels
+from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.errors import DataError, OptionError
 
 

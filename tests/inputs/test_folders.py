@@ -9,12 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from calfat_plugin.datasets import (
-    Augmentation,
-    imagenet_subset_classes,
-    load_image_folder,
-    load_imagenet_subset,
-)
+from calfat_plugin.datasets import Augmentation
+from calfat_plugin.datasets.folders import imagenet_subset_classes, load_image_folder, load_imagenet_subset
 from calfat_plugin.errors import DataError, OptionError
 from tests.inputs import on_disk
 

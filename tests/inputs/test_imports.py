@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["calfat_plugin.partition", "calfat_plugin.datasets"])
+@pytest.mark.parametrize("module", ["calfat_plugin.partitions.split", "calfat_plugin.datasets"])
 def test_importing_leaves_heavy_packages_out(module):
     code = (
         f"import sys, {module}; "

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.datasets import Augmentation, ImageData
-from calfat_plugin.loaders import batches, eval_batches, num_batches
+from calfat_plugin.datasets.batches import batches, eval_batches, num_batches
 
 
 def numbered(n: int, size: int = 3) -> ImageData:

@@ -9,19 +9,10 @@ import torch
 from torch import nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models import (
-    CNN,
-    VGG8,
-    AlexNet64,
-    AlexNet64Small,
-    CNNMcMahan,
-    CNNSmall,
-    Normalize,
-    ResNet18,
-    model_from_factory,
-    seeded,
-)
-from calfat_plugin.models.base import conv_block
+from calfat_plugin.models.base import Normalize, conv_block
+from calfat_plugin.models.building import model_from_factory, seeded
+from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall
+from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
 
 
 def parameter_count(model: nn.Module) -> int:

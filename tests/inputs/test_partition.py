@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import DataError, OptionError
-from calfat_plugin.partition import class_counts, dirichlet, dirichlet_plain, iid, label_shards
+from calfat_plugin.partitions.split import class_counts, dirichlet, dirichlet_plain, iid, label_shards
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)

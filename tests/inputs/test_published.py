@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from calfat_plugin import datasets
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, Dataset, published
 from calfat_plugin.errors import DataError
@@ -40,7 +39,7 @@ NONE, CIFAR = Augmentation(), Augmentation(crop_padding=4, flip=True)
 CASES = [
     Case(
         "cifar10",
-        datasets.load_cifar10,
+        published.load_cifar10,
         on_disk.write_cifar10,
         (3, 32, 32),
         10,
@@ -49,7 +48,7 @@ CASES = [
     ),
     Case(
         "cifar100",
-        datasets.load_cifar100,
+        published.load_cifar100,
         on_disk.write_cifar100,
         (3, 32, 32),
         100,
@@ -58,7 +57,7 @@ CASES = [
     ),
     Case(
         "svhn",
-        datasets.load_svhn,
+        published.load_svhn,
         on_disk.write_svhn,
         (3, 32, 32),
         10,
@@ -67,7 +66,7 @@ CASES = [
     ),
     Case(
         "mnist",
-        datasets.load_mnist,
+        published.load_mnist,
         on_disk.write_mnist,
         (1, 28, 28),
         10,
@@ -76,7 +75,7 @@ CASES = [
     ),
     Case(
         "fmnist",
-        datasets.load_fmnist,
+        published.load_fmnist,
         on_disk.write_fmnist,
         (1, 28, 28),
         10,
@@ -220,7 +219,7 @@ def test_one_missing_file_among_others_is_named(tmp_path):
     lost = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_4"
     lost.unlink()
     with pytest.raises(DataError, match=re.escape(f"data set cifar10: {lost} is missing")):
-        datasets.load_cifar10(tmp_path, verify=False)
+        published.load_cifar10(tmp_path, verify=False)
 
 
 THEIR_CLASS = {
@@ -266,13 +265,13 @@ def test_a_failed_download_says_how_to_do_without(tmp_path, monkeypatch):
         f"Try again. By hand: Download {SOURCES['cifar10'].format(root=tmp_path)}."
     )
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
-        datasets.load_cifar10(tmp_path, download=True)
+        published.load_cifar10(tmp_path, download=True)
 
 
 def test_a_home_directory_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     on_disk.write_svhn(tmp_path / "data")
-    assert len(datasets.load_svhn(Path("~/data"), verify=False).test) == 20
+    assert len(published.load_svhn(Path("~/data"), verify=False).test) == 20
 
 
 def test_labels_outside_the_classes_are_refused(tmp_path):
@@ -283,4 +282,4 @@ def test_labels_outside_the_classes_are_refused(tmp_path):
     path.write_bytes(content)
     text = "data set fmnist: test labels run from 0 to 17; expected 0 to 9."
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
-        datasets.load_fmnist(tmp_path, verify=False)
+        published.load_fmnist(tmp_path, verify=False)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from calfat_plugin.attacks import CorrectIterates, attack_mode, gradient_ascent
 from calfat_plugin.errors import ModelError
-from calfat_plugin.losses import cross_entropy, cw_margin, kl_divergence
+from calfat_plugin.maths.attacks import CorrectIterates, attack_mode, gradient_ascent
+from calfat_plugin.maths.losses import cross_entropy, cw_margin, kl_divergence
 from calfat_plugin.threat import ThreatModel
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True)

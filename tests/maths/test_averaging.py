@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.averaging import (
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.maths.averaging import (
     check_update,
     displacement,
     heterogeneity,
@@ -15,7 +16,6 @@ from calfat_plugin.averaging import (
     update_norm,
     weighted_average,
 )
-from calfat_plugin.errors import UpdateError
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 STATES = [{"w": torch.tensor(values)} for values in ((1.0, 2.0), (3.0, 4.0), (5.0, 0.0))]

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.averaging import displacement, weighted_average
-from calfat_plugin.drift import (
+from calfat_plugin.aggregators.drift import (
     proximal_gradient,
     proximal_value,
     scaffold_correction,
@@ -16,6 +15,7 @@ from calfat_plugin.drift import (
     scaffold_variate,
 )
 from calfat_plugin.errors import OptionError, UpdateError
+from calfat_plugin.maths.averaging import displacement, weighted_average
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 LR, K = 0.1, 2

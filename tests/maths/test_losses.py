@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.losses import (
+from calfat_plugin.maths.losses import (
     cross_entropy,
     cw_margin,
     dlr,
     kl_divergence,
     soft_cross_entropy,
 )
-from calfat_plugin.priors import (
+from calfat_plugin.modifiers.priors import (
     PAPER,
     RELEASE,
     Calibration,

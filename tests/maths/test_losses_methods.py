@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import OptionError
-from calfat_plugin.losses import cross_entropy, kl_divergence
-from calfat_plugin.losses_methods import (
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.modifiers.priors import PAPER, log_frequencies
+from calfat_plugin.trainers.losses_methods import (
     adversarial_mask,
     gairat_lambda,
     gairat_loss,
@@ -20,7 +21,6 @@ from calfat_plugin.losses_methods import (
     mixed_batch,
     trades_loss,
 )
-from calfat_plugin.priors import PAPER, log_frequencies
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 Z = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])

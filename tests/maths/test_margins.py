@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from calfat_plugin.losses import cross_entropy, kl_divergence
-from calfat_plugin.margins import (
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.modifiers.margins import (
     ROBAL_N_CIFAR10,
     ROBAL_N_CIFAR100,
     ROBAL_R_CIFAR10,
@@ -18,7 +18,7 @@ from calfat_plugin.margins import (
     gear_margins,
     subtract_at_label,
 )
-from calfat_plugin.priors import PAPER, log_frequencies
+from calfat_plugin.modifiers.priors import PAPER, log_frequencies
 
 F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
 COSINES = torch.tensor([[0.3, 0.5, 0.1, -0.2]])

@@ -10,16 +10,10 @@ import sys
 FLOOR = [
     "threat",
     "seeds",
-    "losses",
-    "losses_methods",
-    "priors",
-    "margins",
-    "attacks",
-    "averaging",
-    "drift",
-    "propagation",
-    "weight_perturbation",
-    "metrics",
+    "maths.attacks",
+    "maths.averaging",
+    "maths.losses",
+    "maths.metrics",
 ]
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.metrics import Counts, mean_std
+from calfat_plugin.maths.metrics import Counts, mean_std
 
 Y = torch.tensor([0, 0, 1, 1, 1, 3])
 CLEAN = torch.tensor([True, False, True, True, False, False])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calfat_plugin.propagation import BranchStatistics, propagated_noise, propagation_weights
+from calfat_plugin.trainers.propagation import BranchStatistics, propagated_noise, propagation_weights
 
 
 def at_angle(cosine: float) -> torch.Tensor:

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.attacks import CorrectIterates, attack_mode, gradient_ascent
-from calfat_plugin.losses import cross_entropy, kl_divergence
-from calfat_plugin.losses_methods import gairat_loss, gairat_weights, mart_loss, trades_loss
-from calfat_plugin.priors import RELEASE
+from calfat_plugin.maths.attacks import CorrectIterates, attack_mode, gradient_ascent
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.modifiers.priors import RELEASE
 from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.losses_methods import gairat_loss, gairat_weights, mart_loss, trades_loss
 
 REFERENCE = json.loads(Path(__file__).with_name("reference_steps.json").read_text("utf-8"))
 THREAT = ThreatModel()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calfat_plugin.weight_perturbation import awp_perturbation
+from calfat_plugin.trainers.weight_perturbation import awp_perturbation
 
 
 def perturbation(gradient, gamma=0.005):

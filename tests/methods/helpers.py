@@ -14,6 +14,8 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
 from calfat_plugin.entries import AggregatorEntry, ModifierEntry, TrainerEntry
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import (
     AggregationTask,
     Aggregator,
@@ -24,7 +26,6 @@ from calfat_plugin.interfaces import (
     RunObserver,
     TrainSettings,
 )
-from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord

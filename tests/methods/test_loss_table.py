@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calfat_plugin.losses import cross_entropy, kl_divergence
-from calfat_plugin.margins import cosine_logits
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.modifiers.margins import cosine_logits
 from tests.methods.helpers import (
     COUNTS,
     Z_ADV,
@@ -194,7 +194,7 @@ def test_robal_with_trades_keeps_the_divergence_on_bare_cosines():
 
 
 def test_robal_with_mart_takes_probabilities_from_scaled_cosines():
-    from calfat_plugin.losses_methods import mart_margin, mart_regulariser
+    from calfat_plugin.trainers.losses_methods import mart_margin, mart_regulariser
 
     loss = build_method("fedmart", "robal").bind_loss(COUNTS)
     expected = (

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.parties import Snapshot
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult

@@ -10,13 +10,13 @@ import click
 import pytest
 import yaml
 
+from calfat_plugin.analyses.tsne import EXAMPLES, PERPLEXITY
 from calfat_plugin.cli.main import main
 from calfat_plugin.experiment import assemble
 from calfat_plugin.loggers.scalars import accuracies, round_scalars
 from calfat_plugin.loggers.tensorboard import FOLDER
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.embedding import EXAMPLES, PERPLEXITY
 from tests.report.made import evaluation, record
 
 ROOT = Path(__file__).parents[2]

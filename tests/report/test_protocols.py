@@ -12,14 +12,14 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
+from calfat_plugin.analyses.tsne import balanced, penultimate_features, write_tsne
 from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError
 from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.models.cnn import CNNSmall
-from calfat_plugin.parties import Snapshot
-from calfat_plugin.report.embedding import balanced, penultimate_features, write_tsne
-from calfat_plugin.report.per_class import compare_per_class, parse_picks
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from tests.report.made import experiment, made_run

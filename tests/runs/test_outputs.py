@@ -13,8 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from calfat_plugin.datasets.batches import eval_batches
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.loaders import eval_batches
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.checkpoints import load_checkpoint

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.parties import Snapshot
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.rounds import RoundsFile

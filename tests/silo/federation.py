@@ -34,10 +34,11 @@ _context.set_forkserver_preload(
         "calfat_plugin.cli.run",
         "calfat_plugin.cli.progress",
         "calfat_plugin.builtin",
-        "calfat_plugin.models",
+        "calfat_plugin.models.cnn",
+        "calfat_plugin.models.building",
         "calfat_plugin.report",
         "calfat_plugin.runs.party",
-        "calfat_plugin.host.cross_silo",  # but not gRPC, which must not be loaded before a fork
+        "calfat_plugin.host.silo.run",  # but not gRPC, which must not be loaded before a fork
         "calfat_plugin.host.simulation",
     ]
 )

@@ -24,8 +24,8 @@ def main(folder: Path) -> None:
     from mpi4py import MPI
 
     import calfat_plugin.cli.progress
-    import calfat_plugin.host.cross_silo
     import calfat_plugin.host.mpi_simulation
+    import calfat_plugin.host.silo.run
     import calfat_plugin.runs.party  # noqa: F401
     from calfat_plugin.cli.main import main as calfat
 

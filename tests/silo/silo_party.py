@@ -51,7 +51,7 @@ def without_report() -> None:
 
 
 def _hang(folder: Path, hang_in: int) -> None:
-    from calfat_plugin.parties import Worker
+    from calfat_plugin.federation.worker import Worker
 
     fit = Worker.fit
 
@@ -69,7 +69,7 @@ def _hang(folder: Path, hang_in: int) -> None:
 
 def _record(sent: Path) -> None:
     """Keep a copy of each message that carries tensors, as it goes out."""
-    from calfat_plugin.host import transport
+    from calfat_plugin.host.transports import base as transport
 
     encode = transport.encode
 
@@ -86,7 +86,7 @@ def _record(sent: Path) -> None:
 def _lie() -> None:
     import torch
 
-    from calfat_plugin.parties import Worker
+    from calfat_plugin.federation.worker import Worker
 
     fit = Worker.fit
     name = "classifier.weight"

@@ -102,7 +102,7 @@ ENDS = """
 import sys, time
 from contextlib import ExitStack
 from calfat_plugin.cli.party import _end_of_job
-from calfat_plugin.host import mpi_job
+from calfat_plugin.host.transports import mpi_job
 
 with ExitStack() as at_end:
     at_end.push(_end_of_job)

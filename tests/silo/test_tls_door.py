@@ -16,9 +16,9 @@ import pytest
 
 from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
-from calfat_plugin.host import tls_door
-from calfat_plugin.host.certificates import Certificates
-from calfat_plugin.host.tls_door import Caller, TLSDoor
+from calfat_plugin.host.transports import tls_door
+from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.tls_door import Caller, TLSDoor
 from calfat_plugin.recipe.silo import TLSSettings
 from tests.silo.federation import wait_for
 

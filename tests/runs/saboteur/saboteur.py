@@ -83,16 +83,17 @@ class Saboteur:
 
     def arm_refusals(self) -> None:
         """No client has an update in the round."""
-        from calfat_plugin import parties, wire
+        from calfat_plugin.federation import wire
+        from calfat_plugin.federation import worker as module
 
-        fit = parties.Worker.fit
+        fit = module.Worker.fit
 
         def refuse(worker: Any, client: int, round: int, downlink: Any) -> Any:
             if round == self.round:
                 return wire.pack_refusal(f"client {client}: nothing today")
             return fit(worker, client, round, downlink)
 
-        parties.Worker.fit = refuse  # type: ignore[method-assign]
+        module.Worker.fit = refuse  # type: ignore[method-assign]
 
     def arm_bug(self) -> None:
         """Something breaks while the round's clients train."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from calfat_plugin import __version__
+from calfat_plugin.analyses.loaded_run import Revived, Warn, revived
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options
 from calfat_plugin.report.protocol_view import mean_of
 from calfat_plugin.report.reading import PER_CLASS
-from calfat_plugin.report.revive import Revived, Warn, revived
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
@@ -131,7 +131,7 @@ def _begun(experiment: Experiment) -> Experiment:
 
 
 def _shards(run: Revived) -> dict[int, ImageData]:
-    from calfat_plugin.parties import shards_of
+    from calfat_plugin.federation.worker import shards_of
 
     return shards_of(run.experiment, run.dataset, run.device)
 
@@ -141,9 +141,9 @@ def _clients(
 ) -> Iterator[dict[str, Any]]:
     """What each client's local model can do."""
     from calfat_plugin.evaluators.measure import measure
+    from calfat_plugin.federation.wire import pack_downlink, unpack_update
+    from calfat_plugin.federation.worker import Worker
     from calfat_plugin.interfaces import RunObserver
-    from calfat_plugin.parties import Worker
-    from calfat_plugin.wire import pack_downlink, unpack_update
 
     worker = Worker(variant, run.dataset, shards, run.device, RunObserver())
     own = variant.trainer.entry.name == run.experiment.trainer.entry.name

@@ -20,10 +20,10 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.certificates import Certificates
-from calfat_plugin.host.messages import RefusedError
-from calfat_plugin.host.tls_door import Caller, TLSDoor
-from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.tls_door import Caller, TLSDoor
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
 log = logging.getLogger(__name__)

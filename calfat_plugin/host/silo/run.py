@@ -18,15 +18,17 @@ from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapte
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.wire import num_bytes
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import fingerprint, silo_arguments
-from calfat_plugin.host.client import ClientStates, SiloClient, WorkerTrainer
-from calfat_plugin.host.server import SiloServer, dismiss_all
-from calfat_plugin.host.transport import Transport
+from calfat_plugin.host.silo.client import ClientStates, SiloClient
+from calfat_plugin.host.silo.server import SiloServer, dismiss_all
+from calfat_plugin.host.trainer import WorkerTrainer
+from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.interfaces import RunObserver
-from calfat_plugin.parties import Server, Snapshot, Worker
 from calfat_plugin.results import EvaluationResult, RoundRecord
-from calfat_plugin.wire import num_bytes
 
 __all__ = ["ClientStates", "serve", "work"]
 
@@ -180,13 +182,13 @@ def _transport(experiment: Experiment, rank: int, model_bytes: int) -> Transport
     max_message = _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000
     backend, num_parties = experiment.recipe.comm.backend, experiment.num_clients + 1
     if backend == "MPI":
-        from calfat_plugin.host.mpi import MPITransport
+        from calfat_plugin.host.transports.mpi import MPITransport
 
         return MPITransport(rank, num_parties, max_message)
     if backend == "MQTT_S3":
-        from calfat_plugin.host.mqtt import MQTTTransport
+        from calfat_plugin.host.transports.mqtt import MQTTTransport
 
         return MQTTTransport(rank, num_parties, experiment.recipe.silo, max_message)
-    from calfat_plugin.host.grpc import GRPCTransport
+    from calfat_plugin.host.transports.grpc import GRPCTransport
 
     return GRPCTransport(rank, experiment.recipe.silo, max_message)

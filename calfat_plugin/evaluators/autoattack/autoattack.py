@@ -11,16 +11,16 @@ from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from calfat_plugin.attacks import attack_mode
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError, did_you_mean, listed
-from calfat_plugin.evaluators import subattacks
+from calfat_plugin.evaluators.autoattack import subattacks
+from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile, fingerprint
+from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks
 from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_counts
 from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
-from calfat_plugin.evaluators.resume import AttackState, StateFile, fingerprint
-from calfat_plugin.evaluators.subattacks import PUBLISHED, SubAttacks
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.metrics import Counts
+from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.maths.metrics import Counts
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel

@@ -12,9 +12,9 @@ import time
 import traceback
 from contextlib import suppress
 
-from calfat_plugin.host import mpi_job
-from calfat_plugin.host.messages import RefusedError
-from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports import mpi_job
+from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.messages import RefusedError
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.margins import cosine_logits
+from calfat_plugin.modifiers.margins import cosine_logits
 
 
 class CosineClassifier(nn.Module):

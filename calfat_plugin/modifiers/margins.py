@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.priors import calibrated_logits
+from calfat_plugin.modifiers.priors import calibrated_logits
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
+from calfat_plugin.analyses.attack_plan import NATURAL, Plan
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.runs.attack_plan import NATURAL, Plan
 from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
     curves: tuple[Path, ...] = ()
     if len(plan.experiments) > 1:
-        from calfat_plugin.runs.attack_curve import draw
+        from calfat_plugin.analyses.attack_curve import draw
 
         curves = draw(results, path)
     return Outcome(results, alarms, path, curves)
@@ -146,7 +146,7 @@ def _measure(
 
 def _load(plan: Plan, experiment: Experiment, dataset: Dataset) -> tuple[nn.Module, dict[str, Any]]:
     """The model with its weights, on the CPU, and what to say about it in the results."""
-    from calfat_plugin.averaging import check_update
+    from calfat_plugin.maths.averaging import check_update
 
     weights, run = plan.subject.weights, plan.subject.run
     model = experiment.build_model(dataset, experiment.build_trainer())

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
+from calfat_plugin.analyses.loaded_run import Warn, revived
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
-from calfat_plugin.report.revive import Warn, revived
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ def penultimate_features(model: nn.Module, data: ImageData, batch_size: int) -> 
     import torch
     from torch import nn
 
-    from calfat_plugin.loaders import eval_batches
+    from calfat_plugin.datasets.batches import eval_batches
     from calfat_plugin.models.base import ImageClassifier
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]

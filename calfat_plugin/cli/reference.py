@@ -1,6 +1,6 @@
 """Reference pages made from the recipe schema and the entries, so that they cannot disagree with the parser.
 
-``python -m calfat_plugin.reference docs`` writes ``docs/recipes.md`` and ``docs/plugins.md``; a test compares.
+``python -m calfat_plugin.cli.reference docs`` writes ``docs/recipes.md`` and ``docs/plugins.md``; a test compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
 from calfat_plugin.registry import KINDS, Registry
 
-_MADE_BY = "<!-- Made by `python -m calfat_plugin.reference docs`; change the code it is made from, not this page. -->"
+_MADE_BY = "<!-- Made by `python -m calfat_plugin.cli.reference docs`; change the code it is made from, not this. -->"
 
 _RECIPE_HEAD = """\
 # Recipes

@@ -15,14 +15,14 @@ from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.client import BEAT
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.messages import Envelope, RefusedError
-from calfat_plugin.host.transport import ALARM, Transport
-from calfat_plugin.parties import Server, Snapshot
+from calfat_plugin.host.silo.client import BEAT
+from calfat_plugin.host.transports.base import ALARM, Transport
+from calfat_plugin.host.transports.messages import Envelope, RefusedError
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.wire import Wire
 
 log = logging.getLogger(__name__)
 

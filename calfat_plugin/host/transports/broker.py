@@ -16,7 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.certificates import Certificates
+from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name
 
 log = logging.getLogger(__name__)

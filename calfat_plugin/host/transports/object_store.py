@@ -11,8 +11,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.messages import RefusedError
-from calfat_plugin.host.transport import UnreachableError
+from calfat_plugin.host.transports.base import UnreachableError
+from calfat_plugin.host.transports.messages import RefusedError
 from calfat_plugin.recipe.silo import S3Settings
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}

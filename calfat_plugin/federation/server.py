@@ -1,17 +1,13 @@
-"""The two parties of a federation, without a runtime: the host's adapters only carry messages between them.
+"""The server of a federation: holds the global model, aggregates and evaluates.
 
-A :class:`Server` holds the global model, aggregates and evaluates; a :class:`Worker` trains clients. In a simulation
-one worker serves every client; across silos each party has one. Everything here is a function of the experiment, the
-round and the messages, so every runtime gives the same bits.
+Everything here is a function of the experiment, the round and the messages, so every runtime gives the same bits.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,28 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calfat_plugin.averaging import check_update, heterogeneity, update_norm
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.budget import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.interfaces import AggregationTask, LocalTask, RunObserver, State
+from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
+from calfat_plugin.interfaces import AggregationTask, RunObserver, State
+from calfat_plugin.maths.averaging import check_update, heterogeneity, update_norm
 from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
-from calfat_plugin.wire import (
-    Wire,
-    num_bytes,
-    pack_downlink,
-    pack_refusal,
-    pack_update,
-    unpack_downlink,
-    unpack_update,
-)
 
 log = logging.getLogger(__name__)
-
-_PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
 
 
 @dataclass(frozen=True)
@@ -68,91 +55,6 @@ def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> t
         return tuple(range(num_clients))
     stream = np.random.default_rng(derive_seed(seed, "sample clients", round=round))
     return tuple(sorted(int(client) for client in stream.choice(num_clients, per_round, replace=False)))
-
-
-class Worker:
-    """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
-
-    Args:
-        experiment: what to run.
-        dataset: for shapes and augmentation; only ``shards`` are trained on.
-        shards: client id to its training examples.
-        device: where to train.
-        observer: hears of progress.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        dataset: Dataset,
-        shards: Mapping[int, ImageData],
-        device: torch.device,
-        observer: RunObserver,
-    ) -> None:
-        self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
-        self.client_states: dict[int, State] = {}
-        self._dataset = dataset
-        self._trainer = experiment.build_trainer()
-        self._correction = experiment.build_aggregator().correction()
-        self._model = experiment.build_model(dataset, self._trainer).to(device)
-        self._personal = self._trainer.personal_names(self._model)
-
-    def num_examples(self, client: int) -> int:
-        """Training examples of a client."""
-        return len(self.shards[client])
-
-    @property
-    def model_bytes(self) -> int:
-        """Size of the model's tensors."""
-        return num_bytes(self._model.state_dict())
-
-    def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
-        """Refuse a server's message that does not fit this experiment's model.
-
-        Raises:
-            UpdateError: names, shapes or dtypes differ, or a value is not finite.
-        """
-        check_update(unpack_downlink(downlink).state, self._model.state_dict(), who="server")
-
-    def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
-        """Train one client from the global model and return its message.
-
-        A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
-        with a refusal; the round goes on without it, and its kept state stays as it was.
-        """
-        received = unpack_downlink(downlink)
-        kept = self.client_states.get(client, {})
-        own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
-        self._model.load_state_dict({**received.state, **own})
-        data = self.shards[client]
-        counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
-        task = LocalTask(
-            model=self._model,
-            data=data,
-            class_counts=counts,
-            threat=self.experiment.recipe.threat,
-            settings=self.experiment.train_settings,
-            augment=self._dataset.augment,
-            device=self.device,
-            seed=self.experiment.seed,
-            round=round,
-            client=client,
-            client_state=kept,
-            broadcast=received.extras,
-            correction=self._correction,
-            personal=self._personal,
-            on_batch=self.observer.client_progress,
-        )
-        try:
-            with _seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
-                update = self._trainer.fit(task)
-            check_update(update.state, received.state, who=f"client {client}")
-        except UpdateError as error:
-            log.warning("client %d has no update in round %d: %s", client, round, error)
-            return pack_refusal(str(error))
-        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
-        self.client_states[client] = {**update.client_state, **own}
-        return pack_update(update)
 
 
 class Server:
@@ -222,7 +124,7 @@ class Server:
         bytes_down = len(uploads) * num_bytes(self.downlink())
         usable, refused = self._usable(round, dict(sorted(uploads.items())))
         previous, names = self.state, self._parameter_names
-        with _seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
+        with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
             aggregate = self._aggregator.combine(
                 AggregationTask(
                     global_state=previous,
@@ -288,7 +190,7 @@ class Server:
         picks = experiment.evaluators if final else experiment.monitor_evaluators
         self._model.load_state_dict(dict(self.state))
         round = 0 if final else self.round
-        with _seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)):
+        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)):
             return measure(
                 self._model,
                 data,
@@ -302,33 +204,3 @@ class Server:
                 scratch=scratch,
                 on_progress=self.observer.evaluation_progress,
             )
-
-
-def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
-    """Split the training set as the recipe says; the shards live on ``device``.
-
-    Raises:
-        DataError: the labels cannot be split as asked.
-    """
-    indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
-    return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}
-
-
-@contextmanager
-def _seeded_world(seed: int) -> Iterator[None]:
-    """Put the global generators at a derived state for a while, then back to what they were.
-
-    Nothing of ours draws from them. PyTorch's dropout does, and other people's plugins may: without this, what a
-    client draws would depend on who trained before it in this process, and a resumed run would end elsewhere.
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
-        try:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Literal, get_args
 
 from calfat_plugin.errors import OptionError, did_you_mean
-from calfat_plugin.losses import (
+from calfat_plugin.maths.losses import (
     Reduction,
     cross_entropy,
     kl_divergence,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
-    from calfat_plugin.parties import Snapshot
+    from calfat_plugin.federation.server import Snapshot
 
 Warn = Callable[[str], None]
 

@@ -20,7 +20,7 @@ from fedml.core.distributed.communication.constants import CommunicationConstant
 from fedml.core.distributed.communication.message import Message
 from fedml.core.distributed.communication.observer import Observer
 
-from calfat_plugin.host.messages import Envelope, RefusedError, decode, encode, read_envelope
+from calfat_plugin.host.transports.messages import Envelope, RefusedError, decode, encode, read_envelope
 
 log = logging.getLogger(__name__)
 

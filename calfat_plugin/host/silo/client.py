@@ -6,48 +6,25 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from fedml.core.alg_frame.client_trainer import ClientTrainer
 from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
 from fedml.cross_silo.client.message_define import MyMessage
-from torch import Tensor
 
 from calfat_plugin.errors import HostError, UpdateError
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.messages import Envelope, RefusedError
-from calfat_plugin.host.transport import FAILED, Transport, UnreachableError
+from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
+from calfat_plugin.host.transports.messages import Envelope, RefusedError
 from calfat_plugin.interfaces import State
-from calfat_plugin.parties import Worker
 
 log = logging.getLogger(__name__)
 
 BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
-
-
-class WorkerTrainer(ClientTrainer):  # type: ignore[misc]
-    """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
-
-    def __init__(self, worker: Worker, args: Any) -> None:
-        super().__init__(None, args)
-        self.worker = worker
-        self.round = 0
-        self._message: Mapping[str, Tensor] = {}
-
-    def get_model_params(self) -> Mapping[str, Tensor]:
-        """The message last received or, after training, the one to send."""
-        return self._message
-
-    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
-        self._message = model_parameters
-
-    def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """Train client ``self.id``, which the host sets before each call."""
-        self._message = self.worker.fit(self.id, self.round, self._message)
 
 
 class ClientStates:

@@ -22,10 +22,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.broker import Broker
-from calfat_plugin.host.messages import RefusedError
-from calfat_plugin.host.object_store import ObjectStore
-from calfat_plugin.host.transport import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.broker import Broker
+from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.object_store import ObjectStore
 from calfat_plugin.recipe.silo import Silo, certificate_name
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,134 @@
+"""Entries of the built-in data sets, with their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calfat_plugin.entries import Citation, DatasetEntry
+from calfat_plugin.options import option
+
+
+@dataclass(frozen=True)
+class DownloadOptions:
+    """Options of a data set that its publisher offers for download."""
+
+    download: bool = option(False, help="fetch missing files from the publisher into data_args.data_cache_dir")
+    verify: bool = option(True, help="compare files with the published checksums; false reads any file of the format")
+
+
+@dataclass(frozen=True)
+class SubsetOptions:
+    """Options of the ImageNet subset."""
+
+    size: int = option(64, low=8, help="height and width that images are brought to", unit="pixels")
+
+
+@dataclass(frozen=True)
+class FolderOptions(SubsetOptions):
+    """Options of images in class folders."""
+
+    channels: int = option(3, low=1, high=3, help="1 for grey images, 3 for colour")
+    crop_padding: int = option(0, low=0, help="random crop of training images after padding", unit="pixels")
+    flip: bool = option(False, help="mirror training images left-right at random")
+    classes: str | None = option(
+        None,
+        help="class folders in the order of their labels, separated by commas, which all parties of partition_method: "
+        "silo have to agree on; null: the folders below train, sorted",
+    )
+
+
+def _published(
+    name: str, summary: str, num_classes: int, image_shape: tuple[int, int, int], citation: Citation
+) -> DatasetEntry:
+    return DatasetEntry(
+        name,
+        build=f"calfat_plugin.datasets.published:load_{name}",
+        config=DownloadOptions,
+        summary=summary,
+        citation=citation,
+        num_classes=num_classes,
+        image_shape=image_shape,
+    )
+
+
+_CIFAR = Citation(
+    "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+    """@techreport{krizhevsky2009learning,
+  title       = {Learning Multiple Layers of Features from Tiny Images},
+  author      = {Krizhevsky, Alex},
+  institution = {University of Toronto},
+  year        = {2009}
+}""",
+)
+_SVHN = Citation(
+    "Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, 2011",
+    """@inproceedings{netzer2011reading,
+  title     = {Reading Digits in Natural Images with Unsupervised Feature Learning},
+  author    = {Netzer, Yuval and Wang, Tao and Coates, Adam and Bissacco, Alessandro and Wu, Bo and Ng, Andrew Y.},
+  booktitle = {NIPS Workshop on Deep Learning and Unsupervised Feature Learning},
+  year      = {2011}
+}""",
+)
+_MNIST = Citation(
+    "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998",
+    """@article{lecun1998gradient,
+  title   = {Gradient-Based Learning Applied to Document Recognition},
+  author  = {LeCun, Yann and Bottou, L{\'e}on and Bengio, Yoshua and Haffner, Patrick},
+  journal = {Proceedings of the IEEE},
+  volume  = {86},
+  number  = {11},
+  pages   = {2278--2324},
+  year    = {1998}
+}""",
+)
+_FMNIST = Citation(
+    "Xiao et al., Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, 2017",
+    """@article{xiao2017fashion,
+  title   = {Fashion-{MNIST}: a Novel Image Dataset for Benchmarking Machine Learning Algorithms},
+  author  = {Xiao, Han and Rasul, Kashif and Vollgraf, Roland},
+  journal = {arXiv:1708.07747},
+  year    = {2017}
+}""",
+)
+_IMAGENET = Citation(
+    "Russakovsky et al., ImageNet Large Scale Visual Recognition Challenge, 2015",
+    """@article{russakovsky2015imagenet,
+  title   = {{ImageNet} Large Scale Visual Recognition Challenge},
+  author  = {Russakovsky, Olga and Deng, Jia and Su, Hao and Krause, Jonathan and Satheesh, Sanjeev and others},
+  journal = {International Journal of Computer Vision},
+  volume  = {115},
+  number  = {3},
+  pages   = {211--252},
+  year    = {2015}
+}""",
+)
+
+ENTRIES = (
+    DatasetEntry(
+        "digits",
+        build="calfat_plugin.datasets.digits:load_digits",
+        summary="scikit-learn's bundled 8x8 handwritten digits: real data, no download",
+        num_classes=10,
+        image_shape=(1, 8, 8),
+    ),
+    _published("cifar10", "50,000 + 10,000 colour images of 10 classes", 10, (3, 32, 32), _CIFAR),
+    _published("cifar100", "50,000 + 10,000 colour images of 100 classes", 100, (3, 32, 32), _CIFAR),
+    _published("svhn", "73,257 + 26,032 house numbers, without the 'extra' split", 10, (3, 32, 32), _SVHN),
+    _published("mnist", "60,000 + 10,000 handwritten digits", 10, (1, 28, 28), _MNIST),
+    _published("fmnist", "60,000 + 10,000 pieces of clothing", 10, (1, 28, 28), _FMNIST),
+    DatasetEntry(
+        "imagenet_subset",
+        build="calfat_plugin.datasets.folders:load_imagenet_subset",
+        config=SubsetOptions,
+        summary="12 classes of ImageNet from class folders; our own choice of classes, the paper lists none",
+        citation=_IMAGENET,
+        num_classes=12,
+    ),
+    DatasetEntry(
+        "image_folder",
+        build="calfat_plugin.datasets.folders:load_image_folder",
+        config=FolderOptions,
+        summary="your own images: train/<class>/ and test/<class>/ folders",
+        per_party=True,
+    ),
+)

@@ -1,0 +1,127 @@
+"""The worker of a federation: trains clients.
+
+In a simulation one worker serves every client; across silos each party has one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.errors import UpdateError
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.wire import (
+    Wire,
+    num_bytes,
+    pack_refusal,
+    pack_update,
+    unpack_downlink,
+)
+from calfat_plugin.interfaces import LocalTask, RunObserver, State
+from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.seeds import derive_seed
+
+log = logging.getLogger(__name__)
+
+_PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
+
+
+class Worker:
+    """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
+
+    Args:
+        experiment: what to run.
+        dataset: for shapes and augmentation; only ``shards`` are trained on.
+        shards: client id to its training examples.
+        device: where to train.
+        observer: hears of progress.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        shards: Mapping[int, ImageData],
+        device: torch.device,
+        observer: RunObserver,
+    ) -> None:
+        self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
+        self.client_states: dict[int, State] = {}
+        self._dataset = dataset
+        self._trainer = experiment.build_trainer()
+        self._correction = experiment.build_aggregator().correction()
+        self._model = experiment.build_model(dataset, self._trainer).to(device)
+        self._personal = self._trainer.personal_names(self._model)
+
+    def num_examples(self, client: int) -> int:
+        """Training examples of a client."""
+        return len(self.shards[client])
+
+    @property
+    def model_bytes(self) -> int:
+        """Size of the model's tensors."""
+        return num_bytes(self._model.state_dict())
+
+    def check_downlink(self, downlink: Mapping[str, Tensor]) -> None:
+        """Refuse a server's message that does not fit this experiment's model.
+
+        Raises:
+            UpdateError: names, shapes or dtypes differ, or a value is not finite.
+        """
+        check_update(unpack_downlink(downlink).state, self._model.state_dict(), who="server")
+
+    def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
+        """Train one client from the global model and return its message.
+
+        A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
+        with a refusal; the round goes on without it, and its kept state stays as it was.
+        """
+        received = unpack_downlink(downlink)
+        kept = self.client_states.get(client, {})
+        own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
+        self._model.load_state_dict({**received.state, **own})
+        data = self.shards[client]
+        counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
+        task = LocalTask(
+            model=self._model,
+            data=data,
+            class_counts=counts,
+            threat=self.experiment.recipe.threat,
+            settings=self.experiment.train_settings,
+            augment=self._dataset.augment,
+            device=self.device,
+            seed=self.experiment.seed,
+            round=round,
+            client=client,
+            client_state=kept,
+            broadcast=received.extras,
+            correction=self._correction,
+            personal=self._personal,
+            on_batch=self.observer.client_progress,
+        )
+        try:
+            with seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
+                update = self._trainer.fit(task)
+            check_update(update.state, received.state, who=f"client {client}")
+        except UpdateError as error:
+            log.warning("client %d has no update in round %d: %s", client, round, error)
+            return pack_refusal(str(error))
+        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
+        self.client_states[client] = {**update.client_state, **own}
+        return pack_update(update)
+
+
+def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
+    """Split the training set as the recipe says; the shards live on ``device``.
+
+    Raises:
+        DataError: the labels cannot be split as asked.
+    """
+    indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
+    return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}

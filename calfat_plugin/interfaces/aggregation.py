@@ -1,0 +1,78 @@
+"""What an aggregator must provide."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from calfat_plugin.interfaces.training import LocalCorrection
+from calfat_plugin.results import LocalUpdate, State
+
+
+@dataclass(frozen=True)
+class AggregationTask:
+    """One round's aggregation.
+
+    Attributes:
+        global_state: the model that the clients started from, on the CPU.
+        updates: client id to checked update (finite, right names and shapes), ascending ids, at least one.
+        server_state: what the aggregator handed back last round; empty at first.
+        parameter_names: names of trainable parameters that are not personal; the other tensors are buffers, or are
+            replaced after the aggregation.
+        num_clients: clients in total (not only this round's).
+        round: 1-based round number.
+    """
+
+    global_state: State
+    updates: Mapping[int, LocalUpdate]
+    server_state: State
+    parameter_names: Sequence[str]
+    num_clients: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The outcome of an aggregation.
+
+    Attributes:
+        state: the new global model.
+        server_state: what the aggregator wants back next round.
+        broadcast: extras for every client, under a namespaced name (``scaffold/c/conv.weight``).
+        weights: client id to the weight its update got, summing to 1.
+    """
+
+    state: State
+    server_state: State = field(default_factory=dict)
+    broadcast: State = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
+
+
+class Aggregator(ABC):
+    """Combines client updates into the next global model."""
+
+    def correction(self) -> LocalCorrection:
+        """The aggregator's part of local training."""
+        return LocalCorrection()
+
+    def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
+        """Refuse one client's extras before they can spoil the aggregation; the round goes on without that client.
+
+        Args:
+            extras: what came beside the client's model, under namespaced names.
+            parameters: the global model's trainable parameters that are not personal, for names and shapes.
+            who: the sender, as the message should name it.
+
+        Raises:
+            UpdateError: something is missing, misshapen or not finite.
+        """
+        return None  # most aggregators take no extras, so there is nothing to refuse
+
+    @abstractmethod
+    def combine(self, task: AggregationTask) -> Aggregate:
+        """Combine the updates without touching them.
+
+        Raises:
+            UpdateError: when the updates cannot be combined.
+        """

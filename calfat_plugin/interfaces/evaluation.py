@@ -1,0 +1,64 @@
+"""What an evaluator must provide."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.results import EvaluationResult
+    from calfat_plugin.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """One evaluator's work on one model.
+
+    Attributes:
+        model: in evaluation mode, on ``device``; raw logits for pixels in [0, 1].
+        data: test examples.
+        num_classes: C.
+        threat: the budget.
+        batch_size: examples a batch.
+        device: where to compute.
+        seed: derive every stream from (seed, purpose, round).
+        round: round number for derived seeds; 0 for the final evaluation.
+        clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        scratch: a folder for what a long evaluation needs to go on after a crash; it need not exist yet, other
+            evaluators use it too, and it is removed once the results are written. None: nothing is kept.
+        on_progress: called with (examples done, examples in all, correct so far).
+        tally: called with (name, count) to add up a number for ``EvaluationResult.details``.
+    """
+
+    model: nn.Module
+    data: ImageData
+    num_classes: int
+    threat: ThreatModel
+    batch_size: int
+    device: torch.device
+    seed: int
+    round: int
+    clean_correct: Tensor
+    scratch: Path | None = None
+    on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
+    tally: Callable[[str, int], None] = lambda name, count: None
+
+
+class Evaluator(ABC):
+    """Measures a model."""
+
+    @abstractmethod
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """Measure ``task.model``; see ``evaluators.base.AttackEvaluator``, which re-checks the budget.
+
+        Raises:
+            BudgetError: when adversarial examples left the budget.
+            ModelError: when the model cannot be evaluated.
+        """

@@ -1,0 +1,36 @@
+"""Who hears of a run while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calfat_plugin.interfaces.training import BatchProgress
+
+if TYPE_CHECKING:
+    from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+
+
+class RunObserver:
+    """Hears of a run's progress in the process that trains; this one ignores everything.
+
+    The run directory, the console and the loggers are observers. Calls come in the order of the methods below.
+    """
+
+    def run_started(self, run: RunInfo) -> None:
+        """Before the first round."""
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        """Clients of this round, ascending."""
+
+    def client_progress(self, progress: BatchProgress) -> None:
+        """After each mini-batch."""
+
+    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
+        """During an evaluation, in examples."""
+
+    def round_finished(self, record: RoundRecord) -> None:
+        """After each round."""
+
+    def run_finished(self, result: RunResult) -> None:
+        """After the final evaluation."""

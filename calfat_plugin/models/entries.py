@@ -1,0 +1,44 @@
+"""Entries of the built-in models, with their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calfat_plugin.entries import ModelEntry
+from calfat_plugin.options import NoOptions, option
+
+
+@dataclass(frozen=True)
+class PaddingOptions:
+    """Options of McMahan's network."""
+
+    padding: int = option(0, low=0, help="padding of its 5x5 convolutions; 2 is McMahan's MNIST network", unit="pixels")
+
+
+@dataclass(frozen=True)
+class BatchNormOptions:
+    """Options of VGG-8."""
+
+    batch_norm: bool = option(True, help="batch normalisation after every convolution")
+
+
+@dataclass(frozen=True)
+class DropoutOptions:
+    """Options of the AlexNets."""
+
+    dropout: float = option(0.5, low=0, high=1, help="dropout before the hidden layers; always off in attacks")
+
+
+def _model(name: str, build: str, summary: str, config: type = NoOptions) -> ModelEntry:
+    return ModelEntry(name, build=f"calfat_plugin.models.{build}", config=config, summary=summary)
+
+
+ENTRIES = (
+    _model("cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, as in the CalFAT release; images from 18x18"),
+    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for small images such as digits"),
+    _model("cnn_mcmahan", "cnn:CNNMcMahan", "two 5x5 convolutions and a hidden layer of 512", PaddingOptions),
+    _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", BatchNormOptions),
+    _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images"),
+    _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", DropoutOptions),
+    _model("alexnet64_small", "deep:AlexNet64Small", "a narrow AlexNet for 64x64 images, far cheaper", DropoutOptions),
+)

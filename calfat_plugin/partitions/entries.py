@@ -1,0 +1,93 @@
+"""Entries of the built-in partitions, with their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calfat_plugin.entries import Citation, PartitionEntry
+from calfat_plugin.options import option
+from calfat_plugin.recipe.silo import SILO
+
+_NIID = Citation(
+    "Li et al., Federated Learning on Non-IID Data Silos: An Experimental Study, ICDE 2022",
+    """@inproceedings{li2022federated,
+  title     = {Federated Learning on Non-{IID} Data Silos: An Experimental Study},
+  author    = {Li, Qinbin and Diao, Yiqun and Chen, Quan and He, Bingsheng},
+  booktitle = {IEEE International Conference on Data Engineering},
+  year      = {2022}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class PartitionOptions:
+    """Options that every partition has."""
+
+    seed: int | None = option(
+        2021,
+        low=0,
+        high=2**32 - 1,
+        help="seed of the split, apart from the run's seed so that seeds compare on one split; null: the run's seed",
+    )
+
+
+@dataclass(frozen=True)
+class DirichletOptions(PartitionOptions):
+    """Options of the release's Dirichlet partition."""
+
+    min_size: int = option(10, low=1, help="try again until every client has this many examples")
+    max_tries: int = option(1000, low=1, help="give up after this many tries")
+
+
+@dataclass(frozen=True)
+class PlainDirichletOptions(PartitionOptions):
+    """Options of the plain Dirichlet partition."""
+
+    min_size: int = option(1, low=1, help="try again until every client has this many examples")
+    max_tries: int = option(1000, low=1, help="give up after this many tries")
+
+
+@dataclass(frozen=True)
+class ShardOptions(PartitionOptions):
+    """Options of the shard partition."""
+
+    k: int = option(2, low=1, help="shards a client gets; label2 is k = 2")
+
+
+ENTRIES = (
+    PartitionEntry(
+        "dirichlet",
+        build="calfat_plugin.partitions.split:dirichlet",
+        config=DirichletOptions,
+        summary="label skew as in the CalFAT release: Dirichlet shares, capped and retried",
+        formula="p^y ~ Dir(alpha), a client that holds N/m examples gets no more",
+        citation=_NIID,
+        uses_alpha=True,
+    ),
+    PartitionEntry(
+        "dirichlet_plain",
+        build="calfat_plugin.partitions.split:dirichlet_plain",
+        config=PlainDirichletOptions,
+        summary="label skew as the CalFAT paper words it: plain Dirichlet shares",
+        formula="p^y ~ Dir(alpha)",
+        uses_alpha=True,
+    ),
+    PartitionEntry(
+        "iid",
+        build="calfat_plugin.partitions.split:iid",
+        config=PartitionOptions,
+        summary="a random permutation cut into equal parts",
+    ),
+    PartitionEntry(
+        "label",
+        build="calfat_plugin.partitions.split:label_shards",
+        config=ShardOptions,
+        summary="sorted by label, cut into shards, k random shards a client: label2",
+        number_option="k",
+    ),
+    PartitionEntry(
+        SILO,
+        build="calfat_plugin.partitions.split:silo",
+        summary="no split: across silos each party reads its own data_args.data_cache_dir, where {rank} is its rank",
+    ),
+)

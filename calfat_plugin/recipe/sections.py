@@ -1,0 +1,55 @@
+"""Sections of a document as typed options, with errors that say where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.options import describe, parse_options
+from calfat_plugin.recipe.document import Document, KeyPath
+
+T = TypeVar("T")
+
+
+def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str], RecipeError]:
+    """The ``fail`` argument of ``parse_options`` for options that stand below ``path``."""
+    return lambda name, complaint: document.error(path if name is None else (*path, name), complaint)
+
+
+def section_at(document: Document, path: KeyPath) -> Mapping[str, Any]:
+    """The section at ``path``; empty where the recipe leaves it out.
+
+    Raises:
+        RecipeError: something else stands there.
+    """
+    value = document.get(path)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise document.error(path, f"got {describe(value)}, expected a section of keys and values.")
+    return value
+
+
+def options_at(
+    document: Document,
+    path: KeyPath,
+    config: type[T],
+    raw: Mapping[str, Any] | None = None,
+    also: tuple[str, ...] = (),
+) -> T:
+    """The options of type ``config`` at ``path``.
+
+    Args:
+        document: the recipe.
+        path: where they stand.
+        config: a frozen options dataclass.
+        raw: their values, where they are not just those of the section.
+        also: further keys that are legal there.
+
+    Raises:
+        RecipeError: with place, key path, what was found and what was wanted.
+    """
+    raw = section_at(document, path) if raw is None else raw
+    owner = f"section '{path[-1]}'"
+    return parse_options(config, raw, owner=owner, fail=failing_at(document, path), also=also)

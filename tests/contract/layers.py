@@ -1,0 +1,133 @@
+"""The floors of the package, and the imports between its parts: what ``docs/architecture.md`` prints is made here.
+
+A part is a module or a package at the package's top level. ``python tests/contract/layers.py`` writes the table.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "calfat_plugin"
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- floors: made by `python tests/contract/layers.py` -->", "<!-- end of floors -->"
+
+#: (name, what stands there, parts); a part imports from its own floor and from those above it in this list.
+FLOORS = (
+    ("words", "errors, exact numbers, options, derived seeds", "errors compat threat seeds options"),
+    ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
+    (
+        "contract",
+        "what a recipe may say, and what plugins provide",
+        "recipe entries results hookspecs interfaces datasets",
+    ),
+    (
+        "built-ins",
+        "our plugins, offered through the same hooks as anyone's",
+        "partitions models trainers modifiers aggregators evaluators loggers builtin",
+    ),
+    ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
+    ("host", "FedML; nothing outside imports it", "host"),
+    ("runs", "run directories and what is made from them", "runs report analyses suites"),
+    ("commands", "the command line", "cli"),
+)
+FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part in parts.split()}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of ours: from a part to another, and where it stands."""
+
+    source: str
+    target: str
+    where: str
+
+
+def part_of(file: Path, package: Path = PACKAGE) -> str:
+    """The module or package of the top level that a file belongs to."""
+    return file.relative_to(package).parts[0].removesuffix(".py")
+
+
+def imported(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import anywhere in a file, also of those for the type checker and in functions."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: imports are written in full"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def imports(package: Path = PACKAGE) -> list[Import]:
+    """Every import between two parts of the package."""
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        for line, name in imported(file):
+            top, *rest = name.split(".")
+            source = part_of(file, package)
+            if top == package.name and rest and rest[0] != source and not rest[0].startswith("__"):
+                found.append(Import(source, rest[0], f"{file.relative_to(package.parent)}:{line}"))
+    return found
+
+
+def cycles(found: list[Import]) -> list[list[str]]:
+    """Groups of parts that import each other, directly or through others."""
+    targets: dict[str, set[str]] = {}
+    for each in found:
+        targets.setdefault(each.source, set()).add(each.target)
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = list(targets.get(start, ()))
+        while todo:
+            part = todo.pop()
+            if part not in seen:
+                seen.add(part)
+                todo += targets.get(part, ())
+        return seen
+
+    reach: Mapping[str, set[str]] = {part: reachable(part) for part in targets}
+    groups = {frozenset(p for p in reach[part] if part in reach.get(p, ())) for part in targets if part in reach[part]}
+    return sorted(map(sorted, groups))
+
+
+def file_cycles(package: Path = PACKAGE) -> list[list[str]]:
+    """The same for single files, by dotted name; ``__init__`` files, which re-export, are left out."""
+    files = {".".join(file.relative_to(package.parent).with_suffix("").parts): file for file in package.rglob("*.py")}
+    found = []
+    for name, file in files.items():
+        if name.endswith("__init__"):
+            continue
+        for _, target in imported(file):
+            known = next((t for t in (target, target.rpartition(".")[0]) if t in files), None)
+            if known is not None and known != name:
+                found.append(Import(name, known, name))
+    return cycles(found)
+
+
+def table() -> str:
+    """The floors as a Markdown table, the lowest first."""
+    rows = ["| floor | what | parts |", "| --- | --- | --- |"]
+    for number, (name, what, parts) in enumerate(FLOORS):
+        shown = " ".join(f"`{part}/`" if (PACKAGE / part).is_dir() else f"`{part}`" for part in parts.split())
+        rows.append(f"| {number} {name} | {what} | {shown} |")
+    return "\n".join(rows)
+
+
+def written(page: str) -> str:
+    """What stands between the marks of a page."""
+    return page.partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def main() -> None:
+    """Write the table into the page."""
+    page = PAGE.read_text()
+    before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
