@@ -79,8 +79,8 @@ def revived(directory: Path, checkpoint: str, warn: Warn) -> Iterator[Revived]:
         CalfatError: there is no such run or checkpoint, or its data set is gone.
     """
     from calfat_plugin.runs.checkpoints import load_checkpoint
+    from calfat_plugin.runs.compute import pick_device, using_threads
     from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-    from calfat_plugin.runs.session import pick_device, using_threads
 
     if not (directory / RECIPE).is_file():
         raise RunError(f"{directory}: there is no run in this directory (no {RECIPE}).")

@@ -26,10 +26,11 @@ from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.interfaces import RunObserver, State
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request, pick_device, using_threads
+from calfat_plugin.runs.session import Request
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import Dataset, ImageData

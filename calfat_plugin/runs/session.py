@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
@@ -198,39 +199,3 @@ def _write_environment(
             before = json.loads(directory.environment.read_text(encoding="utf-8"))
             now["earlier"] = [*before.pop("earlier", []), before]
     directory.write_json(directory.environment, now)
-
-
-def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
-    """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
-
-    Raises:
-        RecipeError: there are GPUs, but not the one it names.
-    """
-    import torch
-
-    wanted = experiment.recipe.device
-    if not wanted.using_gpu:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        warn("device_args.using_gpu is true, but torch sees no GPU here; training on the CPU.")
-        return torch.device("cpu")
-    if wanted.gpu_id >= torch.cuda.device_count():
-        raise experiment.recipe.document.error(
-            ("device_args", "gpu_id"), f"got {wanted.gpu_id}, but torch sees {torch.cuda.device_count()} GPU(s)."
-        )
-    return torch.device("cuda", wanted.gpu_id)
-
-
-@contextmanager
-def using_threads(experiment: Experiment) -> Iterator[None]:
-    """The recipe's number of threads while the run lasts."""
-    import torch
-
-    threads, before = experiment.recipe.runtime.threads, torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads is not None:
-            torch.set_num_threads(before)

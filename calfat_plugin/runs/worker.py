@@ -8,8 +8,8 @@ from pathlib import Path
 
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import pick_device, using_threads
 
 
 def run_worker(experiment: Experiment, rank: int) -> None:
