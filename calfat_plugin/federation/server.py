@@ -98,6 +98,10 @@ class Server:
         self.state, self.server_state = snapshot.global_state, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
 
+    def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
+        """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
+        return Snapshot(self.round, self.state, self.server_state, self.broadcast, dict(client_states or {}))
+
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
         self._started = time.perf_counter()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.interfaces import RunObserver, State
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -30,7 +30,7 @@ from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request
+from calfat_plugin.runs.request import Request
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import Dataset, ImageData
@@ -55,7 +55,6 @@ def open_party_directory(request: Request, rank: int) -> PartyDirectory:
         RunError: see ``RunDirectory``; or the rank is none of the recipe's.
     """
     experiment = request.experiment
-    refuse_unsupported(experiment)
     check_rank(experiment, rank)
     if request.resume:
         path = request.run_dir or _newest(experiment, rank)
@@ -97,7 +96,9 @@ def run_client(
     Raises:
         CalfatError: with what to mend.
     """
-    experiment = request.experiment
+    experiment, runtime = request.experiment, runtime_of(request.experiment)
+    if not isinstance(runtime, CrossSilo):
+        raise TypeError(f"a {type(runtime).__name__} has no clients with a process of their own")
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
@@ -107,13 +108,12 @@ def run_client(
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
-        from calfat_plugin.host.silo.run import ClientStates, work
+        from calfat_plugin.host.silo.run import ClientStates
 
         kept = _States(directory.states(), rank - 1)
         say(f"client {rank - 1} of {experiment.recipe.name}: {len(data)} examples, waiting for the server")
         rounds = experiment.num_rounds
-        work(
-            experiment,
+        runtime.work(
             dataset,
             data,
             rank,

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.logs import log_to
 
@@ -22,7 +21,6 @@ def run_worker(experiment: Experiment, rank: int) -> None:
     Raises:
         CalfatError: with what to mend.
     """
-    refuse_unsupported(experiment)
     with ExitStack() as stack:
         stack.enter_context(log_to(Path(os.devnull)))  # what concerns a client stands in its message to rank 0
         device = pick_device(experiment, lambda text: None)  # rank 0 warns

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from calfat_plugin.errors import CalfatError, OptionError, RecipeError, RunError, listed
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document, KeyPath, read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
@@ -238,7 +238,7 @@ def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], over
     for setting in settings:
         document = document.with_value(setting.path, setting.value, setting.place)
     experiment = assemble(document.with_overrides(overrides), registry)
-    refuse_unsupported(experiment)
+    supported_runtime(experiment)
     measured = [pick.label for pick in experiment.evaluators]
     for metric in suite.metrics:
         if metric.label not in measured:

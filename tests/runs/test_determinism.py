@@ -12,7 +12,8 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.session import Request, open_directory, run
+from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.session import open_directory, run
 from tests.runs.processes import SABOTEUR, WarmServer
 
 MODEL = "model_args.model=tiny_model:build_dropping"  # its dropout draws from a global generator

@@ -14,8 +14,9 @@ from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import read_rounds
-from calfat_plugin.runs.session import Request, open_directory, run
+from calfat_plugin.runs.session import open_directory, run
 from tests.runs.processes import SABOTEUR
 
 

@@ -223,8 +223,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         missing = {rank - 1: self._why_absent(now, rank) for rank in absent}
         record = dataclasses.replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
         self._used.update(dict.fromkeys(record.clients, now.number))
-        server = self.server
-        self._on_round(record, Snapshot(server.round, server.state, server.server_state, server.broadcast))
+        self._on_round(record, self.server.snapshot())
         if now.number < self.round_num:
             self._begin_round()
             return
