@@ -103,6 +103,11 @@ class Entry:
                 f"{self.kind} '{self.name}' refers to the option '{min(named - known)}', which it does not have."
             )
 
+    @property
+    def shown_name(self) -> str:
+        """The name as lists show it: ``pgd<steps>`` where a number may follow."""
+        return self.name if self.number_option is None else f"{self.name}<{self.number_option}>"
+
     def load(self) -> Callable[..., Any]:
         """Return the class or factory, importing it where ``build`` is a text.
 

@@ -223,9 +223,8 @@ class Registry:
     def _unknown(self, kind: type[entries.Entry], name: str) -> str:
         table = self._entries[kind]
         offered: dict[str, list[str]] = {}
-        for known, (entry, provider) in table.items():
-            shown = known if entry.number_option is None else f"{known}<{entry.number_option}>"
-            offered.setdefault(str(provider), []).append(shown)
+        for entry, provider in table.values():
+            offered.setdefault(str(provider), []).append(entry.shown_name)
         who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
         number = re.search(r"[0-9]*$", name)[0]  # type: ignore[index]  # it matches every text
         near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]

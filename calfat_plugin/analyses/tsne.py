@@ -36,7 +36,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
         What was written.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
@@ -58,7 +58,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
             "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
             "calfat_plugin": __version__,
         }
-    from calfat_plugin.runs.disk import write_text
+    from calfat_plugin.disk import write_text
 
     write_text(directory / TSNE, json.dumps(content, allow_nan=False) + "\n")
     return content

@@ -262,7 +262,7 @@ def check_plugins() -> Iterator[Finding]:
     for failure in registry.failures:
         leave_out = f"{BLOCK_VARIABLE}={failure.provider.distribution}"
         yield Finding(
-            "warn", "plugins", f"not loaded: {failure}", f"Mend, update or uninstall it, or start with {leave_out}"
+            "warn", "plugins", f"not loaded: {failure}", f"Fix, update or uninstall it, or start with {leave_out}"
         )
     others = [f"{plugin.plugin} ({plugin})" for plugin in registry.plugins() if plugin is not BUILT_IN]
     yield Finding("ok", "plugins", ", ".join(["the built-ins", *others]))

@@ -47,7 +47,7 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
         runtime: of the recipe.
         words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
         run_dir: the server's directory; clients get ``rank-<k>`` below it.
-        resume: go on with a stopped run.
+        resume: continue a stopped run.
 
     Returns:
         The server's exit status.
@@ -87,7 +87,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
         for line in process.stdout or ():
             rank, _, rest = line.removeprefix("[").partition("] ") if all(names) else ("", "", line)
             if rest.startswith(_MPI_ABORT):
-                continue  # the process has told why in better words
+                continue  # the process has reported why in better words
             sys.stdout.write(_prefix_of(int(rank), names) + rest if rank.isdecimal() else line)
             sys.stdout.flush()
         return process.wait()
@@ -96,7 +96,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
-    """Wait for the server; end it at once when too few clients are left for it to go on."""
+    """Wait for the server; end it at once when too few clients are left for it to continue."""
     server, *clients = parties
     failed: set[str] = set()
     while server.process.poll() is None:

@@ -15,7 +15,7 @@ from calfat_plugin import entries
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.experiment import defined_modifiers
-from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.options import OptionInfo, describe_options, to_plain, written
 from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Registry
 
 _WIDTH = 80
@@ -141,7 +141,7 @@ def _offers(registry: Registry) -> Iterator[entries.Entry]:
 
 
 def _find(registry: Registry, name: str) -> list[entries.Entry]:
-    """Every entry that a recipe could mean by ``name``; one name may stand for several kinds.
+    """Every entry that a recipe could mean by ``name``; one name may mean entries of several kinds.
 
     Raises:
         PluginError: no kind has it.
@@ -180,19 +180,15 @@ def _print_list(registry: Registry) -> None:
             table.add_column(no_wrap=True)
             table.add_column(ratio=1)
             for entry, provider in offers:
-                table.add_row(Text(_shown_name(entry)), Text(str(provider)), Text(entry.summary))
+                table.add_row(Text(entry.shown_name), Text(str(provider)), Text(entry.summary))
             console.print(Padding(table if offers else Text("none"), (0, 0, 1, 2)))
         for failure in registry.failures:
             console.print(Text.assemble(("not loaded: ", "bold red"), str(failure)), soft_wrap=True)
         if registry.failures:
             leave_out = f"{BLOCK_VARIABLE}={registry.failures[0].provider.distribution}"
-            console.print(Text(f"Mend, update or uninstall it, or start with {leave_out}.\n"), soft_wrap=True)
+            console.print(Text(f"Fix, update or uninstall it, or start with {leave_out}.\n"), soft_wrap=True)
         console.print("calfat plugins NAME explains one of them.")
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def _shown_name(entry: entries.Entry) -> str:
-    return entry.name if entry.number_option is None else f"{entry.name}<{entry.number_option}>"
 
 
 def _explain(registry: Registry, entry: entries.Entry) -> Iterator[str]:
@@ -239,7 +235,7 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[tuple[str, str]
 
 
 def _explain_option(info: OptionInfo) -> Iterator[str]:
-    default = "required" if info.required else f"default {_yaml(info.default)}"
+    default = "required" if info.required else f"default {written(info.default)}"
     unit = f"; in {info.unit}s" if info.unit == "pixel" else f"; {info.unit}" if info.unit else ""
     yield from _wrapped(f"{info.name}: {info.expected}{unit}; {default}", 2)
     yield from _wrapped(info.help, 6)
@@ -248,12 +244,12 @@ def _explain_option(info: OptionInfo) -> Iterator[str]:
 def _explain_preset(name: str, preset: entries.Preset) -> Iterator[str]:
     yield from _wrapped(f"{name}: {preset.help}", 2)
     for key, value in preset.options.items():
-        yield from _wrapped(f"{key}: {_yaml(value)}", 6)
+        yield from _wrapped(f"{key}: {written(value)}", 6)
     fills_in = _fills_in(preset)
     if fills_in:
         yield from _wrapped(f"where the recipe is silent (shown for {_PRESET_DATASET}):", 6)
     for key, value in fills_in.items():
-        yield from _wrapped(f"{key}: {_yaml(value)}", 8)
+        yield from _wrapped(f"{key}: {written(value)}", 8)
 
 
 def _heading(text: str, content: Any) -> Iterator[str]:
@@ -270,13 +266,3 @@ def _wrapped(text: str, indent: int) -> Iterator[str]:
     yield from textwrap.wrap(
         text, _WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False
     )
-
-
-def _yaml(value: Any) -> str:
-    """A value as a recipe writes it."""
-    value = to_plain(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from calfat_plugin import entries
-from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.options import OptionInfo, describe_options, written
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
@@ -47,7 +47,7 @@ _CHOICES = (
     ("`aggregator`", "an aggregator with its options. Default: `fedavg`"),
     (
         "`evaluators`",
-        "list of evaluators for the final model. `label` renames one, so that it can stand there twice. "
+        "list of evaluators for the final model. `label` renames one, so that it can be listed twice. "
         f"Default: {', '.join(DEFAULT_EVALUATORS)}",
     ),
     ("`monitor.evaluators`", f"list of evaluators during the run. Default: {', '.join(DEFAULT_MONITOR)}"),
@@ -109,7 +109,7 @@ def _section(heading: str, config: type) -> str:
 
 
 def _entry(entry: entries.Entry) -> str:
-    lines = [f"### `{entry.name}`" + (f" or `{entry.name}<{entry.number_option}>`" if entry.number_option else ""), ""]
+    lines = [f"### `{entry.name}`" + (f" or `{entry.shown_name}`" if entry.number_option else ""), ""]
     lines += [f"{entry.summary[:1].upper()}{entry.summary[1:]}.", ""]
     if entry.formula:
         lines += [f"    {entry.formula}", ""]
@@ -128,16 +128,10 @@ def _entry(entry: entries.Entry) -> str:
 def _table(options: Iterable[OptionInfo]) -> str:
     rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
     for info in options:
-        default = "required" if info.required else f"`{_shown(to_plain(info.default))}`"
+        default = "required" if info.required else f"`{written(info.default)}`"
         unit = f" ({info.unit})" if info.unit else ""
         rows.append(f"| `{info.name}` | {_cell(info.expected)} | {default} | {_cell(info.help)}{unit} |")
     return "\n".join(rows) + "\n"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cell(text: str) -> str:

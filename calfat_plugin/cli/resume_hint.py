@@ -21,7 +21,7 @@ class ResumeHint:
         directory: the run directory, once there is one.
         begun: whether the run got as far as its rounds.
         is_ours: whether the directory is written by this process, and not by one that it has started.
-        last_words: what to say when stopped, for a process that has no run directory to speak of.
+        last_words: what to print when stopped, for a process without a run directory of its own.
     """
 
     def __init__(self, command: list[str], resumed: bool) -> None:
@@ -57,4 +57,4 @@ class ResumeHint:
 
     def _how_to_resume(self, directory: RunDirectory) -> str:
         how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])
-        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+        return f"Finished rounds are kept in {directory.path}. Resume with:\n  {how}"

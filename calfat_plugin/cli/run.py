@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with the newest unfinished run of this recipe and seed, or with --run-dir."
+    "--resume", is_flag=True, help="Resume the newest unfinished run of this recipe and seed, or the one in --run-dir."
 )
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run RECIPE in the runtime that it names.
 
-    Ctrl-C stops after the last finished round; the same command with --resume goes on from there.
+    Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
@@ -120,7 +120,7 @@ def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last words
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last output
         if last_words := what_is_left():
             print(last_words, file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -63,7 +63,7 @@ def _pick(
     name_at: KeyPath | None = None,
     also: tuple[str, ...] = ("name", "preset", "label"),
 ) -> Pick[E]:
-    """Look a choice up and type its options. ``name_at``: where its name stands, if not at the choice itself."""
+    """Look a choice up and type its options. ``name_at``: where its name is written, if not at the choice itself."""
     document = recipe.document
     entry, named = _find(document, registry, kind, choice, name_at)
     known = {info.name for info in describe_options(entry.config)}

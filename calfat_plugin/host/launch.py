@@ -15,7 +15,7 @@ from calfat_plugin.compat import make_torchvision_importable
 make_torchvision_importable()  # before fedml, which imports torchvision
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
+    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
 from calfat_plugin.host import patches  # noqa: E402

@@ -43,7 +43,7 @@ from calfat_plugin.results import EvaluationResult, RoundRecord
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
 
-_GOODBYE = 60.0  # seconds until all workers have been told; each of them listens all the time
+_GOODBYE = 60.0  # seconds until all workers are informed; each of them listens all the time
 _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
@@ -56,7 +56,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
         server: holds the global model.
         client_states: client id to what it keeps so far.
         num_workers: processes besides this one; so many clients train in a round.
-        on_round: called with each record and a snapshot to save, before observers hear of the round.
+        on_round: called with each record and a snapshot to save, before observers are informed of the round.
 
     Attributes:
         round: the round under way, 1-based.
@@ -127,7 +127,7 @@ class SimulationServer(OnTransport, FedAVGServerManager):  # type: ignore[misc]
         super().send_message(message)
 
     def finish(self) -> None:
-        """Tell the workers that the run is over, then end the loop."""
+        """Inform the workers that the run is over, then end the loop."""
         for worker in range(1, self.size):
             self.send_message(Message(FINISH, 0, worker))
         self.com_manager.flush(_GOODBYE)
@@ -146,7 +146,7 @@ class TravellingTrainer(WorkerTrainer):
 
 
 class AnyClientsTrainer(FedAVGTrainer):  # type: ignore[misc]
-    """The host's trainer, which would train the data of the client that it is told under its own process's number."""
+    """The host's trainer, which would train the data of the client that it gets under its own process's number."""
 
     def update_dataset(self, client_index: int) -> None:
         """Be this client for a round."""

@@ -27,7 +27,7 @@ class ServerTask:
         dataset: only its test split is used, except where this process also trains.
         device: where to evaluate, and to train if this process does.
         observer: is informed of progress.
-        on_round: called with each record and a snapshot to save, before observers hear of the round.
+        on_round: called with each record and a snapshot to save, before observers are informed of the round.
         shards: client id to its training examples, on ``device``; empty where each party has its own.
         resume_from: the snapshot to continue from, made by any runtime.
         used: client to the last round in which its update was used, for a resumed cross-silo run.

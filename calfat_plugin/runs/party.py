@@ -49,7 +49,7 @@ class PartyDirectory(RunDirectory):
 
 
 def open_party_directory(request: Request, rank: int) -> PartyDirectory:
-    """The client's directory: a new one, or the one to go on with.
+    """The client's directory: a new one, or the one to resume.
 
     Raises:
         RunError: see ``RunDirectory``; or the rank is none of the recipe's.
@@ -90,11 +90,11 @@ def run_client(
         request: what to run.
         rank: 1 to the number of clients.
         directory: from :func:`open_party_directory`.
-        observer: hears of training progress.
+        observer: is informed of training progress.
         say: shows the user a line.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     if not isinstance(runtime, CrossSilo):

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def open_directory(request: Request) -> RunDirectory:
-    """The run directory: a new one, or the one to go on with.
+    """The run directory: a new one, or the one to resume.
 
     Raises:
         RunError: see ``RunDirectory``.
@@ -155,7 +155,7 @@ def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
-    """(snapshot to go on from, best rounds so far); a run that stopped in its first round begins again."""
+    """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
@@ -166,7 +166,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
             f"{directory.path}: {state}; {asked} are asked for. "
             f"To go further, resume it with --set train_args.comm_round={done + 10}."
         )
-    log.info("going on after round %d", done)
+    log.info("continuing after round %d", done)
     return snapshot, notes.get("best", {})
 
 

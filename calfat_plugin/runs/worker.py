@@ -19,10 +19,10 @@ def run_worker(experiment: Experiment, rank: int) -> None:
         rank: of this process in the MPI job, 1 and up.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     with ExitStack() as stack:
-        stack.enter_context(log_to(Path(os.devnull)))  # what concerns a client stands in its message to rank 0
+        stack.enter_context(log_to(Path(os.devnull)))  # what concerns a client is in its message to rank 0
         device = pick_device(experiment, lambda text: None)  # rank 0 warns
         stack.enter_context(using_threads(experiment))
         dataset = experiment.load_dataset()

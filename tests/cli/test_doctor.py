@@ -268,7 +268,7 @@ def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         "warn",
         "plugins",
         "not loaded: slow-at (slow-at 0.2): ModuleNotFoundError: No module named 'apex'",
-        "Mend, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at",
+        "Fix, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at",
     )
 
 

@@ -82,7 +82,7 @@ def test_what_was_not_loaded_is_told_with_what_to_do(installed: Installed) -> No
     assert ended.code == 0
     assert ended.out.endswith(
         "\nnot loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n"
-        "Mend, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
+        "Fix, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
         "\n"
         "calfat plugins NAME explains one of them.\n"
     )

@@ -182,7 +182,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     run, console = finished
     log = (run / "log.txt").read_text()
     assert "################Communication round : 0" in log
-    assert "going on after round 1" in log
+    assert "continuing after round 1" in log
     assert console.err == ""
     lines = console.out.splitlines()
     assert lines[0] == "tiny: resuming at round 2 of 3 rounds in run"

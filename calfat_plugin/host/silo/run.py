@@ -32,7 +32,7 @@ __all__ = ["ClientStates", "serve", "work"]
 
 log = logging.getLogger(__name__)
 
-_GOODBYE = 5.0  # seconds to tell clients that the run is over
+_GOODBYE = 5.0  # seconds to inform clients that the run is over
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
 _LIMIT_FLOOR = 1_000_000
 
@@ -90,13 +90,13 @@ def _dismissing_clients(open_transport: Callable[[], Transport], patience: float
     try:
         transport = open_transport()
     except HostError as error:
-        log.warning("evaluating without telling clients that the rounds are done: %s", error)
+        log.warning("evaluating without informing clients that the rounds are done: %s", error)
         yield
         return
     try:
-        all_told = dismiss_all(transport)
+        all_informed = dismiss_all(transport)
         yield
-        all_told.wait(patience)
+        all_informed.wait(patience)
         transport.flush(_GOODBYE)
     finally:
         transport.stop_receive_message()
