@@ -63,8 +63,8 @@ def run(
             warn(warning)
 
         from calfat_plugin.host.runtimes import runtime_of
+        from calfat_plugin.runs.directory import RunDirectory
         from calfat_plugin.runs.request import Request
-        from calfat_plugin.runs.session import open_directory
 
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
@@ -74,7 +74,7 @@ def run(
             chosen = party.which(runtime, role, rank, local, at_end)
             if party.take_part(request, runtime, chosen, command, hint):
                 return
-        hint.directory = open_directory(request)
+        hint.directory = RunDirectory.open(request)
         _run(request, hint.directory, plain, hint)
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -31,7 +31,10 @@ from calfat_plugin.disk import lock, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import RoundsFile
+
+D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
@@ -39,7 +42,10 @@ _ATTEMPTS = 100
 
 
 class RunDirectory:
-    """Paths and files of one run. Use :meth:`create`, :meth:`latest_unfinished`, or name one that exists."""
+    """Paths and files of one run. Use :meth:`open`, or name one that exists."""
+
+    #: What to do instead where there is no run to resume.
+    without_resume = "Start one without --resume, or point to one with --run-dir."
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,20 +70,37 @@ class RunDirectory:
         return bool(self.results.exists())
 
     @classmethod
-    def create(cls, experiment: Experiment, path: Path | None) -> RunDirectory:
-        """Make the directory and write the recipe as run.
+    def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
+        """A new directory with the recipe as run, or the one to resume.
 
         Args:
-            experiment: what will run.
-            path: ``--run-dir``; None: ``runs/<recipe>/<seed>-<time>``.
+            request: what to run; without a ``run_dir`` in a new ``<parent>/<seed>-<time>``, or where the newest
+                unfinished run is.
+            parent: default: ``runs/<recipe>``.
+
+        Raises:
+            RunError: it holds a run already, cannot be written, holds none to resume, or one of another recipe.
+        """
+        experiment, path = request.experiment, request.run_dir
+        if not request.resume:
+            return cls.create(experiment, path, parent)
+        directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
+        if not directory.recipe.exists():
+            raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
+        directory.check_same(experiment)
+        return directory
+
+    @classmethod
+    def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
+        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run.
 
         Raises:
             RunError: it holds a run already, or cannot be written.
         """
-        wanted = DEFAULT_ROOT / experiment.recipe.name if path is None else path
-        made = _missing(wanted)
+        parent = parent or DEFAULT_ROOT / experiment.recipe.name
+        made = _missing(parent if path is None else path)
         if path is None:
-            path = _new_path(wanted, experiment.seed)
+            path = _new_path(parent, experiment.seed)
             made.insert(0, path)
         chosen = cls(path)
         chosen._made = made
@@ -94,13 +117,13 @@ class RunDirectory:
         return chosen
 
     @classmethod
-    def latest_unfinished(cls, experiment: Experiment) -> RunDirectory:
-        """The newest unfinished run of this recipe and seed.
+    def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
+        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
 
         Raises:
             RunError: there is none.
         """
-        parent = DEFAULT_ROOT / experiment.recipe.name
+        parent = parent or DEFAULT_ROOT / experiment.recipe.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
@@ -108,8 +131,7 @@ class RunDirectory:
                 return run
         found = f"{len(runs)} finished" if runs else "none at all"
         raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). "
-            "Start one without --resume, or point to one with --run-dir."
+            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}"
         )
 
     def check_same(self, experiment: Experiment) -> None:

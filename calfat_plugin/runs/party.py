@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +40,7 @@ log = logging.getLogger(__name__)
 class PartyDirectory(RunDirectory):
     """A client's run directory."""
 
+    without_resume = "Start without --resume: the server sends this client the current round."
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
     def states(self) -> Path:
@@ -56,16 +56,8 @@ def open_party_directory(request: Request, rank: int) -> PartyDirectory:
     """
     experiment = request.experiment
     check_rank(experiment, rank)
-    if request.resume:
-        path = request.run_dir or _newest(experiment, rank)
-        directory = PartyDirectory(path)
-        if not directory.recipe.exists():
-            raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
-        directory.check_same(experiment)
-        return directory
-    path = request.run_dir or _parent(experiment, rank) / f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    PartyDirectory.create(experiment, path)
-    return PartyDirectory(path)
+    parent = DEFAULT_ROOT / experiment.recipe.name / f"rank-{rank}"
+    return PartyDirectory.open(request, parent)
 
 
 def check_rank(experiment: Experiment, rank: int) -> None:
@@ -153,19 +145,3 @@ class _States:
 
     def _path(self, round: int) -> Path:
         return self._folder / f"round-{round}.safetensors"
-
-
-def _parent(experiment: Experiment, rank: int) -> Path:
-    return DEFAULT_ROOT / experiment.recipe.name / f"rank-{rank}"
-
-
-def _newest(experiment: Experiment, rank: int) -> Path:
-    parent = _parent(experiment, rank)
-    runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
-    for recipe in runs:
-        if not PartyDirectory(recipe.parent).finished:
-            return recipe.parent
-    raise RunError(
-        f"{parent}: no unfinished run with seed {experiment.seed} to resume. Start without --resume: the server sends "
-        "this client the current round."
-    )

@@ -33,31 +33,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def open_directory(request: Request) -> RunDirectory:
-    """The run directory: a new one, or the one to resume.
-
-    Raises:
-        RunError: see ``RunDirectory``.
-    """
-    experiment = request.experiment
-    if not request.resume:
-        return RunDirectory.create(experiment, request.run_dir)
-    if request.run_dir is None:
-        directory = RunDirectory.latest_unfinished(experiment)
-    else:
-        directory = RunDirectory(request.run_dir)
-        if not directory.recipe.exists():
-            raise RunError(f"{request.run_dir}: there is no run here to resume (no recipe.yaml).")
-    directory.check_same(experiment)
-    return directory
-
-
 def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]) -> RunResult:
     """Run, or continue a run, until its results are written.
 
     Args:
         request: what to run.
-        directory: from :func:`open_directory`.
+        directory: from ``RunDirectory.open``.
         observer: is informed of progress.
         warn: shows the user a finding that does not stop the run.
 
