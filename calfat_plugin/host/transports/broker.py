@@ -17,7 +17,7 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name
+from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name, for_rank
 
 log = logging.getLogger(__name__)
 
@@ -160,16 +160,16 @@ def _client(silo: Silo, rank: int) -> Any:
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
-        client.username_pw_set(settings.username.replace("{rank}", str(rank)), _password(settings, rank))
+        client.username_pw_set(for_rank(settings.username, rank), _password(settings, rank))
     if silo.tls is not None:
-        client.tls_set_context(Certificates.read(silo.tls, rank).client_context())
+        client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
     elif settings.tls:
         client.tls_set_context(ssl.create_default_context())
     return client
 
 
 def _password(settings: MQTTSettings, rank: int) -> str:
-    path = Path(str(settings.password_file).replace("{rank}", str(rank))).expanduser()
+    path = Path(for_rank(str(settings.password_file), rank)).expanduser()
     try:
         return path.read_text().partition("\n")[0]
     except OSError as error:
