@@ -1,11 +1,10 @@
-"""The host's gRPC service, spoken without pickle, in both directions, with mutual TLS where there are certificates.
+"""The host's gRPC service without pickle, in both directions, with mutual TLS where there are certificates.
 
 Method and request are the host's own (``gRPCCommManager/sendMessage``); what the request carries is ours.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -20,17 +19,16 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.messages import RefusedError
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
-log = logging.getLogger(__name__)
-
 _HANDSHAKE = 10.0  # seconds
 _SPARE_CONNECTIONS = 1024  # beside one for each party
-_LAST_CALLS = 0.2  # seconds that calls being served have when the party ends
+_GRACE = 0.2  # seconds that calls in progress have when the party ends
 _FEWEST_THREADS = 16
+_MAX_REASON = 300  # characters
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -76,12 +74,12 @@ class GRPCTransport(Transport):
         super().__init__(rank, len(self._parties))
         self._server.start()
 
-    def deliver(self, peer: int, parcel: Parcel) -> None:
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
         stub = gRPCCommManagerStub(self._channel(peer))
-        request = pb.CommRequest(client_id=self.rank, message=parcel.data)
-        call = stub.sendMessage.future(request, timeout=max(0.05, parcel.deadline - time.monotonic()))
-        parcel.on_cancel = call.cancel
-        if parcel.cancelled.is_set():  # meanwhile
+        request = pb.CommRequest(client_id=self.rank, message=outgoing.data)
+        call = stub.sendMessage.future(request, timeout=max(0.05, outgoing.deadline - time.monotonic()))
+        outgoing.on_cancel = call.cancel
+        if outgoing.cancelled.is_set():  # meanwhile
             call.cancel()
         try:
             call.result()
@@ -90,11 +88,12 @@ class GRPCTransport(Transport):
         except grpc.RpcError as error:
             if error.code() in _WILL_NOT_CHANGE:
                 raise RefusedError(str(error.details())) from None
-            raise UnreachableError(f"{self._parties[peer]}: {_first_line(error.details())}") from None
+            reason = str(error.details() or "no answer").splitlines()[0][:_MAX_REASON]
+            raise UnreachableError(f"{self._parties[peer]}: {reason}") from None
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
-        self._server.stop(_LAST_CALLS).wait()
+        self._server.stop(_GRACE).wait()
         for channel in self._channels.values():
             channel.close()
 
@@ -140,12 +139,12 @@ class GRPCTransport(Transport):
             raw = next(requests)
         except (StopIteration, grpc.RpcError):
             reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
-            log.warning("message from %s refused: %s", sender, reason)
+            log_refusal(sender, reason)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
         try:
             request = pb.CommRequest.FromString(raw)
-        except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing
-            log.warning("message from %s refused: %d bytes that are no request", sender, len(raw))
+        except Exception:  # protobuf's DecodeError; whatever it is, the sender is the cause
+            log_refusal(sender, f"{len(raw)} bytes that are no request")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
         try:
             self.receive(request.message, sender, self._ranks_of(context))
@@ -169,7 +168,3 @@ def _server_credentials(files: Certificates) -> Any:
 
 def _channel_credentials(files: Certificates) -> Any:
     return grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
-
-
-def _first_line(details: object) -> str:
-    return str(details).splitlines()[0][:300] if details else "no answer"
