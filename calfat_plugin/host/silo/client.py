@@ -144,7 +144,7 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
     # --- sending ---
 
     def send_message(self, message: Message) -> None:
-        """Add what the server asks an update to show, and hand it to the courier."""
+        """Add what the server asks an update to show, and queue it."""
         if message.get_type() == MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER:
             for name, value in self._answering.items():
                 message.add_params(name, value)

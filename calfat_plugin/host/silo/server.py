@@ -246,7 +246,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
     # --- sending and letting in ---
 
     def send_message(self, message: Message) -> None:
-        """Add what the client asks a message to show, and hand it to the courier."""
+        """Add what the client asks a message to show, and queue it."""
         rank, type_ = message.get_receiver_id(), message.get_type()
         patience = self._silo.settings.start_deadline
         if rank in self._sessions:
