@@ -203,6 +203,8 @@ def _explain(registry: Registry, entry: entries.Entry) -> Iterator[str]:
     yield ""
     yield from _row("formula", entry.formula)
     yield from _row("in recipes", _WHERE.get(_kind(entry), ""))
+    if entry.former_names:
+        yield from _row("formerly", ", ".join(entry.former_names))
     if entry.number_option is not None:
         yield from _row("number", f"{entry.name}20 is {entry.name} with {entry.number_option}: 20")
     yield from _row("offered by", f"{provider} ({provider.plugin})")

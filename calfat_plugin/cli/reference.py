@@ -110,7 +110,8 @@ def _section(heading: str, config: type) -> str:
 
 def _entry(entry: entries.Entry) -> str:
     lines = [f"### `{entry.name}`" + (f" or `{entry.name}<{entry.number_option}>`" if entry.number_option else ""), ""]
-    lines += [f"{entry.summary[:1].upper()}{entry.summary[1:]}.", ""]
+    formerly = f" Formerly {', '.join(f'`{name}`' for name in entry.former_names)}." if entry.former_names else ""
+    lines += [f"{entry.summary[:1].upper()}{entry.summary[1:]}.{formerly}", ""]
     if entry.formula:
         lines += [f"    {entry.formula}", ""]
     if isinstance(entry, entries.TrainerEntry):

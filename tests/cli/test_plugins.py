@@ -213,7 +213,7 @@ def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed) -> 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("fedavg", ["fedavg (local trainer)", "fedavg (aggregator)"]),
+        ("fedavg", ["standard (local trainer)", "  formerly    fedavg", "fedavg (aggregator)"]),
         ("pgd20", ["pgd (evaluator)", "  number      pgd20 is pgd with steps: 20"]),
         ("mnist", ["  classes     10", "  images      1 x 28 x 28 (channels first)"]),
         ("image_folder", ["  classes     as the files say", "  images      as the files say"]),
