@@ -89,7 +89,7 @@ def penultimate_features(model: nn.Module, data: ImageData, batch_size: int) -> 
     import torch
     from torch import nn
 
-    from calfat_plugin.datasets.batches import eval_batches
+    from calfat_plugin.datasets.batches import batches
     from calfat_plugin.models.base import ImageClassifier
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -100,7 +100,7 @@ def penultimate_features(model: nn.Module, data: ImageData, batch_size: int) -> 
     handle = last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].flatten(1).float().cpu()))
     try:
         with torch.no_grad():
-            for x, _ in eval_batches(data, batch_size, data.x.device):
+            for x, _, _ in batches(data, batch_size, data.x.device):
                 model(x)
     finally:
         handle.remove()

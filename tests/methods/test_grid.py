@@ -44,7 +44,7 @@ def test_every_aggregator_runs_two_rounds(method, loss):
 
 def test_the_grid_is_the_one_of_the_paper_and_more():
     assert {method.name for method in METHODS} >= {
-        "calfat", "fedavg", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat",
+        "calfat", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat", "standard",
     }  # fmt: skip
     column = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
     by_name = {method.name: defined_modifiers(registry(), method) for method in METHODS}
