@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from calfat_plugin.analyses.attack import Listener
-from calfat_plugin.cli.progress import percent
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult
 
 _SECONDS_BETWEEN_LINES = 30.0

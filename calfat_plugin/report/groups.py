@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.metrics import MeanStd, mean_std
+from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
-from calfat_plugin.report.words import NOTHING, aggregator, method, pick, plain
+from calfat_plugin.report.words import aggregator, method, pick, plain
 
 _SEED = ("common_args.random_seed",)
 _NOT_THE_PROBLEM = ("calfat.loggers", "calfat.reported.", "calfat.runtime.", "device_args.", "tracking_args.")
@@ -95,7 +96,7 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
         if cell is not None:
             groups.append(Group(cell.name, group, cell.reported, cell.source, cell.tolerable))
         else:
-            groups.append(Group(name, group, *_reported(group[0]), {}))
+            groups.append(Group(name, group, *reported_of(group[0]), {}))
     return groups
 
 
@@ -127,16 +128,11 @@ def _settings(run: RunFiles) -> dict[str, Any]:
     return {key: value for key, value in flat(run.recipe) if not key.startswith((*_SEED, *_NOT_THE_PROBLEM))}
 
 
-def _reported(run: RunFiles) -> tuple[dict[str, float], str]:
-    """(accuracies as fractions, source) of the recipe's ``calfat.reported``."""
+def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
+    """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
     section = dict(run.value("calfat", "reported") or {})
     source = str(section.pop("source", "") or "")
     return {label: float(value) / 100 for label, value in section.items()}, source
-
-
-def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
-    """What a paper reports for one run: (accuracies as fractions, source)."""
-    return _reported(run)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -146,7 +142,7 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
     """The facets in which the runs differ, as many as it takes until no two names are equal."""
     facets: list[Callable[[RunFiles], str]] = [
         method,
-        lambda run: aggregator(run),
+        aggregator,
         lambda run: plain(run.value("data_args", "dataset")),
         lambda run: plain(run.value("data_args", "partition_method")),
         lambda run: f"β {plain(run.value('data_args', 'partition_alpha'))}",

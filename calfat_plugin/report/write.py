@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.report.parts import GENERATOR
+from calfat_plugin.report.page import GENERATOR
 from calfat_plugin.report.reading import SUITE, find_runs, read_json, read_run
 
 PAGE = "report.html"
 FIGURES = "figures"
+
+log = logging.getLogger(__name__)
 
 
 def write_run_report(directory: Path, out: Path | None = None) -> Path:
@@ -74,6 +77,31 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
         return comparison_page(_title(root, [group.name for group in groups]), groups, figures, notes=notes)
 
     return _write(out or (root or Path()) / PAGE, compose)
+
+
+def try_report(
+    write: Callable[[], Path], directory: Path, warn: Callable[[str], None], *, after: str = "", traceback: bool = False
+) -> Path | None:
+    """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure.
+
+    Args:
+        write: writes the page.
+        directory: what ``calfat report`` would be given to try again.
+        warn: shows the warning.
+        after: what the warning says about the results.
+        traceback: whether to log it, where a log is kept.
+
+    Returns:
+        The page's path; None where it was not written.
+    """
+    try:
+        return write()
+    except Exception as error:
+        if traceback:
+            log.exception("no report")
+        what = f"the report was not written ({type(error).__name__}: {error}){after}"
+        warn(f"{what}; try again with: calfat report {directory}")
+        return None
 
 
 def _title(root: Path | None, names: Sequence[str]) -> str:
