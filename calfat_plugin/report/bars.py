@@ -72,8 +72,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, i
 
 
 def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
-    for place in range(max(map(len, values.values()))):
-        axes.axhline(place, color=theme.LINE.light, linewidth=0.6)
+    axes.grid(axis="y", linewidth=0.6)
     for series, fractions in values.items():
         lengths = [float("nan") if value is None else 100 * value for value in fractions]
         dots = {**theme.line_style(style[series]), "marker": theme.marker(style[series]), "linestyle": ""}

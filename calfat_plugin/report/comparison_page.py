@@ -46,7 +46,12 @@ def comparison_page(title: str, groups: Sequence[Group], figures: Path, *, notes
             "rounds": drawn(_curves(groups)),
             "classes": drawn(_classes(groups)),
             "labels": drawn(_distributions(groups)),
-            "features": drawn(_features(groups)),
+            "features": drawn(
+                [
+                    tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
+                    for index, group in enumerate(groups)
+                ]
+            ),
             "settings": columns and {"names": [group.name for group in groups], "columns": columns},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),
@@ -166,13 +171,6 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
             run, f"labels_{number}", f"{words.plain(run.value('data_args', 'dataset'))}, {words.partition(run)}"
         )
         for number, run in enumerate(seen.values(), start=1)
-    ]
-
-
-def _features(groups: Sequence[Group]) -> list[Chart | None]:
-    return [
-        tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
-        for index, group in enumerate(groups)
     ]
 
 

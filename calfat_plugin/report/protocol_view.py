@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.report.bars import per_class, spread_sentence
+from calfat_plugin.report.bars import PerClass, per_class, spread_sentence
 from calfat_plugin.report.canvas import render
 from calfat_plugin.report.numbers import bare_percent
 from calfat_plugin.report.reading import NATURAL
 from calfat_plugin.report.words import listing
 
 _MANY_CLASSES = 24
-PerClass = Sequence[float | None]
 
 
 def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | None:

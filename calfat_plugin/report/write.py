@@ -31,14 +31,10 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     Raises:
         RunError: there is no run, a file of it is damaged, or the page cannot be written.
     """
+    from calfat_plugin.report.run_page import run_page
+
     run = read_run(directory)
-
-    def compose(figures: Path) -> str:
-        from calfat_plugin.report.run_page import run_page
-
-        return run_page(run, figures)
-
-    return _write(out or directory / PAGE, compose)
+    return _write(out or directory / PAGE, lambda figures: run_page(run, figures))
 
 
 def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Path:
@@ -54,6 +50,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     Raises:
         RunError: no run is found, a file is damaged, or the page cannot be written.
     """
+    from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
+    from calfat_plugin.report.groups import group_runs
+
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
     runs = [read_run(_as_given(path)) for path in paths]
     begun = [run for run in runs if run.rounds or run.finished]
@@ -63,20 +62,15 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     notes = []
     if len(begun) < len(runs):
         notes.append(f"{len(runs) - len(begun)} of {len(runs)} runs have not finished a round and are left out.")
-
-    def compose(figures: Path) -> str:
-        from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
-        from calfat_plugin.report.groups import group_runs
-
-        groups = group_runs(begun, root)
-        repeats = len(begun) - sum(len(group.runs) for group in groups)
-        if repeats:
-            notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
-        if len(groups) > MOST_LINES:
-            notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
-        return comparison_page(_title(root, [group.name for group in groups]), groups, figures, notes=notes)
-
-    return _write(out or (root or Path()) / PAGE, compose)
+    groups = group_runs(begun, root)
+    repeats = len(begun) - sum(len(group.runs) for group in groups)
+    if repeats:
+        notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
+    if len(groups) > MOST_LINES:
+        notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
+    title = _title(root, [group.name for group in groups])
+    out = out or (root or Path()) / PAGE
+    return _write(out, lambda figures: comparison_page(title, groups, figures, notes=notes))
 
 
 def try_report(
