@@ -102,7 +102,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             lambda: write_run_report(directory.path),
             directory.path,
             warn,
-            after=" The results are complete",
+            after=". The results are complete",
             traceback=True,
         )
     return result
