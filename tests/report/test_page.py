@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def view(text: str) -> dict[str, Any]:
     row = {"label": text, "budget": text, "numbers": [text]}
     table = {"head": [text, text], "rows": [[text, text]]}
     drawings = [Drawing(text, text, False, "data:,")]
-    alarms = [{"whose": text, "code": text, "text": text}]
+    alarms = [{"whose": text, "code": text, "text": text}] * 5
     found = {"checkpoint": text, "round": text, "figures": drawings}
     blocks = [{"whose": text, "rows": [{"method": text, "cells": [(text, text)], "mean": text}]}]
     final = {"rows": [row], "reported": text, "test_selected": text, "measured": {text: text}}
@@ -53,9 +54,27 @@ def view(text: str) -> dict[str, Any]:
     return {**page, "alarms": alarms, "sections": sections}
 
 
-def test_text_stays_text_wherever_it_is_filled_in(tmp_path: Path) -> None:
-    plain = parsed(render_page("run.html", **view("plain")), tmp_path)
-    nasty = parsed(render_page("run.html", **view(NASTY)), tmp_path)
+def comparison_view(text: str) -> dict[str, Any]:
+    """The same for a comparison."""
+    run = view(text)
+    score = {"mean": text, "best": True, "spread": text, "reported": text, "difference": text, "beyond": True}
+    rows = [{"name": text, "seeds": text, "scores": [score]}]
+    sections = {
+        "results": {"labels": [text], "rows": rows, "reported": text, "judged": True, "notes": [text]},
+        **dict.fromkeys(("rounds", "classes", "labels", "features"), run["sections"]["features"]),
+        "settings": {"names": [text], "columns": [(text, [text])]},
+        "recipe": {text: text},
+        **{name: run["sections"][name] for name in ("versions", "citations")},
+    }
+    return {**run, "sections": sections}
+
+
+@pytest.mark.parametrize(("template", "view"), [("run.html", view), ("comparison.html", comparison_view)])
+def test_text_stays_text_wherever_it_is_filled_in(
+    template: str, view: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    plain = parsed(render_page(template, **view("plain")), tmp_path)
+    nasty = parsed(render_page(template, **view(NASTY)), tmp_path)
     assert nasty.errors == []
     assert [tag for tag, _ in nasty.tags] == [tag for tag, _ in plain.tags]
     assert [sorted(attributes) for _, attributes in nasty.tags] == [sorted(attributes) for _, attributes in plain.tags]
