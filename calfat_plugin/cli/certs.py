@@ -14,6 +14,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.silo import Address, certificate_name, parse_address
 
 _CLOCK_SKEW = timedelta(hours=1)
+_MAX_DAYS = 36_500
 _BROKER_PORT = 8883  # MQTT over TLS, as registered with IANA
 
 _MOSQUITTO = """\
@@ -47,7 +48,7 @@ pattern read calfat/+/+/%u
 )
 @click.option(
     "--days",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, _MAX_DAYS),
     default=30,
     show_default=True,
     help="How long the parties' and the broker's are valid.",
