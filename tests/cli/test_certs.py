@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import shutil
 import socket
 import ssl
 import subprocess
@@ -19,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from paho.mqtt import client as mqtt
 
 from tests.cli.runner import calfat
+from tests.programs import MOSQUITTO
 from tests.silo.federation import free_ports, wait_for
 
 PATIENCE = 60.0  # seconds
@@ -99,7 +99,7 @@ def test_what_is_no_address_is_refused_before_anything_is_written(tmp_path: Path
 
 # --- with the real broker ---------------------------------------------------------------------------------------------
 
-needs_mosquitto = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+needs_mosquitto = pytest.mark.needs("mosquitto")
 
 
 class Client:
@@ -144,7 +144,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     assert calfat("certs", str(folder), "--clients", "2", "--broker", f"localhost:{port}").code == 0
     log = folder.parent / "mosquitto.log"
     with log.open("wb") as stream:
-        process = subprocess.Popen(["mosquitto", "-c", str(folder / "mosquitto.conf"), "-v"], stderr=stream)
+        process = subprocess.Popen([str(MOSQUITTO), "-c", str(folder / "mosquitto.conf"), "-v"], stderr=stream)
         try:
             wait_for(lambda: b"running" in log.read_bytes() or process.poll() is not None, "mosquitto runs", PATIENCE)
             assert process.poll() is None, log.read_text()
