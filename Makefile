@@ -14,10 +14,11 @@ BIN := $(VENV)/bin
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help run test slow lint clean
+.PHONY: help run quick test slow lint clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
+	@echo "make quick   the tests of the maths, of recipes and of the inputs: under a minute"
 	@echo "make test    the tests, without those marked slow"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
@@ -25,6 +26,9 @@ help:
 
 run: $(VENV)/.installed
 	$(BIN)/fedml run $(RECIPE) $(ARGS)
+
+quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" tests/maths tests/recipe tests/inputs
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

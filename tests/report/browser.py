@@ -114,7 +114,6 @@ def look(page: Path, width: int, *, dark: bool = False) -> Seen:
             [*command, "--enable-logging=stderr", "--dump-dom", frame.as_uri()],
             capture_output=True,
             text=True,
-            timeout=240,
         )
     found = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, flags=re.DOTALL)
     assert found is not None, f"the page was not measured\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"

@@ -61,5 +61,4 @@ def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=home.parent,
         capture_output=True,
         text=True,
-        timeout=300,
     )

@@ -126,7 +126,7 @@ class WarmServer:
         return json.loads(answer)
 
     def close(self) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=TIMEOUT)
 
 
 def sabotage(at: str, round: int = 0, signal: str = "SIGKILL") -> dict[str, str]:

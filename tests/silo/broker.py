@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from tests.programs import MOSQUITTO
-from tests.silo.federation import free_ports, wait_for
+from tests.silo.federation import PATIENCE, free_ports, wait_for
 from tests.silo.silo_party import CREDENTIALS
 
 needs_mosquitto = pytest.mark.needs("mosquitto")
 BUCKET = "calfat"
-_PATIENCE = 60.0
 
 
 def _listens(port: int) -> bool:
@@ -38,11 +37,11 @@ def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Pop
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda: _listens(port), f"someone listens on port {port}", _PATIENCE)
+            wait_for(lambda: _listens(port), f"someone listens on port {port}")
             yield process
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(PATIENCE)
 
 
 @contextmanager
