@@ -12,6 +12,9 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
+# A file's tests share what is expensive to start, so one worker runs them all. The order stays: files with many tests
+# are not the long ones.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: help run quick test slow lint clean
@@ -28,13 +31,13 @@ run: $(VENV)/.installed
 	$(BIN)/fedml run $(RECIPE) $(ARGS)
 
 quick: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" tests/maths tests/recipe tests/inputs
+	$(PYTEST) -m "not slow" tests/maths tests/recipe tests/inputs
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

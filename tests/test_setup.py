@@ -234,7 +234,7 @@ class Checkout:
 
 
 RUN = "run recipes/calfat_digits.yaml"
-TEST = "-m pytest -n 2 -m not slow"
+TEST = "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -m not slow"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 
