@@ -12,12 +12,16 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
+# A file's tests share what is expensive to start, so one worker runs them all. The order stays: files with many tests
+# are not the long ones.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: help run test slow lint clean
+.PHONY: help run quick test slow lint clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
+	@echo "make quick   the tests of the maths, of recipes and of the inputs: under a minute"
 	@echo "make test    the tests, without those marked slow"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
@@ -26,11 +30,14 @@ help:
 run: $(VENV)/.installed
 	$(BIN)/fedml run $(RECIPE) $(ARGS)
 
+quick: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow" tests/maths tests/recipe tests/inputs
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
+
+import pytest
+from hypothesis import settings
+
+from tests import programs, reaper
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests share few cores, also through subprocesses
 
-from hypothesis import settings
-
 settings.register_profile("house", derandomize=True, deadline=None)
 settings.load_profile("house")
+
+# A shell's background job starts with SIGINT ignored, and nohup ignores SIGHUP; what tests start would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+reaper.watch_this_process()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test marked as needing a program is skipped, or fails, before its fixtures look for that program."""
+    for marker in item.iter_markers("needs"):
+        programs.require(*marker.args)

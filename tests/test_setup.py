@@ -177,9 +177,25 @@ def test_recipes_of_the_readme_exist() -> None:
 
 def test_ci_runs_nothing_that_the_readme_does_not_say() -> None:
     script = lines((ROOT / ".ci" / "run").read_text())
-    commands = [line for line in script if not line.startswith(("set ", "cd "))]
-    assert commands == ["make lint", "make test"]  # the tests last: pytest's closing line ends the output
-    assert set(commands) <= set(readme_commands())
+    commands = [line for line in script if not line.startswith(("set ", "cd ", "export ", "if ", "fi"))]
+    install, *checks = commands
+    assert checks == ["make lint", "make test"]  # the tests last: pytest's closing line ends the output
+    needed = "apt-get install -y mosquitto chromium"
+    assert re.match(rf"apt-get update && {needed} \|\| echo ", install)
+    assert {needed, *checks} <= set(readme_commands())
+
+
+@pytest.mark.parametrize(("variables", "outcome"), [({}, "1 skipped"), ({"CALFAT_CI": "1"}, "1 error")])
+def test_a_missing_program_fails_in_ci_and_is_skipped_elsewhere(
+    variables: dict[str, str], outcome: str, tmp_path: Path
+) -> None:
+    """One test of the real broker, where no folder of programs has it."""
+    environment = {name: value for name, value in os.environ.items() if name != "CALFAT_CI"}
+    changes = {**variables, "PATH": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/missing_program.py"]
+    done = subprocess.run(command, cwd=ROOT, env={**environment, **changes}, capture_output=True, text=True)
+    assert outcome in done.stdout.splitlines()[-1], done.stdout
+    assert "chromium is not installed; on Debian: apt-get install -y chromium (README, Working on it)" in done.stdout
 
 
 FAKE_PYTHON = """\
@@ -207,7 +223,7 @@ class Checkout:
         command = ["make", "--no-print-directory", "PYTHON=./python", *arguments]
         # Without the MAKEFLAGS of the `make test` that may be running this.
         environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
 
     def calls(self) -> list[str]:
         """What the stand-in was asked since the last question, pip's own switches aside."""
@@ -218,7 +234,7 @@ class Checkout:
 
 
 RUN = "run recipes/calfat_digits.yaml"
-TEST = "-m pytest -n 2 -m not slow"
+TEST = "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -m not slow"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 

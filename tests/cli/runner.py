@@ -37,9 +37,7 @@ def calfat(*arguments: str) -> Ended:
     return Ended(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
-def python(
-    program: str, *arguments: str, cwd: Path | None = None, timeout: int = 120, path: tuple[Path, ...] = (), **env: str
-) -> Ended:
+def python(program: str, *arguments: str, cwd: Path | None = None, path: tuple[Path, ...] = (), **env: str) -> Ended:
     """Run a program text in a process of its own that can import the package, and whatever lies in ``path``."""
     search = os.pathsep.join(map(str, (*path, ROOT)))
     done = subprocess.run(
@@ -48,7 +46,6 @@ def python(
         env={**os.environ, "PYTHONPATH": search, **env},
         capture_output=True,
         text=True,
-        timeout=timeout,
         check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import shutil
 import socket
 import ssl
 import subprocess
@@ -20,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from paho.mqtt import client as mqtt
 
 from tests.cli.runner import calfat
+from tests.programs import MOSQUITTO
 from tests.silo.federation import free_ports, wait_for
 
 PATIENCE = 60.0  # seconds
@@ -129,7 +129,7 @@ def test_what_makes_certificates_is_not_installed(tmp_path: Path, monkeypatch: p
 
 # --- with the real broker ---------------------------------------------------------------------------------------------
 
-needs_mosquitto = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+needs_mosquitto = pytest.mark.needs("mosquitto")
 
 
 class Client:
@@ -174,7 +174,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     assert calfat("certs", str(folder), "--clients", "2", "--broker", f"localhost:{port}").code == 0
     log = folder.parent / "mosquitto.log"
     with log.open("wb") as stream:
-        process = subprocess.Popen(["mosquitto", "-c", str(folder / "mosquitto.conf"), "-v"], stderr=stream)
+        process = subprocess.Popen([str(MOSQUITTO), "-c", str(folder / "mosquitto.conf"), "-v"], stderr=stream)
         try:
             wait_for(lambda: b"running" in log.read_bytes() or process.poll() is not None, "mosquitto runs", PATIENCE)
             assert process.poll() is None, log.read_text()

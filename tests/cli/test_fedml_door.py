@@ -87,7 +87,7 @@ def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
     """One test of two processes, because importing fedml takes some six seconds."""
     home = {"HOME": str(tmp_path)}
     ours, host = (
-        python(ANSWERS.format(get_main=get_main, lines=LINES), cwd=tmp_path, timeout=600, **home)
+        python(ANSWERS.format(get_main=get_main, lines=LINES), cwd=tmp_path, **home)
         for get_main in (
             "from calfat_plugin.cli.fedml import main",
             "from fedml.cli.cli import cli as main",

@@ -57,7 +57,7 @@ class Site:
 
     def calfat(self, *arguments: str) -> Ended:
         """Run ``calfat`` as a process that finds the distributions."""
-        return python(COMMAND, *arguments, cwd=self.folder, path=(self.folder,), timeout=600)
+        return python(COMMAND, *arguments, cwd=self.folder, path=(self.folder,))
 
     @property
     def diary(self) -> list[dict[str, Any]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from tests.programs import CHROMIUM
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -110,8 +110,7 @@ class Seen:
 
 def look(page: Path, width: int, *, dark: bool = False) -> Seen:
     """Lay ``page`` out at ``width`` CSS pixels and measure it."""
-    if CHROMIUM is None:
-        raise AssertionError("skip the test without Chromium")
+    assert CHROMIUM is not None, 'mark the test with @pytest.mark.needs("chromium")'
     with tempfile.TemporaryDirectory() as folder:
         source = page.read_text(encoding="utf-8").replace("<head>", f"<head>{_LISTEN}", 1)
         copy = Path(folder) / "copy.html"
@@ -125,7 +124,6 @@ def look(page: Path, width: int, *, dark: bool = False) -> Seen:
             [*command, "--enable-logging=stderr", "--dump-dom", frame.as_uri()],
             capture_output=True,
             text=True,
-            timeout=240,
         )
     found = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, flags=re.DOTALL)
     assert found is not None, f"the page was not measured\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"

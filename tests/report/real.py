@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import reaper
+
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
 data_args: {dataset: digits, partition_alpha: 0.5}
@@ -51,6 +53,7 @@ def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
+        **reaper.mark(),
     }
     return subprocess.run(
         [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
@@ -58,5 +61,4 @@ def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=home.parent,
         capture_output=True,
         text=True,
-        timeout=300,
     )

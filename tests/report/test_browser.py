@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report import theme, write_comparison, write_run_report
-from tests.report.browser import CHROMIUM, look
+from tests.report.browser import look
 from tests.report.made import made_run
 from tests.report.pages import Page
 from tests.report.real import RealRun
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = pytest.mark.needs("chromium")
 WIDTHS = (390, 1280)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import reaper
+
 ROOT = Path(__file__).resolve().parents[2]
 SABOTEUR = Path(__file__).parent / "saboteur"
 TIMEOUT = 300.0  # for a machine that is busy with other things
@@ -54,6 +56,7 @@ def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SABOTEUR, *path))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "WITHOUT_REPORT": "1",
+        **reaper.mark(),
         **extra,
     }
 
@@ -123,7 +126,7 @@ class WarmServer:
         return json.loads(answer)
 
     def close(self) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=TIMEOUT)
 
 
 def sabotage(at: str, round: int = 0, signal: str = "SIGKILL") -> dict[str, str]:

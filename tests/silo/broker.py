@@ -1,11 +1,10 @@
 """A real MQTT broker and a real S3-compatible store on this machine's loopback, for tests: mosquitto and moto's server.
 
-mosquitto is a system package (Debian: ``apt-get install mosquitto``); tests that need it are skipped by name without.
+mosquitto is a system package; ``tests/programs.py`` says what happens to the tests without it.
 """
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.silo.federation import free_ports, wait_for
+from tests.programs import MOSQUITTO
+from tests.silo.federation import PATIENCE, free_ports, wait_for
 from tests.silo.silo_party import CREDENTIALS
 
-#: Debian puts it where only root's PATH looks.
-MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed (README, Tests)")
+needs_mosquitto = pytest.mark.needs("mosquitto")
 BUCKET = "calfat"
-_PATIENCE = 60.0
 
 
 def _listens(port: int) -> bool:
@@ -40,11 +37,11 @@ def running(command: list[str], port: int, log: Path) -> Iterator[subprocess.Pop
     with log.open("ab") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
         try:
-            wait_for(lambda: _listens(port), f"someone listens on port {port}", _PATIENCE)
+            wait_for(lambda: _listens(port), f"someone listens on port {port}")
             yield process
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(PATIENCE)
 
 
 @contextmanager

@@ -59,10 +59,11 @@ class Case:
 
 
 class Tools(ExitStack):
-    """What runtimes share and keep: MPI jobs by their number of processes, broker and store."""
+    """What runtimes share and keep: MPI jobs by their number of processes, broker and store, and hashes once found."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.hashes: dict[tuple[str, Case], str] = {}
         self._folder = folder
         self._jobs: dict[int, Job] = {}
         self._services: dict[str, Any] = {}
@@ -127,7 +128,14 @@ RUNTIMES: Mapping[str, Callable[[Case, Path, Tools], Path]] = {
 
 
 def model_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:
-    """Run a case and hash names and bits of its final global model; a client that was left out is no parity."""
+    """The hash of names and bits of a case's final global model; the case runs when it is first asked for."""
+    if (runtime, case) not in tools.hashes:
+        tools.hashes[runtime, case] = _run_and_hash(runtime, case, folder, tools)
+    return tools.hashes[runtime, case]
+
+
+def _run_and_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:
+    """A client that was left out is no parity."""
     name = f"{runtime}-{case.method}-{case.participation}".replace(" ", "-")
     directory = RUNTIMES[runtime](case, folder / name, tools)
     rows = read_rounds(directory)

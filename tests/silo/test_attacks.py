@@ -59,7 +59,7 @@ def line_to(port: int, credentials: grpc.ChannelCredentials | None = None, name:
 
         def send(raw: bytes) -> tuple[str, str]:
             try:
-                method(raw, timeout=20)
+                method(raw)
             except grpc.RpcError as error:
                 return error.code().name, error.details()
             return "OK", ""

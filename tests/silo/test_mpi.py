@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.silo.federation import Federation, assert_same_bits, assert_they_sleep, global_model, wait_for
+from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, global_model, wait_for
 from tests.silo.mpi_jobs import MPIEXEC, Job
 
 OVER_MPI = {"comm_args": {"backend": "MPI"}}
@@ -80,8 +79,10 @@ def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, trainin
 def test_a_worker_that_fails_ends_the_job(
     tmp_path: Path, training_type: str, reason: str, status: int, last_line: str
 ) -> None:
-    """The server and the other worker wait for it, and would do so for ever."""
+    """The server and the other worker wait for it, and would do so longer than the test waits for them."""
+    deadlines = ("start_deadline", "round_deadline", "server_deadline")
     changes: dict[str, Any] = {
+        "silo": dict.fromkeys(deadlines, 100 * PATIENCE),
         "common_args": {"training_type": training_type},
         "model_args": {"model": f"explosive_model:{reason}"},
     }
@@ -89,10 +90,8 @@ def test_a_worker_that_fails_ends_the_job(
     with Job(tmp_path / "job", 3) as job:
         for rank in range(3):
             job.pid(rank)  # all have started
-        started = time.monotonic()
         job.begin(words(federation))
         assert job.exit_status() == status, job.output()
-        assert time.monotonic() - started < 60  # for a loaded machine; a second or two by itself
     assert job.said(1).splitlines()[-1] == last_line
     assert "error" not in job.said(0) + job.said(2)
     assert federation.rounds() == []
@@ -104,30 +103,31 @@ from contextlib import ExitStack
 from calfat_plugin.cli.party import _end_of_job
 from calfat_plugin.host.transports import mpi_job
 
+mpi_job._LAST_WORDS = {for_ever}  # no job ends because nobody waits any longer
 with ExitStack() as at_end:
     at_end.push(_end_of_job)
     rank = mpi_job.rank()
     {body}
 """
+FOR_EVER = 10_000  # seconds, far more than the test waits for the job's end
 
 
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
         ("time.sleep(2 if rank == 0 else 0)", 0, ""),
-        ("sys.exit(2) if rank == 1 else time.sleep(100)", 2, ""),
-        ("print(1 / 0) if rank == 2 else time.sleep(100)", 1, "ZeroDivisionError: division by zero\n"),
+        ("sys.exit(2) if rank == 1 else time.sleep({for_ever})", 2, ""),
+        ("print(1 / 0) if rank == 2 else time.sleep({for_ever})", 1, "ZeroDivisionError: division by zero\n"),
         # Ctrl-C reaches all; rank 0 has the word.
         ("time.sleep(1 if rank == 0 else 0); print('stopped', rank, file=sys.stderr); sys.exit(130)", 130, "stopped 0"),
     ],
 )
 def test_a_job_ends_together(body: str, status: int, said: str) -> None:
-    command = [MPIEXEC, "-n", "3", sys.executable, "-c", ENDS.format(body=body)]
-    started = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    program = ENDS.format(body=body.format(for_ever=FOR_EVER), for_ever=FOR_EVER)
+    command = [MPIEXEC, "-n", "3", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr
     assert said in done.stderr
-    assert time.monotonic() - started < 9  # before those who wait for rank 0's last words go on without
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_job_of_another_size_is_refused(
     """Once, by rank 0, with the right number: a worker for each client of a round, or a party for each client."""
     federation = Federation(tmp_path / "run", train_args=SOME, **changes, **OVER_MPI)
     command = [*start, sys.executable, "-m", "calfat_plugin.cli.main", *words(federation)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert [line for line in done.stderr.splitlines() if not line.startswith("Abort(2)")] == [complaint]
     assert not federation.directory(0).exists()

@@ -23,7 +23,7 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
-from tests.silo.federation import Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
+from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.test_attacks import GIGABYTES, UPDATE, Payload, message
 
 pytestmark = needs_mosquitto
@@ -67,12 +67,12 @@ class Stranger:
         properties.CorrelationData = message_id.encode()
         properties.UserProperty = ("calfat", kind)
         topic = f"calfat/run/{as_ or self.name}/{to}"
-        self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(10)
+        self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(PATIENCE)
 
     def verdict(self) -> list[str]:
         """The next receipt that is not just that the message has arrived."""
         while True:
-            answer = self._receipts.get(timeout=30)
+            answer = self._receipts.get(timeout=PATIENCE)
             if answer[0] != "arrived":
                 return answer
 
@@ -169,7 +169,7 @@ def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:
             federation.start(2, hang_in=2)
             federation.wait_until_hanging(2)
             process.kill()
-            process.wait(10)
+            process.wait(PATIENCE)
         federation.let_go()
         wait_for(lambda: "trying again" in federation.log(0), "the server notices")
         with broker(tmp_path, at_broker):

@@ -14,25 +14,24 @@ from tests.silo.broker import needs_mosquitto
 METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN")
 
 
-def test_every_runtime_ends_with_the_same_model(tmp_path: Path) -> None:
-    rows = {}
-    with parity.Tools(tmp_path) as tools:
-        for size in parity.JOB_SIZES:
-            tools.job(size)  # it imports while others run
-        for method, participation in itertools.product(METHODS, parity.PARTICIPATION):
-            case = parity.Case(method, participation)
-            rows[case] = {
-                runtime: parity.model_hash(runtime, case, tmp_path, tools)
-                for runtime in ("simulator", "GRPC", "MPI simulator", "MPI")
-            }
-    assert [case for case, row in rows.items() if len(set(row.values())) > 1] == [], rows
-    assert len({row["simulator"] for row in rows.values()}) == len(rows)  # and no two rows are alike
-
-
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[parity.Tools]:
     with parity.Tools(tmp_path_factory.mktemp("tools")) as shared:
         yield shared
+
+
+def test_every_runtime_ends_with_the_same_model(tmp_path: Path, tools: parity.Tools) -> None:
+    rows = {}
+    for size in parity.JOB_SIZES:
+        tools.job(size)  # it imports while others run
+    for method, participation in itertools.product(METHODS, parity.PARTICIPATION):
+        case = parity.Case(method, participation)
+        rows[case] = {
+            runtime: parity.model_hash(runtime, case, tmp_path, tools)
+            for runtime in ("simulator", "GRPC", "MPI simulator", "MPI")
+        }
+    assert [case for case, row in rows.items() if len(set(row.values())) > 1] == [], rows
+    assert len({row["simulator"] for row in rows.values()}) == len(rows)  # and no two rows are alike
 
 
 @needs_mosquitto

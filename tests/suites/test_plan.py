@@ -206,7 +206,5 @@ def test_checking_a_suite_imports_nothing_heavy():
         "print([name for name in ('torch', 'fedml', 'sklearn', 'matplotlib') if name in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
