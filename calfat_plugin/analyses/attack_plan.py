@@ -25,7 +25,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import exact_text, parse_number
 
 NATURAL = "natural"
-_DEFAULT_RATIO = Fraction(1, 4)  # step_size over eps where the recipe gives none: 2/255 at 8/255
+DEFAULT_RATIO = Fraction(1, 4)  # step_size over eps where the recipe gives none: 2/255 at 8/255
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -219,8 +219,8 @@ def _ratio(document: Document) -> Fraction:
     try:
         eps, step_size = parse_number(values.get("eps")), parse_number(values.get("step_size"))
     except ValueError:
-        return _DEFAULT_RATIO
-    return step_size / eps if eps > 0 and step_size > 0 else _DEFAULT_RATIO
+        return DEFAULT_RATIO
+    return step_size / eps if eps > 0 and step_size > 0 else DEFAULT_RATIO
 
 
 def _with_budget(document: Document, eps: Fraction, text: str, step_size: str | None, ratio: Fraction) -> Document:

@@ -136,12 +136,15 @@ class LoadedRun:
 
 
 @contextmanager
-def loaded_run(target: Path, checkpoint: str | None, warn: Warn) -> Iterator[LoadedRun]:
+def loaded_run(
+    target: Path, checkpoint: str | None, warn: Warn, device: torch.device | None = None
+) -> Iterator[LoadedRun]:
     """A finished or unfinished run, with the number of threads that its recipe asks for.
 
     Args:
         target, checkpoint: as for :func:`find_checkpoint`.
         warn: shows the user a finding that stops nothing.
+        device: where to compute; None: as the recipe says.
 
     Raises:
         CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
@@ -149,7 +152,7 @@ def loaded_run(target: Path, checkpoint: str | None, warn: Warn) -> Iterator[Loa
     weights, run = find_checkpoint(target, checkpoint)
     experiment = assemble(read_document(RunDirectory(run).recipe), Registry.load())
     with using_threads(experiment):
-        yield LoadedRun(experiment, weights, run, pick_device(experiment, warn))
+        yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))
 
 
 def _read_weights(path: Path) -> Mapping[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -85,7 +88,7 @@ def _begin(run: RunInfo) -> str:
 
 
 class RunProgress(RunObserver):
-    """The base of both ways to show a run. Use it as a context manager around the run.
+    """The base of both ways to show a run, and itself shows nothing. Use it as a context manager around the run.
 
     Attributes:
         run: the run that is shown; None until it has begun.
@@ -102,7 +105,7 @@ class RunProgress(RunObserver):
 
     def warn(self, message: str) -> None:
         """Show a finding that does not stop the run."""
-        raise NotImplementedError
+        warnings.warn(message, stacklevel=2)
 
 
 class PlainProgress(RunProgress):
@@ -243,6 +246,22 @@ class LiveProgress(RunProgress):
 
     def _picture(self) -> RenderableType:
         return Group(self._bars, self._scores) if self._scores.plain else self._bars
+
+
+def choose_progress(wanted: bool) -> RunProgress:
+    """Bars where they can move, which is on a terminal and in a notebook with ipywidgets; elsewhere lines.
+
+    Args:
+        wanted: False: nothing is shown.
+    """
+    console = Console(file=sys.stdout, highlight=False)
+    if not wanted:
+        return RunProgress()
+    if console.is_jupyter:
+        live = importlib.util.find_spec("ipywidgets") is not None
+    else:
+        live = console.is_terminal and not console.is_dumb_terminal
+    return LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
 
 
 class _Detail(ProgressColumn):
