@@ -175,9 +175,12 @@ class LiveProgress(RunProgress):
         self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
         self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
         self._scores = Text("", no_wrap=True, overflow="ellipsis")
+        self._drawn = 0.0
         self._live = Live(
             get_renderable=self._picture,
             console=console,
+            # In a notebook a thread that draws would take lines printed meanwhile into its picture, and wipe them out.
+            auto_refresh=not console.is_jupyter,
             refresh_per_second=_REFRESH_PER_SECOND,
             transient=True,
             redirect_stdout=False,
@@ -189,6 +192,7 @@ class LiveProgress(RunProgress):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._draw_in_notebook(at_once=True)
         self._live.stop()
 
     def warn(self, message: str) -> None:
@@ -212,10 +216,12 @@ class LiveProgress(RunProgress):
         done = len(self._losses) - 1 + progress.batch / progress.num_batches
         text = f"client {progress.client} ({len(self._losses)} of {len(self._clients)})  loss {progress.loss:.3f}"
         self._bars.update(self._work, completed=done, total=len(self._clients), detail=lambda: text)
+        self._draw_in_notebook()
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
         text = f"{label} {percent(correct / max(1, done))}"
         self._bars.update(self._work, completed=done, total=total, detail=lambda: text)
+        self._draw_in_notebook()
 
     def round_finished(self, record: RoundRecord) -> None:
         if self.run is None:
@@ -231,6 +237,12 @@ class LiveProgress(RunProgress):
             self._console.print(Text(f"round {record.round}: refused {reasons}", style="yellow"))
         if record.round == num_rounds:
             self._begin_work("final")
+
+    def _draw_in_notebook(self, *, at_once: bool = False) -> None:
+        now = time.perf_counter()
+        if self._console.is_jupyter and (at_once or now - self._drawn >= 1 / _REFRESH_PER_SECOND):
+            self._drawn = now
+            self._live.refresh()
 
     def _begin_work(self, name: str) -> None:
         self._bars.update(self._work, description=name, completed=0, total=1, detail=lambda: "")
