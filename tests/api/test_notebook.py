@@ -64,7 +64,7 @@ def test_the_lines_of_the_page_run_in_a_notebook_with_bars(
     )
     client.execute()
     _, course, printed, shown = cells
-    told = "".join(output.data["text/plain"] for output in course.outputs)  # KeyError: nothing but displays
+    told = "\n".join(output.data["text/plain"] for output in course.outputs)  # KeyError: nothing but displays
     assert re.findall(r"^round (\d)/5  natural", told, re.MULTILINE) == list("12345")
     (bars,) = (state["outputs"] for state in client.widget_state.values() if state["_model_name"] == "OutputModel")
     last_picture = re.sub(r"\x1b\[[0-9;]*m", "", bars[0]["data"]["text/plain"])

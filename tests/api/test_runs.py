@@ -91,9 +91,10 @@ def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(
             raise KeyboardInterrupt
         return finish(server, round, uploads)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Server, "finish_round", stop_in_round_two)
+    monkeypatch.setattr(Server, "finish_round", stop_in_round_two)
+    with pytest.raises(KeyboardInterrupt):
         calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, progress=False)
+    monkeypatch.setattr(Server, "finish_round", finish)
     stopped = calfat.load_run(folder)
     assert (dict(stopped.results), len(rows(stopped)), repr(stopped)) == ({}, 1, f"<Run {folder}: not finished>")
     resumed = calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, resume=True, progress=False)
