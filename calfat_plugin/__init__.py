@@ -1,3 +1,107 @@
-"""Federated adversarial training as plugins for FedML."""
+"""Federated adversarial training as plugins for FedML; docs/python.md describes everything that is public here."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+#: Module to public names. Each is imported on first use, so that ``import calfat_plugin`` costs nothing.
+_NAMES = {
+    "api": "Run load_model load_run run",
+    "analyses.on_tensors": "attack evaluate",
+    "hookspecs": "hookimpl",
+    "entries": "AggregatorEntry Citation DatasetEntry EvaluatorEntry LoggerEntry ModelEntry ModifierEntry "
+    "PartitionEntry Preset TrainerEntry",
+    "options": "NoOptions option",
+    "interfaces": "ActiveCorrection Aggregate AggregationTask Aggregator ClientLoss EvaluationTask Evaluator "
+    "LocalCorrection LocalTask LocalTrainer LossModifier TrainSettings",
+    "trainers.base": "AdversarialTrainer",
+    "trainers.batches": "AttackBatch TrainBatch",
+    "evaluators.base": "AttackEvaluator BudgetedAttack",
+    "evaluators.budget": "BudgetOptions",
+    "models.base": "ImageClassifier",
+    "datasets": "Augmentation Dataset ImageData",
+    "threat": "ThreatModel",
+    "seeds": "derive_seed generator",
+    "maths.averaging": "weighted_average",
+    "results": "EvaluationResult LocalUpdate RoundRecord RunInfo RunResult",
+    "registry": "Registry",
+    "errors": "BudgetError CalfatError DataError HostError ModelError OptionError PluginError RecipeError RunError "
+    "UpdateError",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:  # the same for type checkers and editors, which read no strings
+    from calfat_plugin.analyses.on_tensors import attack as attack
+    from calfat_plugin.analyses.on_tensors import evaluate as evaluate
+    from calfat_plugin.api import Run as Run
+    from calfat_plugin.api import load_model as load_model
+    from calfat_plugin.api import load_run as load_run
+    from calfat_plugin.api import run as run
+    from calfat_plugin.datasets import Augmentation as Augmentation
+    from calfat_plugin.datasets import Dataset as Dataset
+    from calfat_plugin.datasets import ImageData as ImageData
+    from calfat_plugin.entries import AggregatorEntry as AggregatorEntry
+    from calfat_plugin.entries import Citation as Citation
+    from calfat_plugin.entries import DatasetEntry as DatasetEntry
+    from calfat_plugin.entries import EvaluatorEntry as EvaluatorEntry
+    from calfat_plugin.entries import LoggerEntry as LoggerEntry
+    from calfat_plugin.entries import ModelEntry as ModelEntry
+    from calfat_plugin.entries import ModifierEntry as ModifierEntry
+    from calfat_plugin.entries import PartitionEntry as PartitionEntry
+    from calfat_plugin.entries import Preset as Preset
+    from calfat_plugin.entries import TrainerEntry as TrainerEntry
+    from calfat_plugin.errors import BudgetError as BudgetError
+    from calfat_plugin.errors import CalfatError as CalfatError
+    from calfat_plugin.errors import DataError as DataError
+    from calfat_plugin.errors import HostError as HostError
+    from calfat_plugin.errors import ModelError as ModelError
+    from calfat_plugin.errors import OptionError as OptionError
+    from calfat_plugin.errors import PluginError as PluginError
+    from calfat_plugin.errors import RecipeError as RecipeError
+    from calfat_plugin.errors import RunError as RunError
+    from calfat_plugin.errors import UpdateError as UpdateError
+    from calfat_plugin.evaluators.base import AttackEvaluator as AttackEvaluator
+    from calfat_plugin.evaluators.base import BudgetedAttack as BudgetedAttack
+    from calfat_plugin.evaluators.budget import BudgetOptions as BudgetOptions
+    from calfat_plugin.hookspecs import hookimpl as hookimpl
+    from calfat_plugin.interfaces import ActiveCorrection as ActiveCorrection
+    from calfat_plugin.interfaces import Aggregate as Aggregate
+    from calfat_plugin.interfaces import AggregationTask as AggregationTask
+    from calfat_plugin.interfaces import Aggregator as Aggregator
+    from calfat_plugin.interfaces import ClientLoss as ClientLoss
+    from calfat_plugin.interfaces import EvaluationTask as EvaluationTask
+    from calfat_plugin.interfaces import Evaluator as Evaluator
+    from calfat_plugin.interfaces import LocalCorrection as LocalCorrection
+    from calfat_plugin.interfaces import LocalTask as LocalTask
+    from calfat_plugin.interfaces import LocalTrainer as LocalTrainer
+    from calfat_plugin.interfaces import LossModifier as LossModifier
+    from calfat_plugin.interfaces import TrainSettings as TrainSettings
+    from calfat_plugin.maths.averaging import weighted_average as weighted_average
+    from calfat_plugin.models.base import ImageClassifier as ImageClassifier
+    from calfat_plugin.options import NoOptions as NoOptions
+    from calfat_plugin.options import option as option
+    from calfat_plugin.registry import Registry as Registry
+    from calfat_plugin.results import EvaluationResult as EvaluationResult
+    from calfat_plugin.results import LocalUpdate as LocalUpdate
+    from calfat_plugin.results import RoundRecord as RoundRecord
+    from calfat_plugin.results import RunInfo as RunInfo
+    from calfat_plugin.results import RunResult as RunResult
+    from calfat_plugin.seeds import derive_seed as derive_seed
+    from calfat_plugin.seeds import generator as generator
+    from calfat_plugin.threat import ThreatModel as ThreatModel
+    from calfat_plugin.trainers.base import AdversarialTrainer as AdversarialTrainer
+    from calfat_plugin.trainers.batches import AttackBatch as AttackBatch
+    from calfat_plugin.trainers.batches import TrainBatch as TrainBatch

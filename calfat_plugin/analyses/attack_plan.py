@@ -1,7 +1,7 @@
 """What ``calfat attack`` was asked to do, checked before anything slow is imported.
 
-A run's own recipe, or one made up for a model of the user's own, takes the command line's wishes as overrides. So the
-recipe parser checks them, and its errors name the flag.
+A run's own recipe, or one made up for a model of the user's own, takes the command line's request as overrides. So the
+recipe parser checks it, and its errors name the flag.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 
 import yaml
 
+from calfat_plugin.analyses.loaded_run import find_checkpoint, near
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import check_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import exact_text, parse_number
 
 NATURAL = "natural"
-LAST = "last"
-_DEFAULT_RATIO = Fraction(1, 4)  # step_size over eps where the recipe gives none: 2/255 at 8/255
-_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+DEFAULT_RATIO = Fraction(1, 4)  # step_size over eps where the recipe gives none: 2/255 at 8/255
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class AttackRequest:
     """The command line, apart from which model to attack.
 
     Attributes:
@@ -61,67 +61,55 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The model to attack.
-
-    Attributes:
-        weights: a checkpoint of a run, or a state dict.
-        run: the run's directory; None for a model of the user's own.
-    """
-
-    weights: Path
-    run: Path | None
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything resolved, nothing loaded.
 
     Attributes:
-        subject: which weights.
+        weights: a checkpoint of a run, or a state dict.
+        run: the run's directory; None for a model of the user's own.
         experiments: one for each eps, ascending; they differ in the threat model alone.
         examples: how many test examples, or None for all.
         device: ``cpu``, ``cuda``, ``cuda:N``; None: as the recipe says.
     """
 
-    subject: Subject
+    weights: Path
+    run: Path | None
     experiments: tuple[Experiment, ...]
     examples: int | None
     device: str | None
 
 
-def plan_run(target: Path, checkpoint: str | None, wishes: Wishes) -> Plan:
+def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> Plan:
     """Attack a checkpoint of a run.
 
     Args:
         target: a run directory, or one of its checkpoints.
         checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
-        wishes: the rest of the command line.
+        request: the rest of the command line.
 
     Raises:
         RunError: there is no such checkpoint, or it belongs to no run.
-        RecipeError: a wish does not fit, or the run's recipe cannot be read.
+        RecipeError: the request does not fit, or the run's recipe cannot be read.
     """
-    subject = _find_checkpoint(target, checkpoint)
-    assert subject.run is not None
-    return _plan(subject, read_document(RunDirectory(subject.run).recipe), wishes)
+    weights, run = find_checkpoint(target, checkpoint)
+    return _plan(weights, run, read_document(RunDirectory(run).recipe), request)
 
 
-def plan_model(model: str, weights: Path, dataset: str, wishes: Wishes) -> Plan:
+def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> Plan:
     """Attack a model of the user's own.
 
     Args:
         model: ``package.module:factory``, or the name of a model that a recipe can name.
         weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
         dataset: name of a data set.
-        wishes: the rest of the command line.
+        request: the rest of the command line.
 
     Raises:
         RunError: there is no such file.
-        RecipeError: a name is unknown or a wish does not fit.
+        RecipeError: a name is unknown or the request does not fit.
     """
     if not weights.is_file():
-        raise RunError(f"--weights {weights}: no such file.{_near(weights)}")
+        raise RunError(f"--weights {weights}: no such file.{near(weights)}")
     document = Document("calfat attack", {}, {})
     for path, value, place in (
         (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
@@ -130,83 +118,48 @@ def plan_model(model: str, weights: Path, dataset: str, wishes: Wishes) -> Plan:
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
         document = document.with_value(path, value, place)
-    return _plan(Subject(weights, None), document, wishes)
+    return _plan(weights, None, document, request)
 
 
-def _plan(subject: Subject, document: Document, wishes: Wishes) -> Plan:
-    if wishes.device is not None and not _DEVICE.fullmatch(wishes.device):
-        raise OptionError(f"--device {wishes.device}: expected cpu, cuda, or cuda:N such as cuda:0.")
-    if wishes.norm is not None and not wishes.eps:
-        raise OptionError(f"--norm {wishes.norm} needs --eps beside it; the same eps is another budget in each norm.")
+def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> Plan:
+    if request.device is not None:
+        check_device(request.device, "--device")
+    if request.norm is not None and not request.eps:
+        raise OptionError(f"--norm {request.norm} needs --eps beside it; the same eps is another budget in each norm.")
     registry = Registry.load()
-    document = _with_attacks(document, wishes)
+    document = _with_attacks(document, request)
     for path, value, flag in (
-        (("calfat", "evaluation", "batch_size"), wishes.batch_size, "--batch-size"),
-        (("common_args", "random_seed"), wishes.seed, "--seed"),
-        (("data_args", "data_cache_dir"), wishes.data_dir, "--data-dir"),
-        (("calfat", "dataset", "download"), wishes.download or None, "--download"),
-        (("calfat", "threat", "norm"), wishes.norm, "--norm"),
+        (("calfat", "evaluation", "batch_size"), request.batch_size, "--batch-size"),
+        (("common_args", "random_seed"), request.seed, "--seed"),
+        (("data_args", "data_cache_dir"), request.data_dir, "--data-dir"),
+        (("calfat", "dataset", "download"), request.download or None, "--download"),
+        (("calfat", "threat", "norm"), request.norm, "--norm"),
     ):
         if value is not None:
             document = document.with_value(path, value, f"{flag} {value}" if value is not True else flag)
-    if not wishes.eps:
-        experiments: tuple[Experiment, ...] = (assemble(_with_step(document, wishes.step_size), registry),)
+    if not request.eps:
+        experiments: tuple[Experiment, ...] = (assemble(_with_step(document, request.step_size), registry),)
     else:
         ratio = _ratio(document)
-        budgets = sorted({_number("--eps", text): text for text in wishes.eps}.items())
+        budgets = sorted({_number("--eps", text): text for text in request.eps}.items())
         experiments = tuple(
-            assemble(_with_budget(document, eps, text, wishes.step_size, ratio), registry) for eps, text in budgets
+            assemble(_with_budget(document, eps, text, request.step_size, ratio), registry) for eps, text in budgets
         )
-    return Plan(subject, experiments, wishes.examples, wishes.device)
-
-
-# --- which model ------------------------------------------------------------------------------------------------------
-
-
-def _find_checkpoint(target: Path, checkpoint: str | None) -> Subject:
-    if target.is_dir():
-        run = RunDirectory(target)
-        if not run.recipe.is_file():
-            raise RunError(f"{target}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.")
-        found = run.checkpoint(checkpoint or LAST)
-        if not found.is_file():
-            there = sorted(path.stem for path in found.parent.glob("*.safetensors"))
-            if not there:
-                raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
-            hint = did_you_mean(checkpoint or LAST, there)
-            raise RunError(f"{found}: no such checkpoint.{hint} There are: {', '.join(there)}.")
-        return Subject(found, target)
-    if checkpoint is not None:
-        raise OptionError(f"--checkpoint {checkpoint}: {target} is a checkpoint already; leave one of the two out.")
-    if not target.is_file():
-        raise RunError(f"{target}: no such checkpoint or run directory.{_near(target)}")
-    run_path = target.resolve().parent.parent
-    if not RunDirectory(run_path).recipe.is_file():
-        raise RunError(
-            f"{target}: this file lies in no run directory, so nothing says what model it is of. Give the model: "
-            f"--model package.module:factory --weights {target} --dataset NAME."
-        )
-    shown = target.parent.parent
-    return Subject(target, shown if RunDirectory(shown).recipe.is_file() else run_path)
-
-
-def _near(path: Path) -> str:
-    there = [str(child) for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(str(path), there)
+    return Plan(weights, run, experiments, request.examples, request.device)
 
 
 # --- which attacks ----------------------------------------------------------------------------------------------------
 
 
-def _with_attacks(document: Document, wishes: Wishes) -> Document:
+def _with_attacks(document: Document, request: AttackRequest) -> Document:
     """The attacks as the recipe's evaluators, with ``natural`` among them."""
-    place = f"--attacks {','.join(wishes.attacks)}"
-    named = _labelled(wishes.attacks, place)
+    place = f"--attacks {','.join(request.attacks)}"
+    named = _labelled(request.attacks, place)
     choices: list[dict[str, Any]] = [
         {"name": name, **({} if label == name else {"label": label})} for label, name in named.items()
     ]
     places: dict[tuple[str | int, ...], str] = {}
-    for setting in wishes.settings:
+    for setting in request.settings:
         position, option, value = _setting(setting, tuple(named))
         choices[position][option] = value
         places["calfat", "evaluators", position, option] = f"--set {setting}"
@@ -226,7 +179,7 @@ def _labelled(attacks: Iterable[str], place: str) -> dict[str, str]:
                 f"{place}: expected names such as fgsm,pgd20,autoattack, or LABEL=NAME to have one twice."
             )
         if label in named:
-            raise OptionError(f"{place}: '{label}' stands there twice; name one of them: again={name}.")
+            raise OptionError(f"{place}: '{label}' is named twice; name one of them: again={name}.")
         named[label] = name
     return named if NATURAL in named.values() else {**named, NATURAL: NATURAL}
 
@@ -266,8 +219,8 @@ def _ratio(document: Document) -> Fraction:
     try:
         eps, step_size = parse_number(values.get("eps")), parse_number(values.get("step_size"))
     except ValueError:
-        return _DEFAULT_RATIO
-    return step_size / eps if eps > 0 and step_size > 0 else _DEFAULT_RATIO
+        return DEFAULT_RATIO
+    return step_size / eps if eps > 0 and step_size > 0 else DEFAULT_RATIO
 
 
 def _with_budget(document: Document, eps: Fraction, text: str, step_size: str | None, ratio: Fraction) -> Document:

@@ -1,18 +1,20 @@
-"""A run brought back from its directory: recipe, data and the model of a checkpoint."""
+"""A model read back from disk: a checkpoint of a run, or weights of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.errors import ModelError, RunError
+from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import RECIPE
+from calfat_plugin.runs.compute import pick_device, using_threads
+from calfat_plugin.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     import torch
@@ -23,75 +25,159 @@ if TYPE_CHECKING:
 
 Warn = Callable[[str], None]
 
+LAST = "last"
+_NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
+_PARALLEL = "module."  # what DataParallel puts in front of every name
+
+
+def find_checkpoint(target: Path, checkpoint: str | None = None) -> tuple[Path, Path]:
+    """(checkpoint, run directory) of a finished or unfinished run.
+
+    Args:
+        target: a run directory, or one of its checkpoints.
+        checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
+
+    Raises:
+        RunError: there is no such run or checkpoint.
+        OptionError: both arguments name a checkpoint.
+    """
+    if target.is_dir():
+        run = RunDirectory(target)
+        if not run.recipe.is_file():
+            raise RunError(f"{target}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint.")
+        found = run.checkpoint(checkpoint or LAST)
+        if not found.is_file():
+            there = sorted(path.stem for path in found.parent.glob("*.safetensors"))
+            if not there:
+                raise RunError(f"{target}: this run has no checkpoint yet; it has not finished a round.")
+            hint = did_you_mean(checkpoint or LAST, there)
+            raise RunError(f"{found}: no such checkpoint.{hint} There are: {', '.join(there)}.")
+        return found, target
+    if not target.is_file():
+        raise RunError(f"{target}: no such checkpoint or run directory.{near(target)}")
+    if checkpoint is not None:
+        raise OptionError(f"--checkpoint {checkpoint}: {target} is a checkpoint already; leave one of the two out.")
+    for run_path in (target.parent.parent, target.resolve().parent.parent):
+        if RunDirectory(run_path).recipe.is_file():
+            return target, run_path
+    raise RunError(
+        f"{target}: this file lies in no run directory, so nothing says what model it is of. `calfat attack` takes it "
+        f"with its model: --model package.module:factory --weights {target} --dataset NAME."
+    )
+
+
+def near(path: Path) -> str:
+    """A hint at the file beside ``path`` whose name is nearest to it."""
+    there = [str(child) for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(str(path), there)
+
 
 @dataclass(frozen=True)
-class Revived:
-    """What a run was made of, and how far it came.
+class LoadedRun:
+    """A run, or a model of the user's own, as far as its files say; each is read on first use.
 
     Attributes:
-        experiment: the recipe as run.
-        dataset: read again.
-        snapshot: the checkpoint.
-        checkpoint: its name.
+        experiment: the recipe as run, or the one made up for the model.
+        weights: a checkpoint of the run, or a state dict.
+        run: the run's directory; None for a model of the user's own.
         device: where to compute.
     """
 
     experiment: Experiment
-    dataset: Dataset
-    snapshot: Snapshot
-    checkpoint: str
+    weights: Path
+    run: Path | None
     device: torch.device
 
-    def model(self, experiment: Experiment | None = None) -> nn.Module:
-        """The global model of the checkpoint, in evaluation mode on ``device``.
-
-        Args:
-            experiment: a variant whose trainer may adapt the architecture; None: the run's own.
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set of the recipe.
 
         Raises:
-            ModelError: the weights do not fit the variant's architecture.
+            DataError: it is missing or damaged.
         """
-        variant = experiment or self.experiment
-        model = variant.build_model(self.dataset, variant.build_trainer())
-        state = self.snapshot.global_state
-        own = model.state_dict()
-        different = sorted({name for name in (*state, *own) if name not in state or name not in own})
-        different += [name for name in own if name in state and own[name].shape != state[name].shape]
-        if different:
-            raise ModelError(
-                f"{variant.trainer.label}: its model is not the one of checkpoint '{self.checkpoint}' "
-                f"({different[0]} differs), so it cannot start from those weights. Leave this method out."
-            )
+        return self.experiment.load_dataset()
+
+    @cached_property
+    def checkpoint(self) -> tuple[Snapshot, Mapping[str, Any]]:
+        """(snapshot, notes); weights of the user's own count as round 0, with nothing noted.
+
+        Raises:
+            RunError: the file is damaged, or holds no weights.
+        """
+        from calfat_plugin.federation.server import Snapshot
+        from calfat_plugin.runs.checkpoints import load_checkpoint
+
+        if self.run is not None:
+            return load_checkpoint(self.weights)
+        return Snapshot(0, _read_weights(self.weights)), {}
+
+    def model(self, variant: Experiment | None = None) -> nn.Module:
+        """A model with the weights, in evaluation mode on ``device``.
+
+        Args:
+            variant: another experiment, whose trainer may adapt the architecture; None: the run's own.
+
+        Raises:
+            ModelError: the weights do not fit the architecture, or are not finite.
+        """
+        from calfat_plugin.maths.averaging import check_update
+
+        experiment = variant or self.experiment
+        model = experiment.build_model(self.dataset, experiment.build_trainer())
+        state = self.checkpoint[0].global_state
+        try:
+            check_update(state, dict(model.state_dict()), who="the file")
+        except UpdateError as error:
+            what = f"'{experiment.model.name}'" + (f" as '{variant.trainer.label}' trains it" if variant else "")
+            end = "" if str(error).endswith("?") else "."
+            raise ModelError(f"{self.weights}: these are not weights of the model {what}: {error}{end}") from None
         model.load_state_dict(dict(state))
         return model.to(self.device).eval()
 
 
 @contextmanager
-def revived(directory: Path, checkpoint: str, warn: Warn) -> Iterator[Revived]:
-    """A run as it was, with the number of threads that its recipe asks for.
+def loaded_run(
+    target: Path, checkpoint: str | None, warn: Warn, device: torch.device | None = None
+) -> Iterator[LoadedRun]:
+    """A finished or unfinished run, with the number of threads that its recipe asks for.
 
     Args:
-        directory: the run directory.
-        checkpoint: ``last``, ``best-natural`` or ``best-robust``.
+        target, checkpoint: as for :func:`find_checkpoint`.
         warn: shows the user a finding that stops nothing.
+        device: where to compute; None: as the recipe says.
 
     Raises:
-        CalfatError: there is no such run or checkpoint, or its data set is gone.
+        CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
     """
-    from calfat_plugin.runs.checkpoints import load_checkpoint
-    from calfat_plugin.runs.compute import pick_device, using_threads
-    from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-
-    if not (directory / RECIPE).is_file():
-        raise RunError(f"{directory}: there is no run in this directory (no {RECIPE}).")
-    run = RunDirectory(directory)
-    there = [name for name in CHECKPOINTS if run.checkpoint(name).exists()]
-    if checkpoint not in there:
-        raise RunError(
-            f"{directory}: there is no checkpoint '{checkpoint}'. "
-            + (f"There are: {', '.join(there)}." if there else "The run has not finished a round yet.")
-        )
-    experiment = assemble(read_document(directory / RECIPE), Registry.load())
-    snapshot, _ = load_checkpoint(run.checkpoint(checkpoint))
+    weights, run = find_checkpoint(target, checkpoint)
+    experiment = assemble(read_document(RunDirectory(run).recipe), Registry.load())
     with using_threads(experiment):
-        yield Revived(experiment, experiment.load_dataset(), snapshot, checkpoint, pick_device(experiment, warn))
+        yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))
+
+
+def _read_weights(path: Path) -> Mapping[str, Any]:
+    """A state dict without running any code that the file may hold.
+
+    Raises:
+        RunError: it is no state dict.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = {name: tensor for name, tensor in load_file(path).items() if "/" not in name}
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file may fail in any way; torch's text would advise to trust the file
+        raise RunError(
+            f"{path}: the weights cannot be read ({type(error).__name__}). Expected a safetensors file, or a state "
+            "dict written by torch.save that holds tensors and nothing else."
+        ) from None
+    for key in _NESTED:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise RunError(f"{path}: holds a {type(content).__name__}; expected a state dict, tensors by name.")
+    parallel = all(isinstance(name, str) and name.startswith(_PARALLEL) for name in content)
+    return {name.removeprefix(_PARALLEL) if parallel else name: tensor for name, tensor in content.items()}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import Revived, Warn, revived
+from calfat_plugin.analyses.loaded_run import LoadedRun, Warn, loaded_run
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options
@@ -75,17 +75,20 @@ def compare_per_class(
     Raises:
         CalfatError: with what to fix.
     """
+    from calfat_plugin.disk import write_text
+    from calfat_plugin.federation.worker import shards_of
+
     started = time.perf_counter()
-    with revived(directory, checkpoint, warn) as run:
+    with loaded_run(directory, checkpoint, warn) as run:
         variants = _variants(run, methods, evaluators)
         for variant in variants.values():
             run.model(variant)  # refuses what cannot start from these weights before anything is trained
-        shards = _shards(run)
+        shards = shards_of(run.experiment, run.dataset, run.device)
         found = {name: list(_clients(run, name, variant, shards, say)) for name, variant in variants.items()}
         content = {
             "protocol": "one local epoch of each method from one global model, no aggregation, whole test split",
             "checkpoint": checkpoint,
-            "round": run.snapshot.round,
+            "round": run.checkpoint[0].round,
             "class_names": list(run.dataset.class_names),
             "evaluators": [pick.label for pick in next(iter(variants.values())).evaluators],
             "trainers": {name: variant.as_run()["calfat"]["trainer"] for name, variant in variants.items()},
@@ -94,13 +97,11 @@ def compare_per_class(
             "seconds": time.perf_counter() - started,
             "calfat_plugin": __version__,
         }
-    from calfat_plugin.disk import write_text
-
     write_text(directory / PER_CLASS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return content
 
 
-def _variants(run: Revived, methods: Sequence[Any], evaluators: Sequence[Any]) -> dict[str, Experiment]:
+def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any]) -> dict[str, Experiment]:
     """Label to the run's recipe with another trainer, one local epoch and plain averaging."""
     own = run.experiment
     variants: dict[str, Experiment] = {}
@@ -116,7 +117,7 @@ def _variants(run: Revived, methods: Sequence[Any], evaluators: Sequence[Any]) -
         variant = _begun(assemble(document, own.registry))
         label = variant.trainer.label
         if label in variants:
-            raise OptionError(f"--methods: '{label}' stands there twice; give one of them a label of its own.")
+            raise OptionError(f"--methods: '{label}' is named twice; give one of them a label of its own.")
         variants[label] = variant
     return variants
 
@@ -130,14 +131,8 @@ def _begun(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, options=options))
 
 
-def _shards(run: Revived) -> dict[int, ImageData]:
-    from calfat_plugin.federation.worker import shards_of
-
-    return shards_of(run.experiment, run.dataset, run.device)
-
-
 def _clients(
-    run: Revived, name: str, variant: Experiment, shards: dict[int, ImageData], say: Callable[[str], None]
+    run: LoadedRun, name: str, variant: Experiment, shards: dict[int, ImageData], say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """What each client's local model can do."""
     from calfat_plugin.evaluators.measure import measure
@@ -145,16 +140,17 @@ def _clients(
     from calfat_plugin.federation.worker import Worker
     from calfat_plugin.interfaces import RunObserver
 
+    snapshot, _ = run.checkpoint
     worker = Worker(variant, run.dataset, shards, run.device, RunObserver())
     own = variant.trainer.entry.name == run.experiment.trainer.entry.name
     if own:  # what its clients and its server kept belongs to this method
-        worker.client_states.update(run.snapshot.client_states)
-    downlink = pack_downlink(run.snapshot.global_state, run.snapshot.broadcast if own else {})
+        worker.client_states.update(snapshot.client_states)
+    downlink = pack_downlink(snapshot.global_state, snapshot.broadcast if own else {})
     model = run.model(variant)
     test = run.dataset.test.to(run.device)
     for client in shards:
         try:
-            update = unpack_update(worker.fit(client, run.snapshot.round + 1, downlink), worker.num_examples(client))
+            update = unpack_update(worker.fit(client, snapshot.round + 1, downlink), worker.num_examples(client))
         except UpdateError as error:
             raise UpdateError(f"{name}: client {client} has no model to measure: {error}") from None
         model.load_state_dict(dict(update.state))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import Warn, revived
+from calfat_plugin.analyses.loaded_run import Warn, loaded_run
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
 
@@ -40,7 +40,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
-    with revived(directory, checkpoint, warn) as run:
+    with loaded_run(directory, checkpoint, warn) as run:
         chosen = balanced(run.dataset.test, run.dataset.num_classes, examples)
         batch_size = run.experiment.recipe.evaluation.batch_size
         features = penultimate_features(run.model(), chosen.to(run.device), batch_size)
@@ -50,7 +50,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
         points = Embedding(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)
         content = {
             "checkpoint": checkpoint,
-            "round": run.snapshot.round,
+            "round": run.checkpoint[0].round,
             "perplexity": perplexity,
             "seed": SEED,
             "class_names": list(run.dataset.class_names),

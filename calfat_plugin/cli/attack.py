@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from calfat_plugin.analyses.attack import Outcome
-    from calfat_plugin.analyses.attack_plan import Plan, Wishes
+    from calfat_plugin.analyses.attack_plan import AttackRequest, Plan
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -80,9 +80,9 @@ def attack(
     about numbers that look too good.
     """
     with user_errors():
-        from calfat_plugin.analyses.attack_plan import Wishes
+        from calfat_plugin.analyses.attack_plan import AttackRequest
 
-        wishes = Wishes(
+        request = AttackRequest(
             attacks=_split(attacks, "--attacks"),
             settings=settings,
             eps=() if eps is None else _split(eps, "--eps"),
@@ -95,7 +95,7 @@ def attack(
             data_dir=data_dir,
             download=download,
         )
-        plan = _plan(target, checkpoint, model, weights, dataset, wishes)
+        plan = _plan(target, checkpoint, model, weights, dataset, request)
         for warning in plan.experiments[0].recipe.warnings:
             warn(warning)
         _run(plan, output, plain)
@@ -114,7 +114,7 @@ def _plan(
     model: str | None,
     weights: Path | None,
     dataset: str | None,
-    wishes: Wishes,
+    request: AttackRequest,
 ) -> Plan:
     from calfat_plugin.analyses.attack_plan import plan_model, plan_run
 
@@ -126,14 +126,14 @@ def _plan(
                 f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
                 "--weights and --dataset, not both."
             )
-        return plan_run(target, checkpoint, wishes)
+        return plan_run(target, checkpoint, request)
     if model is None or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
             f"--weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, wishes)
+    return plan_model(model, weights, dataset, request)
 
 
 def _run(plan: Plan, output: Path | None, plain: bool) -> None:
@@ -151,8 +151,8 @@ def _run(plan: Plan, output: Path | None, plain: bool) -> None:
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)
     _show(console, outcome)
-    if plan.subject.run is not None and (plan.subject.run / "report.html").exists():
-        _report(plan.subject.run)
+    if plan.run is not None and (plan.run / "report.html").exists():
+        _report(plan.run)
 
 
 def _report(run: Path) -> None:

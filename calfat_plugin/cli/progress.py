@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -81,7 +84,7 @@ def _begin(run: RunInfo) -> str:
 
 
 class RunProgress(RunObserver):
-    """The base of both ways to show a run. Use it as a context manager around the run.
+    """The base of both ways to show a run, and itself shows nothing. Use it as a context manager around the run.
 
     Attributes:
         run: the run that is shown; None until it has begun.
@@ -98,7 +101,7 @@ class RunProgress(RunObserver):
 
     def warn(self, message: str) -> None:
         """Show a finding that does not stop the run."""
-        raise NotImplementedError
+        warnings.warn(message, stacklevel=2)
 
 
 class Lines:
@@ -178,9 +181,12 @@ class LiveProgress(RunProgress):
         self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
         self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
         self._scores = Text("", no_wrap=True, overflow="ellipsis")
+        self._drawn = 0.0
         self._live = Live(
             get_renderable=self._picture,
             console=console,
+            # In a notebook a thread that draws would take lines printed meanwhile into its picture, and wipe them out.
+            auto_refresh=not console.is_jupyter,
             refresh_per_second=_REFRESH_PER_SECOND,
             transient=True,
             redirect_stdout=False,
@@ -192,6 +198,7 @@ class LiveProgress(RunProgress):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._draw_in_notebook(at_once=True)
         self._live.stop()
 
     def warn(self, message: str) -> None:
@@ -215,10 +222,12 @@ class LiveProgress(RunProgress):
         done = len(self._losses) - 1 + progress.batch / progress.num_batches
         text = f"client {progress.client} ({len(self._losses)} of {len(self._clients)})  loss {progress.loss:.3f}"
         self._bars.update(self._work, completed=done, total=len(self._clients), detail=lambda: text)
+        self._draw_in_notebook()
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
         text = f"{label} {percent(correct / max(1, done))}"
         self._bars.update(self._work, completed=done, total=total, detail=lambda: text)
+        self._draw_in_notebook()
 
     def round_finished(self, record: RoundRecord) -> None:
         if self.run is None:
@@ -235,6 +244,12 @@ class LiveProgress(RunProgress):
         if record.round == num_rounds:
             self._begin_work("final")
 
+    def _draw_in_notebook(self, *, at_once: bool = False) -> None:
+        now = time.perf_counter()
+        if self._console.is_jupyter and (at_once or now - self._drawn >= 1 / _REFRESH_PER_SECOND):
+            self._drawn = now
+            self._live.refresh()
+
     def _begin_work(self, name: str) -> None:
         self._bars.update(self._work, description=name, completed=0, total=1, detail=lambda: "")
 
@@ -249,6 +264,22 @@ class LiveProgress(RunProgress):
 
     def _picture(self) -> RenderableType:
         return Group(self._bars, self._scores) if self._scores.plain else self._bars
+
+
+def choose_progress(wanted: bool) -> RunProgress:
+    """Bars where they can move, which is on a terminal and in a notebook with ipywidgets; elsewhere lines.
+
+    Args:
+        wanted: False: nothing is shown.
+    """
+    console = Console(file=sys.stdout, highlight=False)
+    if not wanted:
+        return RunProgress()
+    if console.is_jupyter:
+        live = importlib.util.find_spec("ipywidgets") is not None
+    else:
+        live = console.is_terminal and not console.is_dumb_terminal
+    return LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
 
 
 class _Detail(ProgressColumn):

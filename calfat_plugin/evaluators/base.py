@@ -32,6 +32,7 @@ class AttackEvaluator(Evaluator):
 
     implementation = f"calfat-plugin {__version__}"
     has_budget: ClassVar[bool] = True  #: False where nothing is changed, so that no eps is reported
+    gives_examples = True
 
     def __init__(self, options: Any) -> None:
         self.options = options
@@ -84,6 +85,7 @@ class AttackEvaluator(Evaluator):
         for x, y, _ in batches(task.data, task.batch_size, task.device):
             x_adv = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             threat.check(x_adv, x, who=f"evaluator '{label}'")
+            task.on_examples(torch.arange(done, done + len(y)), x_adv)
             with torch.no_grad():
                 logits = task.model(x_adv)
             probabilities = probabilities and are_probabilities(logits)

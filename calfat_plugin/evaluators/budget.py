@@ -71,7 +71,13 @@ def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | N
     """The same task on fewer examples or in other batches."""
     where = fixed_subset(len(task.data), max_examples)
     if where is not None:
-        task = dataclasses.replace(task, data=task.data.subset(where.numpy()), clean_correct=task.clean_correct[where])
+        chosen, of_all = where, task.on_examples
+        task = dataclasses.replace(
+            task,
+            data=task.data.subset(chosen.numpy()),
+            clean_correct=task.clean_correct[chosen],
+            on_examples=lambda of_chosen, x_adv: of_all(chosen[of_chosen], x_adv),
+        )
     return task if batch_size is None else dataclasses.replace(task, batch_size=batch_size)
 
 

@@ -32,6 +32,7 @@ def measure(
     correct: Tensor | None = None,
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
+    on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
 ) -> dict[str, EvaluationResult]:
     """Evaluate ``model`` in evaluation mode on ``device``.
 
@@ -41,6 +42,7 @@ def measure(
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
         scratch: where a long evaluation keeps what it needs to go on after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
+        on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
 
     Returns:
         Label to result, in the order given.
@@ -68,6 +70,7 @@ def measure(
             clean_correct=correct.clone(),
             scratch=scratch,
             on_progress=lambda done, total, right, label=label: on_progress(label, done, total, right),  # type: ignore[misc]
+            on_examples=on_examples,
         )
         before = _versions(model)
         result = evaluator.evaluate(task, label)
@@ -92,7 +95,7 @@ def clean_correct(
     verdicts = []
     with torch.no_grad():
         for x, y, _ in batches(data, batch_size, device):
-            logits = _logits(model, x)
+            logits = logits_of(model, x)
             if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):
                 found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
                 raise ModelError(
@@ -105,8 +108,12 @@ def clean_correct(
     return torch.cat(verdicts)
 
 
-def _logits(model: nn.Module, x: Tensor) -> object:
-    """The first contact of model and images, where what does not fit shows."""
+def logits_of(model: nn.Module, x: Tensor) -> object:
+    """What the model returns for images of which it is not yet known whether they fit it.
+
+    Raises:
+        ModelError: it fails, in whatever way.
+    """
     try:
         return model(x)
     except torch.cuda.OutOfMemoryError as error:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Natural(AttackEvaluator):
     """The attack that does nothing."""
 
-    has_budget = False
+    has_budget = gives_examples = False
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
         return {"attack": "none"}

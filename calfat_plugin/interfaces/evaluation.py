@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,8 @@ class EvaluationTask:
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
         on_progress: called with (examples done, examples in all, correct so far).
         tally: called with (name, count) to add up a number for ``EvaluationResult.details``.
+        on_examples: called with adversarial examples that were checked against the budget: their positions in ``data``,
+            (n,) int64 on the CPU, and the points, (n, C, H, W) float32 on ``device``.
     """
 
     model: nn.Module
@@ -49,10 +51,13 @@ class EvaluationTask:
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
     tally: Callable[[str, int], None] = lambda name, count: None
+    on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None
 
 
 class Evaluator(ABC):
     """Measures a model."""
+
+    gives_examples: ClassVar[bool] = False  #: True where :meth:`evaluate` calls ``task.on_examples``
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import Experiment
 
 if TYPE_CHECKING:
     import torch
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+
+
+def check_device(name: str, option: str) -> None:
+    """Refuse what names no device, without importing torch; ``option`` is what the user set.
+
+    Raises:
+        OptionError: it is not ``cpu``, ``cuda`` or ``cuda:N``.
+    """
+    if not _DEVICE.fullmatch(name):
+        raise OptionError(f"{option} {name}: expected cpu, cuda, or cuda:N such as cuda:0.")
+
+
+def named_device(name: str, option: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        OptionError: the name is none, or there is no such GPU here.
+    """
+    import torch
+
+    check_device(name, option)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (seen := torch.cuda.device_count()):
+        raise OptionError(f"{option} {name}: torch sees {seen} GPU{'' if seen == 1 else 's'} here.")
+    return device
 
 
 def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
@@ -24,7 +53,7 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.de
     if not wanted.using_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        warn("device_args.using_gpu is true, but torch sees no GPU here; training on the CPU.")
+        warn("device_args.using_gpu is true, but torch sees no GPU here; computing on the CPU.")
         return torch.device("cpu")
     if wanted.gpu_id >= torch.cuda.device_count():
         raise experiment.recipe.document.error(
@@ -35,7 +64,7 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.de
 
 @contextmanager
 def using_threads(experiment: Experiment) -> Iterator[None]:
-    """The recipe's number of threads while the run lasts."""
+    """The recipe's number of threads for a while: some arithmetic depends on it in the last bits."""
     import torch
 
     threads, before = experiment.recipe.runtime.threads, torch.get_num_threads()

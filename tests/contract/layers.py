@@ -33,6 +33,7 @@ FLOORS = (
     ("host", "FedML; nothing outside imports it", "host"),
     ("runs", "run directories and what is made from them", "runs report analyses suites"),
     ("commands", "the command line", "cli"),
+    ("Python", "what programs and notebooks call; `__init__` offers it", "api"),
 )
 FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part in parts.split()}
 

@@ -17,7 +17,7 @@ from tests.contract.test_hooks import PAGE
 
 DIARY = """
 import json
-from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin import hookimpl
 
 def write(run, **heard):
     with (run.directory / "diary.jsonl").open("a") as file:

@@ -271,7 +271,7 @@ NOT_THERE = "There are: best-robust, last."
         ),
         (
             ("run", "--attacks", "fgsm,fgsm"),
-            "--attacks fgsm,fgsm: 'fgsm' stands there twice; name one of them: again=fgsm.",
+            "--attacks fgsm,fgsm: 'fgsm' is named twice; name one of them: again=fgsm.",
         ),
         (
             ("run", "--attacks", "a b=fgsm"),
@@ -312,8 +312,9 @@ NOT_THERE = "There are: best-robust, last."
         ),
         (
             ("lost.safetensors",),
-            "lost.safetensors: this file lies in no run directory, so nothing says what model it is of. Give the "
-            "model: --model package.module:factory --weights lost.safetensors --dataset NAME.",
+            "lost.safetensors: this file lies in no run directory, so nothing says what model it is of. `calfat "
+            "attack` takes it with its model: --model package.module:factory --weights lost.safetensors --dataset "
+            "NAME.",
         ),
         (
             ("run", "--model", "cnn"),
@@ -417,9 +418,9 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "from click.testing import CliRunner\n"
         "assert CliRunner().invoke(attack, ['--help']).exit_code == 0\n"
         "assert CliRunner().invoke(attack, ['run', '--eps', '8']).exit_code == 2\n"
-        "from calfat_plugin.analyses.attack_plan import Wishes, plan_run\n"
+        "from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run\n"
         "from pathlib import Path\n"
-        "plan_run(Path('run'), None, Wishes(attacks=('fgsm', 'cw20', 'autoattack')))\n"
+        "plan_run(Path('run'), None, AttackRequest(attacks=('fgsm', 'cw20', 'autoattack')))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
     )
     assert _python("-c", program).stdout == "[]\n"

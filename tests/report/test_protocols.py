@@ -98,15 +98,15 @@ def test_the_runs_own_method_keeps_its_options_and_schedules_count_as_started(fr
 def test_one_method_twice_needs_two_labels(frozen: Path) -> None:
     with pytest.raises(OptionError) as caught:
         compare(frozen, "calfat", "calfat")
-    assert str(caught.value) == "--methods: 'calfat' stands there twice; give one of them a label of its own."
+    assert str(caught.value) == "--methods: 'calfat' is named twice; give one of them a label of its own."
 
 
 def test_a_method_with_another_architecture_is_refused_before_anything_is_trained(frozen: Path) -> None:
     with pytest.raises(ModelError) as caught:
         compare(frozen, "calfat", {"name": "fedpgd", "loss": "robal"})
     assert str(caught.value) == (
-        "fedpgd: its model is not the one of checkpoint 'last' (classifier.bias differs), so it cannot start from "
-        "those weights. Leave this method out."
+        f"{frozen}/checkpoints/last.safetensors: these are not weights of the model 'cnn_small' as 'fedpgd' trains it: "
+        "the file: tensor 'classifier.bias' is unknown to the global model. Did you mean 'classifier.weight'?"
     )
 
 
@@ -119,10 +119,12 @@ def test_a_client_whose_training_diverges_is_told_by_name(tmp_path: Path) -> Non
 def test_a_checkpoint_that_is_not_there(frozen: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         compare_per_class(frozen, methods=["calfat"], evaluators=["natural"], checkpoint="best", say=print, warn=print)
-    assert str(caught.value).startswith(f"{frozen}: there is no checkpoint 'best'. There are: last")
+    assert str(caught.value).startswith(f"{frozen}/checkpoints/best.safetensors: no such checkpoint. ")
     with pytest.raises(RunError) as caught:
         compare(tmp_path, "calfat")
-    assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
+    assert str(caught.value) == (
+        f"{tmp_path}: there is no run here (no recipe.yaml). Give a run directory or a checkpoint."
+    )
 
 
 @pytest.mark.parametrize(

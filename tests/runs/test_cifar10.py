@@ -21,7 +21,7 @@ def test_two_rounds_of_the_shipped_cifar10_recipe(warm: WarmServer, tmp_path: Pa
         cwd=tmp_path,
     )
     assert done.code == 0
-    assert done.err == "warning: device_args.using_gpu is true, but torch sees no GPU here; training on the CPU.\n"
+    assert done.err == "warning: device_args.using_gpu is true, but torch sees no GPU here; computing on the CPU.\n"
     rows = read_rounds(tmp_path / "run" / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2"]
     assert all(row["natural"] and row["pgd20"] and row["loss_0"] and row["loss_1"] for row in rows)

@@ -84,6 +84,8 @@ class AutoAttackOptions(SubAttackOptions):
 class AutoAttack(Evaluator):
     """The ensemble of parameter-free attacks; each one works on what those before it have not broken."""
 
+    gives_examples = True  # those that broke something
+
     def __init__(self, options: AutoAttackOptions) -> None:
         self.options = options
 
@@ -231,6 +233,7 @@ class _Run:
         self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
         broken = (self.task.model(x_adv).max(dim=1)[1] != y).cpu()
         self.state.robust[where[broken]] = False
+        self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
         from calfat_plugin.datasets.data import pixels

@@ -1,0 +1,193 @@
+"""What Python programs and notebooks do with runs: make one, read it back, load its model."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from calfat_plugin.errors import RecipeError, RunError
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.recipe.document import Document, parse_document, read_document
+from calfat_plugin.report.reading import read_run
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.runs.request import Request, checked_experiment
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from calfat_plugin.evaluators.alarms import Alarm
+
+_TEXT_COLUMNS = ("clients", "refused")  # of rounds.csv
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run, finished or not, as its directory says.
+
+    Attributes:
+        directory: the run directory.
+        recipe: as run, every default written out.
+        results: label to final result, in the recipe's order; empty while the run is not finished.
+    """
+
+    directory: Path
+    recipe: Mapping[str, Any]
+    results: Mapping[str, EvaluationResult]
+
+    @property
+    def rounds(self) -> Any:
+        """``rounds.csv`` as it is now: a ``pandas.DataFrame``, or without pandas a list with a mapping for each round.
+
+        Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
+        """
+        from calfat_plugin.runs.rounds import read_rounds
+
+        path = self.directory / "rounds.csv"
+        texts = read_rounds(path) if path.exists() else []
+        rows = [{column: _cell(column, text) for column, text in row.items()} for row in texts]
+        try:
+            import pandas
+        except ImportError:
+            return rows
+        return pandas.DataFrame(rows)
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Findings about results that look too good; each has a ``code`` and a ``text``."""
+        from calfat_plugin.evaluators.alarms import find_alarms
+
+        return find_alarms(tuple(self.results.values()))
+
+    @property
+    def report(self) -> Path:
+        """The page with curves and tables; it is written when the run finishes."""
+        return self.directory / "report.html"
+
+    def __repr__(self) -> str:
+        accuracies = ", ".join(f"{label} {100 * found.accuracy:.1f} %" for label, found in self.results.items())
+        return f"<Run {self.directory}: {accuracies or 'not finished'}>"
+
+    def _repr_html_(self) -> str:
+        table: list[tuple[str, ...]] = [
+            ("evaluator", "accuracy", "strict", "examples") if self.results else ("not finished",)
+        ]
+        for label, found in self.results.items():
+            accuracies = (f"{100 * share:.1f} %" for share in (found.accuracy, found.accuracy_strict))
+            table.append((label, *accuracies, str(found.num_examples)))
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table)
+        alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
+        return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
+
+
+def _cell(column: str, text: str) -> Any:
+    if column in _TEXT_COLUMNS:
+        return text
+    return None if text == "" else int(text) if text.isdigit() else float(text)
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    set: Mapping[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    download: bool = False,
+    progress: bool = True,
+) -> Run:
+    """Run a recipe in this process, as ``calfat run`` does. Ctrl-C keeps finished rounds; ``resume`` continues them.
+
+    Args:
+        recipe: a recipe file, or its sections as a mapping.
+        seed: instead of the recipe's.
+        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
+        run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
+        resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
+        download: fetch a missing data set.
+        progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
+
+    Raises:
+        CalfatError: with what to do about it. Finished rounds stay on disk.
+    """
+    from calfat_plugin.cli.progress import choose_progress
+    from calfat_plugin.runs import session
+    from calfat_plugin.runs.directory import RunDirectory
+
+    document = Document("recipe", _as_read(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
+    values = {f"set {key}={value!r}": (key, value) for key, value in _as_read(set or {}).items()}
+    if seed is not None:
+        values[f"seed={seed!r}"] = "common_args.random_seed", seed
+    if download:
+        values["download=True"] = "calfat.dataset.download", True
+    for place, (key, value) in values.items():
+        steps = tuple(key.split("."))
+        if len(steps) < 2 or not all(steps):
+            raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
+        document = document.with_value(steps, value, place)
+    experiment = checked_experiment(document)
+    if (processes := runtime_of(experiment).num_processes) > 1:
+        command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
+        raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
+    request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
+    directory = RunDirectory.open(request)
+    try:
+        with choose_progress(progress) as shown:
+            for warning in experiment.recipe.warnings:
+                shown.warn(warning)
+            session.run(request, directory, shown, shown.warn)
+    except BaseException:
+        if not (resume or directory.last_checkpoint.exists()):
+            directory.discard()  # no round was finished
+        raise
+    return load_run(directory.path)
+
+
+def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of Python values that is held to the rules of a recipe file.
+
+    Raises:
+        RecipeError: no file could hold them.
+    """
+    try:
+        text = yaml.safe_dump(dict(values), sort_keys=False)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"expected numbers, texts, lists and mappings, as in a recipe file: {error}.") from None
+    return parse_document(text, "recipe").data
+
+
+def load_run(directory: str | Path) -> Run:
+    """Read a run directory, of a finished run or of one that is not.
+
+    Raises:
+        CalfatError: there is no run in it, or a file of it is damaged.
+    """
+    files = read_run(Path(directory))
+    tuples = ("per_class", "per_class_strict")
+    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in files.evaluations]
+    return Run(files.path, files.recipe, {result.label: result for result in results})
+
+
+def load_model(path: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu") -> nn.Module:
+    """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
+
+    Args:
+        path: a run directory, or one of its checkpoints.
+        checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
+        device: where to put the model.
+
+    Raises:
+        CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
+    """
+    from calfat_plugin.analyses.loaded_run import loaded_run
+    from calfat_plugin.runs.compute import named_device
+
+    with loaded_run(Path(path), checkpoint, warnings.warn, named_device(str(device), "device")) as found:
+        return found.model()

@@ -1,0 +1,106 @@
+"""The public face: page, ``__all__``, ``dir`` and signatures agree, and importing it costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+import calfat_plugin
+from tests.cli.runner import ROOT
+
+PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+NAMES = PAGE.partition("\n## All names\n")[2]
+FUNCTIONS = re.findall(r"^```text\n((\w+)\(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_lists_every_public_name_once() -> None:
+    first_cells = re.findall(r"^\| (`.*?) \|", NAMES, re.MULTILINE)
+    listed = [name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(calfat_plugin.__all__)
+    assert dir(calfat_plugin) == sorted(calfat_plugin.__all__)
+
+
+@pytest.mark.parametrize("name", calfat_plugin.__all__)
+def test_a_public_name_resolves_and_is_described(name: str) -> None:
+    found = getattr(calfat_plugin, name)
+    if name != "__version__" and inspect.isroutine(found) | inspect.isclass(found):
+        assert found.__name__ == name
+        assert found.__doc__
+        assert not (found.__doc__ or "").startswith(f"{name}("), "the docstring that dataclasses make up"
+
+
+def test_no_public_name_hides_a_module() -> None:
+    """``from calfat_plugin import entries`` asks the package for an attribute before it looks for a module."""
+    modules = {path.stem for path in (ROOT / "calfat_plugin").iterdir()}
+    assert set(calfat_plugin.__all__) & modules == set()
+
+
+@pytest.mark.parametrize(("signature", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
+def test_a_signature_on_the_page_is_the_functions(signature: str, name: str) -> None:
+    function = getattr(calfat_plugin, name)
+    written = re.sub(r"\s+", " ", signature).strip().replace("( ", "(").replace(" )", ")")
+    # Annotations are texts, which inspect shows in quotes; defaults keep theirs.
+    assert written == name + re.sub(r"(: |-> )(['\"])(.*?)\2", r"\1\3", str(inspect.signature(function)))
+
+
+def test_every_public_function_of_ours_has_its_signature_on_the_page() -> None:
+    ours = set(" ".join(calfat_plugin._NAMES[module] for module in ("api", "analyses.on_tensors")).split())
+    assert {name for _, name in FUNCTIONS} == ours - {"Run"}
+
+
+def test_attributes_of_a_run_are_on_the_page() -> None:
+    public = {name for name in dir(calfat_plugin.Run) if not name.startswith("_")}
+    public |= set(calfat_plugin.Run.__dataclass_fields__)
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE.partition("### `Run`\n")[2].partition("\n###")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(public)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """They read the imports below TYPE_CHECKING, Python reads the table above them."""
+    tree = ast.parse((ROOT / "calfat_plugin" / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        alias.asname: f"{node.module}".removeprefix("calfat_plugin.")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name == alias.asname
+    }
+    assert imported == calfat_plugin._HOME
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'calfat_plugin' has no attribute 'evalute'$"):
+        calfat_plugin.evalute  # noqa: B018
+
+
+def imported_by(statement: str) -> set[str]:
+    """Modules in a new process after a statement that were not there before it."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    assert {name.partition(".")[0] for name in imported_by("import calfat_plugin")} - set(sys.stdlib_module_names) == {
+        "calfat_plugin"
+    }
+    assert imported_by("import calfat_plugin") & {"calfat_plugin.api", "calfat_plugin.entries"} == set()
+
+
+def test_no_public_name_but_the_base_of_models_imports_torch() -> None:
+    """Modules of plugins are imported at every start of every command."""
+    names = sorted(set(calfat_plugin.__all__) - {"ImageClassifier"})
+    assert imported_by(f"from calfat_plugin import {', '.join(names)}") & {"torch", "fedml", "pandas"} == set()
+
+
+def test_every_star_import_is_there() -> None:
+    scope: dict[str, object] = {}
+    exec("from calfat_plugin import *", scope)
+    assert set(calfat_plugin.__all__) <= set(scope)

@@ -1,0 +1,177 @@
+"""``run``, ``load_run`` and ``load_model``: the same runs as the command line's, and what they refuse."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import calfat_plugin as calfat
+from calfat_plugin.federation.server import Server
+from calfat_plugin.recipe.document import parse_document
+from tests.api.test_notebook import RECIPE
+from tests.cli.runner import COMMAND, python
+from tests.host.test_unharmed import world
+
+SECTIONS: dict[str, Any] = parse_document(RECIPE, "small.yaml").data
+TWO = {"train_args.comm_round": 2}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> calfat.Run:
+    return calfat.run(SECTIONS, seed=3, set=TWO, run_dir=tmp_path_factory.mktemp("runs") / "run", progress=False)
+
+
+def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    command = ["run", "recipe.yaml", "--seed", "3", "--set", "train_args.comm_round=2", "--run-dir", "again"]
+    ended = python(COMMAND, *command, cwd=tmp_path, timeout=300)
+    assert (ended.code, ended.err) == (0, "")
+    again = calfat.load_run(tmp_path / "again")
+    assert again.recipe == done.recipe
+    assert [dict(row, seconds=0) for row in rows(again)] == [dict(row, seconds=0) for row in rows(done)]
+    for label, result in done.results.items():
+        assert (again.results[label].per_class, again.results[label].settings) == (result.per_class, result.settings)
+    assert (again.directory / "checkpoints/last.safetensors").read_bytes() == (
+        done.directory / "checkpoints/last.safetensors"
+    ).read_bytes()
+
+
+def rows(run: calfat.Run) -> list[dict[str, Any]]:
+    """The rounds as without pandas."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pandas", None)
+        found = run.rounds
+    assert isinstance(found, list)
+    return found
+
+
+def test_rounds_are_numbers_with_none_where_nothing_was_measured(done: calfat.Run) -> None:
+    first, second = rows(done)
+    assert (first["round"], second["round"], first["clients"], first["refused"]) == (1, 2, "0 1", "")
+    assert isinstance(second["natural"], float)
+    frame = done.rounds
+    assert list(frame["round"]) == [1, 2]
+    assert frame["natural"].dtype == float
+    csv = done.directory / "rounds.csv"
+    text = csv.read_text()
+    try:
+        csv.write_text(text.replace(f"2,{second['natural']!r},", "2,,"))
+        assert rows(done)[1]["natural"] is None
+    finally:
+        csv.write_text(text)
+
+
+def test_a_run_shows_its_results(done: calfat.Run) -> None:
+    share = f"{100 * done.results['natural'].accuracy:.1f} %"
+    assert repr(done).startswith(f"<Run {done.directory}: natural {share}, pgd20 ")
+    assert f"<tr><td>natural</td><td>{share}</td><td>{share}</td><td>359</td></tr>" in done._repr_html_()
+    assert done.report.is_file()
+    assert done.results["pgd20"].num_examples == 20
+
+
+def test_the_process_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = world()
+    calfat.run(SECTIONS, set={"train_args.comm_round": 1}, run_dir=tmp_path / "run", progress=False)
+    after = world()
+    assert {key for key in before if before[key] != after[key]} == set()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(
+    done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, folder = Server.finish_round, tmp_path / "run"
+
+    def stop_in_round_two(server: Server, round: int, uploads: Any) -> Any:
+        if round == 2:
+            raise KeyboardInterrupt
+        return finish(server, round, uploads)
+
+    monkeypatch.setattr(Server, "finish_round", stop_in_round_two)
+    with pytest.raises(KeyboardInterrupt):
+        calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, progress=False)
+    monkeypatch.setattr(Server, "finish_round", finish)
+    stopped = calfat.load_run(folder)
+    assert (dict(stopped.results), len(rows(stopped)), repr(stopped)) == ({}, 1, f"<Run {folder}: not finished>")
+    resumed = calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, resume=True, progress=False)
+    assert resumed.results["natural"].per_class == done.results["natural"].per_class
+
+
+def test_a_run_without_a_finished_round_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(server: Server, round: int, uploads: Any) -> Any:
+        raise calfat.UpdateError("no")
+
+    monkeypatch.setattr(Server, "finish_round", fail)
+    with pytest.raises(calfat.UpdateError):
+        calfat.run(SECTIONS, run_dir=tmp_path / "run", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        (
+            {"set": {"comm_round": 5}},
+            "set comm_round=5: expected a key such as train_args.comm_round.",
+        ),
+        (
+            {"set": {"train_args.comm_round": 0}},
+            "set train_args.comm_round=0: train_args.comm_round: got 0 (int), expected a whole number, >= 1.",
+        ),
+        ({"seed": -1}, "seed=-1: common_args.random_seed: got -1 (int), expected "),
+        (
+            {"set": {"calfat.evaluators": [object]}},
+            "expected numbers, texts, lists and mappings, as in a recipe file: ",
+        ),
+        ({"set": {"calfat.trainer": "fedpdg"}}, "set calfat.trainer='fedpdg': calfat.trainer: no local trainer called"),
+        ({"recipe": {"calfat": {1: 2}}}, "recipe:2: calfat: the key 1 (int) is not a text"),
+        ({"recipe": {}}, "recipe: there is no section 'calfat'."),
+        ({"recipe": "nowhere.yaml"}, "nowhere.yaml: no such file."),
+        (
+            {"set": {"comm_args.backend": "MPI"}},
+            "recipe: this recipe runs in 3 processes. Start them in a shell: calfat run RECIPE --local",
+        ),
+    ],
+)
+def test_what_is_wrong_is_an_error_that_says_where(
+    changes: dict[str, Any], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(calfat.CalfatError) as caught:
+        calfat.run(**{"recipe": SECTIONS, **changes})
+    assert str(caught.value).startswith(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_loaded_from_the_run_or_the_checkpoint(done: calfat.Run) -> None:
+    models = [
+        calfat.load_model(done.directory),
+        calfat.load_model(str(done.directory), checkpoint="last"),
+        calfat.load_model(done.directory / "checkpoints" / "last.safetensors"),
+        calfat.load_model(done.directory, checkpoint="best-natural"),
+    ]
+    assert not any(module.training for model in models for module in model.modules())
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    first, *others = [model(x) for model in models[:3]]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"checkpoint": "best"}, "checkpoints/best.safetensors: no such checkpoint. "),
+        ({"device": "gpu"}, "device gpu: expected cpu, cuda, or cuda:N such as cuda:0."),
+        ({"path": "nowhere"}, "nowhere: no such checkpoint or run directory."),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(done: calfat.Run, arguments: dict[str, str], error: str) -> None:
+    with pytest.raises(calfat.CalfatError) as caught:
+        calfat.load_model(**{"path": done.directory, **arguments})
+    assert error in str(caught.value)
