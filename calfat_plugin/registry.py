@@ -82,7 +82,7 @@ class Registry:
     def load(
         cls, *, entry_points: bool = True, plugins: Iterable[Any] = (), block: Iterable[str] | None = None
     ) -> Registry:
-        """Collect the built-ins, and installed plugins unless told not to.
+        """Collect the built-ins, and installed plugins unless disabled.
 
         Args:
             entry_points: whether to discover installed distributions (tests say no).

@@ -16,7 +16,8 @@ _FREE = (
     "calfat.silo.",  # addresses, and how patient the parties are
 )
 _REASONS = {
-    "calfat.runtime.threads": "Another number of threads adds up in another order, so the run would end with other bits"
+    "calfat.runtime.threads": "A different number of threads changes the order of sums, "
+    "so the last bits of the result would differ"
 }
 
 
