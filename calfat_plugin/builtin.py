@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from calfat_plugin.aggregators import fedavg as fedavg_aggregator
-from calfat_plugin.aggregators import fedprox, scaffold, server_optimizers, sfat
+from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.entries import (
     AggregatorEntry,
@@ -23,14 +22,13 @@ from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
 from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
-from calfat_plugin.trainers import calfat, fedavg, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
+from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard
 
 
 @hookimpl
 def calfat_local_trainers() -> Iterable[TrainerEntry]:
     return (
         calfat.ENTRY,
-        fedavg.ENTRY,
         fedawp.ENTRY,
         fedgairat.ENTRY,
         fedmart.ENTRY,
@@ -38,6 +36,7 @@ def calfat_local_trainers() -> Iterable[TrainerEntry]:
         fedrbn.ENTRY,
         fedtrades.ENTRY,
         mixfat.ENTRY,
+        standard.ENTRY,
     )
 
 
@@ -57,7 +56,7 @@ def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
 @hookimpl
 def calfat_aggregators() -> Iterable[AggregatorEntry]:
     return (
-        fedavg_aggregator.ENTRY,
+        fedavg.ENTRY,
         fedprox.ENTRY,
         scaffold.ENTRY,
         sfat.ENTRY,

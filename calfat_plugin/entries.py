@@ -60,6 +60,7 @@ class Entry:
         citation: where it comes from.
         presets: named defaults.
         number_option: the option that a number at the end of the name sets.
+        former_names: names that recipes may still use; a note says the present one.
         check: called with (options, recipe) when a recipe that picks this plugin is checked; raises ``OptionError``
             for options that do not fit the rest of the recipe (more favoured clients than clients, say).
 
@@ -78,6 +79,7 @@ class Entry:
     citation: Citation | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict)
     number_option: str | None = None
+    former_names: tuple[str, ...] = ()
     check: Callable[[Any, Recipe], None] = lambda options, recipe: None
 
     def __post_init__(self) -> None:
@@ -102,6 +104,11 @@ class Entry:
             raise PluginError(
                 f"{self.kind} '{self.name}' refers to the option '{min(named - known)}', which it does not have."
             )
+
+    @property
+    def shown_name(self) -> str:
+        """The name as lists show it: ``pgd<steps>`` where a number may follow."""
+        return self.name if self.number_option is None else f"{self.name}<{self.number_option}>"
 
     def load(self) -> Callable[..., Any]:
         """Return the class or factory, importing it where ``build`` is a text.

@@ -222,6 +222,16 @@ def to_plain(value: Any) -> Any:
     return exact_text(value) if isinstance(value, Fraction) else value
 
 
+def written(value: Any) -> str:
+    """A value as a recipe writes it: ``null``, ``true``, ``8/255``, ``{name: fedavg, weights: uniform}``."""
+    value = to_plain(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def describe(value: Any) -> str:
     """A value as a message shows it: ``8 (int)``, ``'abc' (text)``, ``nothing``."""
     if value is None:

@@ -79,16 +79,14 @@ class Registry:
         self.failures: list[Failure] = []
 
     @classmethod
-    def load(
-        cls, *, entry_points: bool = True, plugins: Iterable[Any] = (), block: Iterable[str] | None = None
-    ) -> Registry:
-        """Collect the built-ins, and installed plugins unless disabled.
+    def load(cls, *, entry_points: bool = True, plugins: Iterable[Any] = ()) -> Registry:
+        """Collect the built-ins, and installed plugins.
+
+        The comma-separated environment variable ``CALFAT_BLOCK_PLUGINS`` leaves distributions or entry points out.
 
         Args:
             entry_points: whether to discover installed distributions (tests say no).
             plugins: further modules or objects with hooks.
-            block: distributions or entry-point names to leave out; default: the comma-separated environment variable
-                ``CALFAT_BLOCK_PLUGINS``.
 
         Raises:
             PluginError: when two plugins offer one name of one kind, or one of ``plugins`` breaks the contract.
@@ -102,7 +100,7 @@ class Registry:
             registry._register(plugin, Provider("passed in", name, name))
             registry._check_hooks(plugin)
         if entry_points:
-            blocked = os.environ.get(BLOCK_VARIABLE, "").split(",") if block is None else block
+            blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
             registry._discover({_normal(name) for name in blocked if name.strip()})
         registry._collect()
         return registry
@@ -119,7 +117,7 @@ class Registry:
             yield self._entries[kind][name]  # type: ignore[misc]
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
-        """Look a name up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``.
+        """Look a name up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``, and a former name the entry that had it.
 
         Returns:
             (entry, options that the name sets).
@@ -135,16 +133,14 @@ class Registry:
             entry = table[match[1]][0]
             if entry.number_option is not None:
                 return entry, {entry.number_option: int(match[2])}  # type: ignore[return-value]
+        for entry, _ in table.values():
+            if name in entry.former_names:
+                return entry, {}  # type: ignore[return-value]
         raise PluginError(self._unknown(kind, name))
 
     def provider(self, kind: type[E], name: str) -> Provider:
         """Who offers the entry called ``name``."""
         return self._entries[kind][name][1]
-
-    @property
-    def hook(self) -> Any:
-        """pluggy's caller for the hooks of a run's life."""
-        return self._manager.hook
 
     def listeners(self) -> tuple[tuple[Provider, Any], ...]:
         """(who offers it, plugin object) for every plugin that implements hooks of a run's life."""
@@ -223,9 +219,8 @@ class Registry:
     def _unknown(self, kind: type[entries.Entry], name: str) -> str:
         table = self._entries[kind]
         offered: dict[str, list[str]] = {}
-        for known, (entry, provider) in table.items():
-            shown = known if entry.number_option is None else f"{known}<{entry.number_option}>"
-            offered.setdefault(str(provider), []).append(shown)
+        for entry, provider in table.values():
+            offered.setdefault(str(provider), []).append(entry.shown_name)
         who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
         number = re.search(r"[0-9]*$", name)[0]  # type: ignore[index]  # it matches every text
         near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from calfat_plugin.aggregators.weights import WeightOptions, client_weights
 from calfat_plugin.entries import AggregatorEntry
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
 from calfat_plugin.maths.averaging import weighted_average
-from calfat_plugin.trainers.fedavg import ENTRY as _STANDARD_FL
+from calfat_plugin.options import option
+from calfat_plugin.trainers.standard import ENTRY as _STANDARD
+
+Weights = Literal["examples", "uniform"]
 
 
 @dataclass(frozen=True)
-class FedAvgOptions(WeightOptions):
-    """Options of FedAvg."""
+class FedAvgOptions:
+    """Options of FedAvg, and of every aggregator that averages."""
+
+    weights: Weights = option(
+        "examples", help="weight of a client: its number of examples (paper), or the same for all (release)"
+    )
 
 
 class FedAvg(Aggregator):
     """theta <- sum_i w_i theta_i over parameters and buffers."""
 
-    def __init__(self, options: FedAvgOptions) -> None:
+    def __init__(self, options: Any) -> None:
+        """options: with ``weights``, as :class:`FedAvgOptions`."""
         self.options = options
 
+    def client_weights(self, task: AggregationTask) -> Mapping[int, float]:
+        """Client id to its share of the average; shares sum to 1."""
+        even = self.options.weights == "uniform"
+        raw = {client: 1.0 if even else float(update.num_examples) for client, update in task.updates.items()}
+        total = sum(raw.values())
+        return {client: weight / total for client, weight in raw.items()}
+
     def combine(self, task: AggregationTask) -> Aggregate:
-        weights = client_weights(task.updates, self.options.weights)
+        weights = self.client_weights(task)
         states = [update.state for update in task.updates.values()]
         return Aggregate(weighted_average(states, list(weights.values())), weights=weights)
 
@@ -34,5 +50,5 @@ ENTRY = AggregatorEntry(
     config=FedAvgOptions,
     summary="weighted mean of the clients' models",
     formula="theta = sum_i w_i theta_i",
-    citation=_STANDARD_FL.citation,
+    citation=_STANDARD.citation,
 )

@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.aggregators.drift import proximal_gradient
-from calfat_plugin.aggregators.weights import WeightOptions, client_weights
+from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, Citation
-from calfat_plugin.interfaces import (
-    ActiveCorrection,
-    Aggregate,
-    AggregationTask,
-    Aggregator,
-    LocalCorrection,
-    LocalTask,
-)
-from calfat_plugin.maths.averaging import weighted_average
+from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -24,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FedProxOptions(WeightOptions):
+class FedProxOptions(FedAvgOptions):
     """Options of FedProx."""
 
     mu: float = option(0.01, low=0, help="weight of the proximal term; 0 is FedAvg. CalFAT's paper does not give it")
@@ -47,23 +38,15 @@ class _ActiveProximal(ActiveCorrection):
 
     def after_backward(self, model: nn.Module) -> None:
         for parameter, anchor in self.pairs:
-            pull = proximal_gradient(parameter.detach(), anchor, mu=self.mu)
+            pull = (parameter.detach() - anchor) * self.mu
             parameter.grad = pull if parameter.grad is None else parameter.grad.add_(pull)
 
 
-class FedProx(Aggregator):
+class FedProx(FedAvg):
     """FedAvg on the server, the proximal term on the clients."""
-
-    def __init__(self, options: FedProxOptions) -> None:
-        self.options = options
 
     def correction(self) -> LocalCorrection:
         return Proximal(self.options.mu)
-
-    def combine(self, task: AggregationTask) -> Aggregate:
-        weights = client_weights(task.updates, self.options.weights)
-        states = [update.state for update in task.updates.values()]
-        return Aggregate(weighted_average(states, list(weights.values())), weights=weights)
 
 
 ENTRY = AggregatorEntry(

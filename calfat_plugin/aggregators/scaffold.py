@@ -1,23 +1,15 @@
 """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020).
 
-With SGD momentum only two pairings of correction and measured variate are consistent (``drift.scaffold_divisor``);
+With SGD momentum only two pairings of correction and measured variate are consistent (:func:`divisor`);
 the option ``pairing`` names them. Trainable parameters only: buffers are averaged as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from calfat_plugin.aggregators.drift import (
-    ScaffoldPairing,
-    scaffold_correction,
-    scaffold_divisor,
-    scaffold_server_step,
-    scaffold_server_variate,
-    scaffold_variate,
-)
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import (
@@ -29,11 +21,13 @@ from calfat_plugin.interfaces import (
     LocalTask,
     State,
 )
-from calfat_plugin.maths.averaging import check_update, displacement, weighted_average
+from calfat_plugin.maths.averaging import check_update, weighted_average
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+Pairing = Literal["after_step", "gradient"]
 
 _VARIATE = "scaffold/c/"  # c in broadcast and server state, c_i in the client's state
 _CHANGE = "scaffold/change/"  # c_i+ - c_i, sent up
@@ -48,7 +42,7 @@ class ScaffoldOptions:
         help="new variate: I, the gradient of the whole local loss at the global model (one more pass, attack "
         "included); II, from the distance the client moved",
     )
-    pairing: ScaffoldPairing = option(
+    pairing: Pairing = option(
         "after_step",
         help="after_step: correct the weights after each step; gradient: correct the gradient before it. They differ "
         "with momentum only, and each has its own measure of the distance",
@@ -73,7 +67,7 @@ class _ActiveVariates(ActiveCorrection):
         self.start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.own = self._received(task.client_state)
         self.server = self._received(task.broadcast)
-        self.shift = scaffold_correction(self.own, self.server)
+        self.shift = {name: self.server[name] - own for name, own in self.own.items()}  # c - c_i
         self.steps = 0
         self.wants_full_gradient = options.variant == "I"
         self.gradient: Mapping[str, Tensor] | None = None
@@ -111,11 +105,34 @@ class _ActiveVariates(ActiveCorrection):
                 )
             return {name: self.gradient[name].clone() for name in self.parameters}
         settings = self.task.settings
-        divisor = scaffold_divisor(self.steps, momentum=settings.momentum, pairing=self.options.pairing)
-        end = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        return scaffold_variate(
-            self.own, self.server, self.start, end, learning_rate=settings.learning_rate, divisor=divisor
-        )
+        walked = divisor(self.steps, settings.momentum, self.options.pairing) * settings.learning_rate
+        return {
+            name: self.own[name] - self.server[name] + (self.start[name] - parameter.detach()) / walked
+            for name, parameter in self.parameters.items()
+        }
+
+
+def divisor(steps: int, momentum: float, pairing: Pairing) -> float:
+    """How many plain steps of length lr the measured displacement stands for: the divisor of variant II.
+
+    With momentum rho only these pairings have a fixed point where the variate is what it should be: ``after_step``
+    divides by K; ``gradient``, where momentum amplifies the correction too, divides by
+    a = (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). Without momentum both are K. (Mixing them over-corrects up to
+    1 / (1 - rho) times and tends to diverge.)
+
+    Args:
+        steps: K, this client's local steps this round.
+        momentum: rho in [0, 1), with a buffer that started at zero this round.
+        pairing: where the correction is applied.
+
+    Raises:
+        UpdateError: no steps.
+    """
+    if steps < 1:
+        raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")
+    if pairing == "after_step":
+        return float(steps)
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 def _variate(state: State, name: str, *, like: Tensor) -> Tensor:
@@ -140,16 +157,18 @@ class Scaffold(Aggregator):
     def combine(self, task: AggregationTask) -> Aggregate:
         names, updates = task.parameter_names, list(task.updates.values())
         weights = [1.0 / len(updates)] * len(updates)
-        moved = scaffold_server_step(
-            {name: task.global_state[name] for name in names},
-            [displacement(update.state, task.global_state, names) for update in updates],
-            server_lr=self.options.server_lr,
-        )
-        variate = scaffold_server_variate(
-            {name: _variate(task.server_state, name, like=task.global_state[name]) for name in names},
-            [{name: update.extras[_CHANGE + name] for name in names} for update in updates],
-            num_clients=task.num_clients,
-        )
+        start, step = task.global_state, self.options.server_lr / len(updates)
+        moved = {
+            name: _moved(start[name], [update.state[name] - start[name] for update in updates], step) for name in names
+        }
+        variate = {
+            name: _moved(
+                _variate(task.server_state, name, like=start[name]),
+                [update.extras[_CHANGE + name] for update in updates],
+                1.0 / task.num_clients,  # all clients, not only this round's: that keeps c the mean of all c_i
+            )
+            for name in names
+        }
         kept = {_VARIATE + name: tensor for name, tensor in variate.items()}
         return Aggregate(
             state={**weighted_average([update.state for update in updates], weights), **moved},
@@ -157,6 +176,14 @@ class Scaffold(Aggregator):
             broadcast=kept,
             weights=dict(zip(task.updates, weights, strict=True)),
         )
+
+
+def _moved(tensor: Tensor, changes: Sequence[Tensor], factor: float) -> Tensor:
+    """tensor + factor * (the changes' sum), in float64 and cast back."""
+    moved = tensor.double().clone()
+    for change in changes:
+        moved.add_(change.double(), alpha=factor)
+    return moved.to(tensor.dtype)
 
 
 ENTRY = AggregatorEntry(

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.aggregators.weights import WeightOptions, client_weights
+from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, Citation
-from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, State
-from calfat_plugin.maths.averaging import weighted_average
+from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _CITATION = Citation(
 
 
 @dataclass(frozen=True)
-class ServerOptimizerOptions(WeightOptions):
+class ServerOptimizerOptions(FedAvgOptions):
     """Options of every server optimiser."""
 
     server_lr: float = option(0.01, low=0, open_low=True, help="step of the server's optimiser")
@@ -49,11 +48,10 @@ class MomentOptions(ServerOptimizerOptions):
     beta2: float = option(0.99, low=0, high=0.9999, help="decay of the second moment")
 
 
-class ServerOptimizer(Aggregator):
+class ServerOptimizer(FedAvg):
     """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
 
-    def __init__(self, options: ServerOptimizerOptions) -> None:
-        self.options = options
+    options: ServerOptimizerOptions
 
     @abstractmethod
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -62,16 +60,15 @@ class ServerOptimizer(Aggregator):
     def combine(self, task: AggregationTask) -> Aggregate:
         from torch import nn
 
-        weights = client_weights(task.updates, self.options.weights)
-        mean = weighted_average([update.state for update in task.updates.values()], list(weights.values()))
+        mean = super().combine(task)
         parameters = {name: nn.Parameter(task.global_state[name].clone()) for name in task.parameter_names}
         for name, parameter in parameters.items():
-            parameter.grad = task.global_state[name] - mean[name]
+            parameter.grad = task.global_state[name] - mean.state[name]
         optimizer = self.optimizer(list(parameters.values()))
         _restore(optimizer, parameters, task.server_state)
         optimizer.step()
         moved = {name: parameter.detach() for name, parameter in parameters.items()}
-        return Aggregate({**mean, **moved}, server_state=_memory(optimizer, parameters), weights=weights)
+        return Aggregate({**mean.state, **moved}, server_state=_memory(optimizer, parameters), weights=mean.weights)
 
 
 def _memory(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

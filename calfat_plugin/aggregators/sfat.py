@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.aggregators.weights import Weights, client_weights
+from calfat_plugin.aggregators.fedavg import FedAvg, Weights
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.errors import OptionError
-from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
-from calfat_plugin.maths.averaging import slack_weights, weighted_average
+from calfat_plugin.interfaces import AggregationTask
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -31,20 +31,40 @@ class SFATOptions:
     )
 
 
-class SFAT(Aggregator):
+class SFAT(FedAvg):
     """theta <- sum_i w_i a_i theta_i / sum_i w_i a_i, a = p for the clients whose last epoch's loss was smallest."""
 
-    def __init__(self, options: SFATOptions) -> None:
-        self.options = options
+    options: SFATOptions
 
-    def combine(self, task: AggregationTask) -> Aggregate:
-        weights = client_weights(task.updates, self.options.weights)
-        if task.round >= self.options.start_round:
-            losses = [update.metrics.get("loss", math.nan) for update in task.updates.values()]
-            slack = slack_weights(list(weights.values()), losses, ratio=self.options.ratio, top=self.options.top)
-            weights = dict(zip(weights, slack, strict=True))
-        states = [update.state for update in task.updates.values()]
-        return Aggregate(weighted_average(states, list(weights.values())), weights=weights)
+    def client_weights(self, task: AggregationTask) -> Mapping[int, float]:
+        weights = super().client_weights(task)
+        if task.round < self.options.start_round:
+            return weights
+        losses = [update.metrics.get("loss", math.nan) for update in task.updates.values()]
+        slack = slack_weights(list(weights.values()), losses, self.options.ratio, self.options.top)
+        return dict(zip(weights, slack, strict=True))
+
+
+def slack_weights(weights: Sequence[float], losses: Sequence[float], ratio: float, top: int) -> list[float]:
+    """The ``top`` clients' weights times ``ratio``, then all normalised to sum 1.
+
+    The official release divides by a wrong sum where client 0 is not on top; this is the normalised form.
+
+    Args:
+        weights: base weights, equal or numbers of examples.
+        losses: adversarial training loss of each client, last local epoch, batch mean. Ties go to the first client; a
+            nan counts as the largest loss.
+        ratio: >= 1; 1 leaves the weights as they are. 1.4 means alpha = 1/6.
+        top: how many clients are favoured.
+    """
+
+    def rank(index: int) -> float:
+        return math.inf if math.isnan(losses[index]) else losses[index]
+
+    favoured = sorted(range(len(losses)), key=rank)[:top]
+    slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]
+    total = math.fsum(slack)
+    return [w / total for w in slack]
 
 
 def _check(options: SFATOptions, recipe: Recipe) -> None:
@@ -64,7 +84,7 @@ ENTRY = AggregatorEntry(
     formula="theta = sum_i w_i a_i theta_i / sum_i w_i a_i, a_i = (1 + alpha) / (1 - alpha) for the smallest losses, "
     "else 1",
     conflicts={
-        "fedavg": "SFAT ranks clients by their adversarial loss, and standard federated learning has none.",
+        "standard": "SFAT ranks clients by their adversarial loss, and standard federated learning has none.",
         "fedrbn": "SFAT ranks clients by their adversarial loss, and FedRBN's losses mix clean and adversarial parts "
         "that differ from client to client.",
     },

@@ -69,11 +69,11 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     Args:
         plan: what to do.
         command: the command line, for the record.
-        listener: hears of progress.
+        listener: is informed of progress.
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     started = time.perf_counter()
     first = plan.experiments[0]

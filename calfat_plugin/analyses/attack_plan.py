@@ -127,7 +127,7 @@ def plan_model(model: str, weights: Path, dataset: str, wishes: Wishes) -> Plan:
         (("data_args", "dataset"), dataset, f"--dataset {dataset}"),
         (("model_args", "model"), model, f"--model {model}"),
         (("device_args", "using_gpu"), True, "calfat attack"),
-        (("calfat", "trainer"), "fedavg", "calfat attack"),  # changes no model
+        (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
         document = document.with_value(path, value, place)
     return _plan(Subject(weights, None), document, wishes)

@@ -73,7 +73,7 @@ def compare_per_class(
         What was written; accuracies are fractions, None for a class without test examples.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     started = time.perf_counter()
     with revived(directory, checkpoint, warn) as run:
@@ -94,7 +94,7 @@ def compare_per_class(
             "seconds": time.perf_counter() - started,
             "calfat_plugin": __version__,
         }
-    from calfat_plugin.runs.disk import write_text
+    from calfat_plugin.disk import write_text
 
     write_text(directory / PER_CLASS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return content

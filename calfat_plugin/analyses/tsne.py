@@ -36,7 +36,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
         What was written.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
@@ -58,7 +58,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
             "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
             "calfat_plugin": __version__,
         }
-    from calfat_plugin.runs.disk import write_text
+    from calfat_plugin.disk import write_text
 
     write_text(directory / TSNE, json.dumps(content, allow_nan=False) + "\n")
     return content
@@ -89,7 +89,7 @@ def penultimate_features(model: nn.Module, data: ImageData, batch_size: int) -> 
     import torch
     from torch import nn
 
-    from calfat_plugin.datasets.batches import eval_batches
+    from calfat_plugin.datasets.batches import batches
     from calfat_plugin.models.base import ImageClassifier
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -100,7 +100,7 @@ def penultimate_features(model: nn.Module, data: ImageData, batch_size: int) -> 
     handle = last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].flatten(1).float().cpu()))
     try:
         with torch.no_grad():
-            for x, _ in eval_batches(data, batch_size, data.x.device):
+            for x, _, _ in batches(data, batch_size, data.x.device):
                 model(x)
     finally:
         handle.remove()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from calfat_plugin.analyses.attack import Outcome
     from calfat_plugin.analyses.attack_plan import Plan, Wishes
 
-_RESUME = "The same command again goes on inside AutoAttack where it stopped; other attacks begin anew."
+_RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
 
 @click.command()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import TextIO
-
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from calfat_plugin.analyses.attack import Listener
-from calfat_plugin.cli.progress import percent
+from calfat_plugin.cli.progress import Lines, percent
 from calfat_plugin.results import EvaluationResult
 
-_SECONDS_BETWEEN_LINES = 30.0
 _BAR_WIDTH = 24
 
 
@@ -26,27 +22,15 @@ class AttackProgress(Listener):
         """Leave the console as it was found."""
 
 
-class PlainAttackProgress(AttackProgress):
+class PlainAttackProgress(Lines, AttackProgress):
     """A line for every evaluation, and one every half minute inside a long one."""
 
-    def __init__(self, stream: TextIO, errors: TextIO) -> None:
-        self._stream, self._errors = stream, errors
-        self._last = time.perf_counter()
-
-    def warn(self, message: str) -> None:
-        print(f"warning: {message}", file=self._errors, flush=True)
-
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
-        now = time.perf_counter()
-        if now - self._last >= _SECONDS_BETWEEN_LINES and done < total:
-            self._say(f"{name}: {100 * done // total} % done, {percent(correct / max(1, done))} left so far")
+        if done < total and self.is_due():
+            self.say(f"{name}: {100 * done // total} % done, {percent(correct / max(1, done))} left so far")
 
     def measured(self, result: EvaluationResult) -> None:
-        self._say(f"{_summary(result)}  {result.seconds:.1f} s")
-
-    def _say(self, line: str) -> None:
-        self._last = time.perf_counter()
-        print(line, file=self._stream, flush=True)
+        self.say(f"{_summary(result)}  {result.seconds:.1f} s")
 
 
 class LiveAttackProgress(AttackProgress):

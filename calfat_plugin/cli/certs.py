@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,12 +13,7 @@ from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.silo import Address, certificate_name, parse_address
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-_CLOCK_SKEW = datetime.timedelta(hours=1)
-_AUTHORITY, _BROKER = "calfat test authority", "calfat broker"
+_CLOCK_SKEW = timedelta(hours=1)
 _BROKER_PORT = 8883  # MQTT over TLS, as registered with IANA
 
 _MOSQUITTO = """\
@@ -54,7 +45,13 @@ pattern read calfat/+/+/%u
     metavar="HOST[:PORT]",
     help=f"For MQTT: a certificate for the broker on HOST, and settings for mosquitto. PORT: {_BROKER_PORT}.",
 )
-@click.option("--days", type=click.IntRange(min=1), default=30, show_default=True, help="How long they are valid.")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="How long the parties' and the broker's are valid.",
+)
 def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
     """Make certificates for a server and N clients in DIR, signed by an authority made for them alone.
 
@@ -82,7 +79,8 @@ def broker_address(text: str) -> Address:
         RunError: it is none of these.
     """
     address = parse_address(text) or parse_address(f"{text}:{_BROKER_PORT}")
-    if address is None or not address.host.isascii():
+    host = "" if address is None else address.host.lower()
+    if address is None or not host.isascii() or "@" in host or host.endswith(".calfat"):  # the parties' own names
         raise RunError(f"--broker {text}: expected HOST or HOST:PORT, such as broker.example.org:{_BROKER_PORT}.")
     return address
 
@@ -91,25 +89,41 @@ def make_certificates(directory: Path, clients: int, days: int, broker: Address 
     """Write ``ca.pem``, ``ca.key`` and ``rank-<k>.pem``, ``rank-<k>.key``; keys are readable by their owner only.
 
     With ``broker`` also ``broker.pem``, ``broker.key``, ``mosquitto.conf`` and ``mosquitto.acl``, for mosquitto 2.0.
+    The authority itself does not expire.
 
     Raises:
-        RunError: there are certificates already, the folder cannot be written, or ``cryptography`` is not installed.
+        RunError: there are certificates already, the folder cannot be written, no certificate can be made for the
+            broker's host, or ``trustme`` is not installed.
     """
     try:
-        from cryptography.x509.oid import ExtendedKeyUsageOID
+        import trustme
     except ImportError:
-        raise RunError("making certificates needs the package cryptography: pip install 'calfat-plugin[tls]'") from None
+        raise RunError("making certificates needs the package trustme: pip install 'calfat-plugin[tls]'") from None
     if (directory / "ca.pem").exists():
         raise RunError(f"{directory}: holds certificates already; choose another folder, or remove them.")
-    server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-    authority = _Authority.new(days)
+    now = datetime.now(timezone.utc)
+    authority = trustme.CA(organization_unit_name="calfat test authority")
+
+    def issue(host: str, name: str) -> tuple[bytes, bytes]:
+        issued = authority.issue_cert(
+            host, common_name=name, not_before=now - _CLOCK_SKEW, not_after=now + timedelta(days=days)
+        )
+        return issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()
+
+    pairs = {"ca": (authority.cert_pem.bytes(), authority.private_key_pem.bytes())}
+    for name in map(certificate_name, range(clients + 1)):
+        pairs[name.removesuffix(".calfat")] = issue(name, name)
+    if broker is not None:
+        try:
+            pairs["broker"] = issue(broker.host, "calfat broker")
+        except ValueError as error:  # idna's errors are such
+            raise RunError(f"--broker {broker}: no certificate can be made for this host ({error}).") from None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        authority.root.write(directory / "ca")
-        for rank in range(clients + 1):  # the parties of a gRPC run call each other
-            authority.issue(certificate_name(rank), [server, client]).write(directory / f"rank-{rank}")
+        for stem, (certificate, key) in pairs.items():
+            (directory / f"{stem}.pem").write_bytes(certificate)
+            _write_private(directory / f"{stem}.key", key)
         if broker is not None:
-            authority.issue(_BROKER, [server], host=broker.host).write(directory / "broker")
             _write_broker_settings(directory.absolute(), broker.port)
     except OSError as error:
         raise RunError(f"{directory}: cannot be written ({error.strerror}).") from None
@@ -123,87 +137,6 @@ def _write_broker_settings(folder: Path, port: int) -> None:
         settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
     (folder / "mosquitto.conf").write_text(settings, encoding="utf-8")
     _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto frowns at one that all can read
-
-
-@dataclass(frozen=True)
-class _Credentials:
-    """A certificate and its key."""
-
-    certificate: x509.Certificate
-    key: EllipticCurvePrivateKey
-
-    def write(self, stem: Path) -> None:
-        """Write ``<stem>.pem`` and ``<stem>.key``."""
-        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-        stem.with_name(f"{stem.name}.pem").write_bytes(self.certificate.public_bytes(Encoding.PEM))
-        private = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _write_private(stem.with_name(f"{stem.name}.key"), private)
-
-
-@dataclass(frozen=True)
-class _Authority:
-    """Signs certificates that are valid for ``days`` days."""
-
-    root: _Credentials
-    days: int
-
-    @classmethod
-    def new(cls, days: int) -> _Authority:
-        """An authority that has signed itself."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-
-        key = _new_key()
-        builder = _builder(_AUTHORITY, _AUTHORITY, key, days)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        return cls(_Credentials(builder.sign(key, hashes.SHA256()), key), days)
-
-    def issue(self, name: str, usages: Sequence[x509.ObjectIdentifier], host: str | None = None) -> _Credentials:
-        """A certificate for ``name`` at these ends of a connection; ``host``: where it is found, if not by its name."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-
-        key = _new_key()
-        builder = (
-            _builder(name, _AUTHORITY, key, self.days)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([_general_name(host or name)]), critical=False)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        )
-        return _Credentials(builder.sign(self.root.key, hashes.SHA256()), key)
-
-
-def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _builder(subject: str, issuer: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    now = datetime.datetime.now(datetime.timezone.utc)
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
-    return (
-        x509.CertificateBuilder()
-        .subject_name(names[0])
-        .issuer_name(names[1])
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -18,19 +18,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlparse
 
 from calfat_plugin import __version__
-from calfat_plugin.cli.bounds import DISTRIBUTION, SOURCE, Declared, Requirement, allows, declared
+from calfat_plugin.cli.bounds import DISTRIBUTION, SOURCE, Declared, declared
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
 Status = Literal["ok", "warn", "fail"]
 
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
-_DOOR = b"calfat_plugin.cli.fedml"
+_OUR_COMMAND = b"calfat_plugin.cli.fedml"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -42,7 +46,7 @@ class Finding:
         status: ``fail``: runs cannot work; ``warn``: something is not as it should be; ``ok``.
         check: what was looked at.
         found: what is there.
-        todo: how to mend it; empty when there is nothing to mend.
+        todo: how to fix it; empty when there is nothing to fix.
     """
 
     status: Status
@@ -54,10 +58,8 @@ class Finding:
 def diagnose() -> Iterator[Finding]:
     """All findings, the quick ones first."""
     ours = declared()
-    yield check_python(ours.python)
     yield check_package(ours)
-    for requirement in ours.requirements:
-        yield check_requirement(requirement, version_of(requirement.name))
+    yield from check_versions(ours)
     yield check_command(shutil.which("fedml"), Path(sysconfig.get_path("scripts")))
     yield from check_plugins()
     yield check_runs(Path("runs"))
@@ -94,15 +96,30 @@ def reinstall() -> str:
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
-def check_python(bounds: str) -> Finding:
+def check_versions(ours: Declared) -> Iterator[Finding]:
+    """Python and every required package against the bounds that this package declares."""
+    try:
+        from packaging.requirements import Requirement
+        from packaging.specifiers import SpecifierSet
+    except Exception as error:
+        found = f"versions were not checked: {_reason(error)}"
+        yield Finding("fail", "packaging", found, pip_install("--force-reinstall packaging"))
+        return
+    yield check_python(SpecifierSet(ours.python))
+    for requirement in map(Requirement, ours.requirements):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):  # not those of extras
+            yield check_requirement(requirement, version_of(requirement.name))
+
+
+def check_python(bounds: SpecifierSet) -> Finding:
     """The version of Python against ``bounds``."""
     version = platform.python_version()
-    if allows(bounds, version):
+    if bounds.contains(".".join(map(str, sys.version_info[:3]))):  # python_version() may end in "+"
         return Finding("ok", "python", f"{version} ({sys.executable})")
     return Finding(
         "fail",
         "python",
-        f"{version} ({sys.executable}); fedml {TESTED_VERSIONS[-1]} installs on {bounds} only.",
+        f"{version} ({sys.executable}); fedml {TESTED_VERSIONS[-1]} installs on {_text(bounds)} only.",
         "Make an environment with another Python, such as: python3.11 -m venv .venv",
     )
 
@@ -122,15 +139,26 @@ def check_package(ours: Declared) -> Finding:
 
 def check_requirement(requirement: Requirement, version: str | None) -> Finding:
     """An installed version against its bounds; the host's also against the versions that our patches know."""
-    name, bounds = requirement.name, requirement.bounds
-    mend = pip_install(f"'{name} {bounds}'" if bounds else name)
+    name, bounds = requirement.name, _text(requirement.specifier)
+    install = pip_install(f"'{name} {bounds}'" if bounds else name)
     if version is None:
-        return Finding("fail", name, "is not installed.", mend)
-    if not requirement.allows(version):
-        return Finding("fail", name, f"{version}; allowed: {bounds}.", mend)
+        return Finding("fail", name, "is not installed.", install)
+    if not _allows(requirement.specifier, version):
+        return Finding("fail", name, f"{version}; allowed: {bounds}.", install)
     if name == "fedml" and version not in TESTED_VERSIONS:
-        return Finding("fail", name, f"{version}; tested: {', '.join(TESTED_VERSIONS)}.", mend)
+        return Finding("fail", name, f"{version}; tested: {', '.join(TESTED_VERSIONS)}.", install)
     return Finding("ok", name, f"{version} ({bounds or 'any version'})")
+
+
+def _allows(bounds: SpecifierSet, version: str) -> bool:
+    try:
+        return bounds.contains(version, prereleases=True)
+    except ValueError:  # it is no version; packaging before 24.1 raises then
+        return False
+
+
+def _text(bounds: SpecifierSet) -> str:
+    return ", ".join(sorted(map(str, bounds), reverse=True))  # the lower bound first
 
 
 # --- torch, torchvision, GPU, host ------------------------------------------------------------------------------------
@@ -156,11 +184,11 @@ def _check_torchvision() -> Finding:
 
     check = "import torchvision"
     try:
-        mended = make_torchvision_importable()
+        changed = make_torchvision_importable()
         import torchvision  # noqa: F401
     except Exception as error:
         return Finding("fail", check, _reason(error), pip_install("--force-reinstall torch torchvision"))
-    if mended:
+    if changed:
         return Finding("ok", check, "built for CUDA beside a torch without it; calfat_plugin supplies what is missing")
     return Finding("ok", check, "built for this torch")
 
@@ -226,7 +254,7 @@ def check_command(first: str | None, scripts: Path) -> Finding:
     check, own = "fedml command", scripts / "fedml"
     if not own.exists():
         return Finding("fail", check, f"there is none in {scripts}.", reinstall())
-    if not _is_our_door(own):
+    if not _is_ours(own):
         return Finding(
             "fail",
             check,
@@ -245,9 +273,9 @@ def check_command(first: str | None, scripts: Path) -> Finding:
     return Finding("ok", check, f"{first} is calfat-plugin's, which hands all but 'run RECIPE' to the host")
 
 
-def _is_our_door(script: Path) -> bool:
+def _is_ours(script: Path) -> bool:
     try:
-        return _DOOR in script.read_bytes()
+        return _OUR_COMMAND in script.read_bytes()
     except OSError:
         return False
 
@@ -262,7 +290,7 @@ def check_plugins() -> Iterator[Finding]:
     for failure in registry.failures:
         leave_out = f"{BLOCK_VARIABLE}={failure.provider.distribution}"
         yield Finding(
-            "warn", "plugins", f"not loaded: {failure}", f"Mend, update or uninstall it, or start with {leave_out}"
+            "warn", "plugins", f"not loaded: {failure}", f"Fix, update or uninstall it, or start with {leave_out}"
         )
     others = [f"{plugin.plugin} ({plugin})" for plugin in registry.plugins() if plugin is not BUILT_IN]
     yield Finding("ok", "plugins", ", ".join(["the built-ins", *others]))

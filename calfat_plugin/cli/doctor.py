@@ -1,4 +1,4 @@
-"""``calfat doctor``: what is wrong with this installation, and how to mend it."""
+"""``calfat doctor``: what is wrong with this installation, and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, for other programs.")
 def doctor(as_json: bool) -> None:
-    """Find what is wrong with this installation and say how to mend it.
+    """Find what is wrong with this installation and say how to fix it.
 
     Exits with 1 when something that runs need is broken.
     """

@@ -1,4 +1,4 @@
-"""How commands end: bad input is told in one paragraph with exit code 2, a bug of ours keeps its traceback."""
+"""How commands end: bad input is reported in one paragraph with exit code 2, a bug of ours keeps its traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 @contextmanager
 def user_errors(after: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Tell a :class:`CalfatError` without a traceback and exit with 2.
+    """Report a :class:`CalfatError` without a traceback and exit with 2.
 
     Args:
         after: a further line, made when the error happens, such as how to resume.

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
 _MPI_ABORT = "Abort("
@@ -40,22 +40,22 @@ def free_addresses(count: int) -> list[str]:
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
-def run_all(experiment: Experiment, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
+def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bool) -> int:
     """Start server and clients (or workers), show what they say, and end them together.
 
     Args:
-        experiment: the recipe, resolved.
+        runtime: of the recipe.
         words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
         run_dir: the server's directory; clients get ``rank-<k>`` below it.
-        resume: go on with a stopped run.
+        resume: continue a stopped run.
 
     Returns:
         The server's exit status.
     """
-    names = _names_of(experiment)
-    if experiment.recipe.comm.backend == "MPI":
+    names, experiment = runtime.process_names, runtime.experiment
+    if runtime.is_mpi_job:
         return _run_job(names, words, run_dir, resume=resume)
-    if experiment.recipe.comm.backend == "GRPC" and not experiment.recipe.silo.parties:
+    if runtime.lacks_addresses:
         words = [*words, "--set", f"calfat.silo.parties=[{', '.join(free_addresses(len(names)))}]"]
     parties: list[Party] = []
     try:
@@ -87,7 +87,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
         for line in process.stdout or ():
             rank, _, rest = line.removeprefix("[").partition("] ") if all(names) else ("", "", line)
             if rest.startswith(_MPI_ABORT):
-                continue  # the process has told why in better words
+                continue  # the process has reported why in better words
             sys.stdout.write(_prefix_of(int(rank), names) + rest if rank.isdecimal() else line)
             sys.stdout.flush()
         return process.wait()
@@ -96,7 +96,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
-    """Wait for the server; end it at once when too few clients are left for it to go on."""
+    """Wait for the server; end it at once when too few clients are left for it to continue."""
     server, *clients = parties
     failed: set[str] = set()
     while server.process.poll() is None:
@@ -139,13 +139,6 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None)
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches us alone; we end the parties in order
     )
-
-
-def _names_of(experiment: Experiment) -> list[str]:
-    """What each process's lines begin with, by rank: nothing in a simulation, where only the server has much to say."""
-    if experiment.recipe.common.training_type == "simulation":
-        return [""] * experiment.recipe.num_processes
-    return ["server", *(f"client {client}" for client in range(experiment.num_clients))]
 
 
 def _prefix_of(rank: int, names: Sequence[str]) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
-from calfat_plugin.registry import Registry
+from calfat_plugin.runs.request import checked_experiment
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -33,16 +32,9 @@ download_option: Decorator = click.option(
 
 
 def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *, download: bool = False) -> Experiment:
-    """Read, override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
+    """The recipe file with its overrides, checked.
 
     Raises:
         CalfatError: whatever is wrong with it.
     """
-    document = read_document(recipe).with_overrides(overrides)
-    if seed is not None:
-        document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
-    if download:
-        document = document.with_value(("calfat", "dataset", "download"), True, "--download")
-    experiment = assemble(document, Registry.load())
-    refuse_unsupported(experiment)
-    return experiment
+    return checked_experiment(read_document(recipe), overrides, seed, download=download)

@@ -14,31 +14,28 @@ from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
-    from calfat_plugin.cli.resume_hint import Leftover
-    from calfat_plugin.experiment import Experiment
-    from calfat_plugin.runs.session import Request
+    from calfat_plugin.cli.resume_hint import ResumeHint
+    from calfat_plugin.host.runtimes import Runtime
+    from calfat_plugin.runs.request import Request
 
 ALL = -1
 SERVER = 0
 
 
-def which(experiment: Experiment, role: str | None, rank: int | None, local: bool, at_end: ExitStack) -> int:
+def which(runtime: Runtime, role: str | None, rank: int | None, local: bool, at_end: ExitStack) -> int:
     """The rank that this process is asked to be, or :data:`ALL`.
 
     Args:
-        experiment: the recipe, resolved.
+        runtime: of the recipe.
         role, rank, local: options of the command.
-        at_end: gets what is to be done when the process ends, after its last words.
+        at_end: gets what is to be done when the process ends, after its last output.
 
     Raises:
         HostError: this process is in an MPI job of the wrong size.
         RunError: the options contradict each other, or the recipe runs in one process.
-        RecipeError: the recipe has no addresses, or cannot be run.
+        RecipeError: the recipe has no addresses.
     """
-    from calfat_plugin.host.arguments import refuse_unsupported
-
-    refuse_unsupported(experiment)  # tells what to install, too, should the backend's package be missing
-    if experiment.recipe.num_processes == 1:
+    if runtime.num_processes == 1:
         raise RunError(
             "--local, --role and --rank are for runs of several processes; this recipe is a simulation in one. Add "
             "--set common_args.training_type=cross_silo --set comm_args.backend=GRPC, or "
@@ -46,39 +43,33 @@ def which(experiment: Experiment, role: str | None, rank: int | None, local: boo
         )
     if local and role is None and rank is None:
         return ALL
-    if experiment.recipe.comm.backend == "MPI":
-        return _rank_in_job(experiment, role, rank, at_end)
+    if runtime.is_mpi_job:
+        return _rank_in_job(runtime, role, rank, at_end)
     server = role == "server" and rank in (None, SERVER)
     if local or not (server or (role == "client" and rank)):
         raise RunError(
             "a cross-silo run has a process for each party. Start them all on this machine with --local, or one with "
-            f"--role server, or with --role client --rank K (1 to {experiment.num_clients})."
+            f"--role server, or with --role client --rank K (1 to {runtime.num_processes - 1})."
         )
-    if experiment.recipe.comm.backend == "GRPC" and not experiment.recipe.silo.parties:
-        raise experiment.recipe.document.error(
+    if runtime.lacks_addresses:
+        raise runtime.experiment.recipe.document.error(
             ("calfat", "silo", "parties"),
             "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
         )
     return SERVER if server else int(rank or 0)
 
 
-def _rank_in_job(experiment: Experiment, role: str | None, rank: int | None, at_end: ExitStack) -> int:
-    recipe = experiment.recipe
+def _rank_in_job(runtime: Runtime, role: str | None, rank: int | None, at_end: ExitStack) -> int:
     if role is not None or rank is not None:
         raise RunError(
             "over MPI the job gives each process its rank: leave out --role and --rank, and start "
-            f"mpiexec -n {recipe.num_processes} calfat run RECIPE, or calfat run RECIPE --local."
+            f"mpiexec -n {runtime.num_processes} calfat run RECIPE, or calfat run RECIPE --local."
         )
     from calfat_plugin.host.transports import mpi_job
 
     at_end.push(_end_of_job)
-    mpi_job.check_size(recipe.num_processes, "client" if is_across_silos(experiment) else "worker")
+    mpi_job.check_size(runtime.num_processes, "client" if runtime.has_silos else "worker")
     return mpi_job.rank()
-
-
-def is_across_silos(experiment: Experiment) -> bool:
-    """Whether a process is a party with data of its own, and not a worker for any client."""
-    return experiment.recipe.common.training_type == "cross_silo"
 
 
 def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -94,37 +85,37 @@ def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, t
         mpi_job.end(1, "".join(traceback.format_exception(error)))
 
 
-def take_part(request: Request, party: int, command: list[str], left: Leftover) -> bool:
+def take_part(request: Request, runtime: Runtime, rank: int, command: list[str], hint: ResumeHint) -> bool:
     """Be a client or a worker, or start everyone; False for the server, which is like any other run.
 
     Args:
         request: what the user asked for.
-        party: from :func:`which`.
-        command: this program's command line, without the options that say which party and where to write.
-        left: what to say should it end early.
+        runtime: of the recipe.
+        rank: from :func:`which`.
+        command: this program's command line, without the options that say which process and where to write.
+        hint: what to print should it end early.
     """
-    over_mpi = request.experiment.recipe.comm.backend == "MPI"
-    if over_mpi or party == ALL:
-        left.command.append("--local")
-    if party == SERVER:
+    if runtime.is_mpi_job or rank == ALL:
+        hint.command.append("--local")
+    if rank == SERVER:
         return False
-    if party == ALL:
-        _start_everyone(request, command, left)
-    left.last_words = "" if over_mpi else "stopped. To take part again: the same command with --resume."
-    if is_across_silos(request.experiment):
-        _be_client(request, party)
+    if rank == ALL:
+        _start_everyone(request, runtime, command, hint)
+    hint.last_words = "" if runtime.is_mpi_job else "stopped. To take part again: the same command with --resume."
+    if runtime.has_silos:
+        _be_client(request, runtime, rank)
     else:
         from calfat_plugin.runs.worker import run_worker
 
-        run_worker(request.experiment, party)
+        run_worker(request.experiment, rank)
     return True
 
 
-def _be_client(request: Request, rank: int) -> None:
+def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
     from calfat_plugin.interfaces import RunObserver
     from calfat_plugin.runs.party import open_party_directory, run_client
 
-    if request.experiment.recipe.comm.backend == "MPI" and request.run_dir is not None:
+    if runtime.is_mpi_job and request.run_dir is not None:
         request = _below(request, request.run_dir / f"rank-{rank}")  # all of a job are given the same folder
     directory = open_party_directory(request, rank)
     stream = sys.stdout  # the run sends prints to its log
@@ -136,7 +127,7 @@ def _below(request: Request, directory: Path) -> Request:
     return dataclasses.replace(request, run_dir=directory, resume=resume)
 
 
-def _start_everyone(request: Request, command: list[str], left: Leftover) -> NoReturn:
+def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> NoReturn:
     from calfat_plugin.cli.local import run_all
     from calfat_plugin.runs.directory import RunDirectory, new_path
 
@@ -148,5 +139,5 @@ def _start_everyone(request: Request, command: list[str], left: Leftover) -> NoR
     else:
         directory = new_path(experiment)
     words = [word for word in command[command.index("run") + 1 :] if word != "--plain"]
-    left.directory, left.is_ours = RunDirectory(directory), False
-    sys.exit(run_all(experiment, words, directory, resume=request.resume))
+    hint.directory, hint.is_ours = RunDirectory(directory), False
+    sys.exit(run_all(runtime, words, directory, resume=request.resume))

@@ -105,50 +105,60 @@ class RunProgress(RunObserver):
         raise NotImplementedError
 
 
-class PlainProgress(RunProgress):
-    """A line a round, for pipes and CI, and one every half minute inside what takes longer."""
+class Lines:
+    """Plain lines, for pipes and CI, and one every half minute inside what takes longer."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
-        super().__init__()
         self._stream, self._errors = stream, errors
-        self._clock = RoundClock()
-        self._round = 0
-        self._clients: Sequence[int] = ()
         self._last_line = time.perf_counter()
 
     def warn(self, message: str) -> None:
+        """Show a finding that does not stop anything."""
         print(f"warning: {message}", file=self._errors, flush=True)
+
+    def is_due(self) -> bool:
+        """Whether the last line was printed long ago."""
+        return time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        self._last_line = time.perf_counter()
+        print(line, file=self._stream, flush=True)
+
+
+class PlainProgress(Lines, RunProgress):
+    """A line a round."""
+
+    def __init__(self, stream: TextIO, errors: TextIO) -> None:
+        Lines.__init__(self, stream, errors)
+        RunProgress.__init__(self)
+        self._clock = RoundClock()
+        self._round = 0
+        self._clients: Sequence[int] = ()
 
     def run_started(self, run: RunInfo) -> None:
         self.run = run
         self._clock = RoundClock()
-        self._say(f"{run.name}: {_begin(run)} in {run.directory}")
+        self.say(f"{run.name}: {_begin(run)} in {run.directory}")
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         self._round, self._clients = round, clients
 
     def client_progress(self, progress: BatchProgress) -> None:
-        if self._is_due():
+        if self.is_due():
             at = f"client {progress.client} of {len(self._clients)}, batch {progress.batch} of {progress.num_batches}"
-            self._say(f"in round {self._round}: {at}, loss {progress.loss:.3f}")
+            self.say(f"in round {self._round}: {at}, loss {progress.loss:.3f}")
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
-        if done < total and self._is_due():
-            self._say(f"{label}: {100 * done // total} % done, {percent(correct / max(1, done))} so far")
+        if done < total and self.is_due():
+            self.say(f"{label}: {100 * done // total} % done, {percent(correct / max(1, done))} so far")
 
     def round_finished(self, record: RoundRecord) -> None:
         if self.run is None:
             return
         self._clock.round_done()
         left = self.run.num_rounds - record.round
-        self._say(f"{round_line(record, self.run.num_rounds)}  ETA {self._clock.eta(left)}")
-
-    def _is_due(self) -> bool:
-        return time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
-
-    def _say(self, line: str) -> None:
-        self._last_line = time.perf_counter()
-        print(line, file=self._stream, flush=True)
+        self.say(f"{round_line(record, self.run.num_rounds)}  ETA {self._clock.eta(left)}")
 
 
 class LiveProgress(RunProgress):

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-from calfat_plugin import entries
-from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.cli.entry_page import entry_page, option_table
+from calfat_plugin.options import describe_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
@@ -99,49 +98,13 @@ def plugin_reference(registry: Registry) -> str:
     ]
     for kind in KINDS:
         parts.append(f"## {kind.kind.capitalize()}s\n")
-        parts += [_entry(entry) for entry, _ in registry.offers(kind)]
+        parts += [f"### `{entry.shown_name}`\n\n{entry_page(registry, entry)}" for entry, _ in registry.offers(kind)]
     return "\n".join(parts)
 
 
 def _section(heading: str, config: type) -> str:
     doc = (config.__doc__ or "").split(": ", 1)[-1].strip()
-    return f"{heading}\n\n{doc[:1].upper()}{doc[1:]}\n\n{_table(describe_options(config))}"
-
-
-def _entry(entry: entries.Entry) -> str:
-    lines = [f"### `{entry.name}`" + (f" or `{entry.name}<{entry.number_option}>`" if entry.number_option else ""), ""]
-    lines += [f"{entry.summary[:1].upper()}{entry.summary[1:]}.", ""]
-    if entry.formula:
-        lines += [f"    {entry.formula}", ""]
-    if isinstance(entry, entries.TrainerEntry):
-        composes = ", ".join(f"`{name}`" for name in entry.modifiers)
-        lines += [f"Loss modifiers: {composes}." if composes else "It has its own loss.", ""]
-    options = describe_options(entry.config)
-    if options:
-        lines += [_table(options)]
-    lines += [f"Preset `{name}`: {preset.help}.\n" for name, preset in entry.presets.items()]
-    if entry.citation is not None:
-        lines += [f"{entry.citation.text}.", ""]
-    return "\n".join(lines)
-
-
-def _table(options: Iterable[OptionInfo]) -> str:
-    rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
-    for info in options:
-        default = "required" if info.required else f"`{_shown(to_plain(info.default))}`"
-        unit = f" ({info.unit})" if info.unit else ""
-        rows.append(f"| `{info.name}` | {_cell(info.expected)} | {default} | {_cell(info.help)}{unit} |")
-    return "\n".join(rows) + "\n"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"{heading}\n\n{doc[:1].upper()}{doc[1:]}\n\n{option_table(describe_options(config))}\n"
 
 
 def write_reference(folder: Path) -> None:

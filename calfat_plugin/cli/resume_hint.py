@@ -1,4 +1,4 @@
-"""What a run that ends early leaves behind, and how to go on with it."""
+"""What a run that ends early keeps, and how to resume it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
 
 
-class Leftover:
-    """What this process's run leaves behind, in words.
+class ResumeHint:
+    """What to print when this process's run ends early.
 
     Args:
         command: the command line without where to write.
@@ -21,7 +21,7 @@ class Leftover:
         directory: the run directory, once there is one.
         begun: whether the run got as far as its rounds.
         is_ours: whether the directory is written by this process, and not by one that it has started.
-        last_words: what to say when stopped, for a process that has no run directory to speak of.
+        last_words: what to print when stopped, for a process without a run directory of its own.
     """
 
     def __init__(self, command: list[str], resumed: bool) -> None:
@@ -39,13 +39,13 @@ class Leftover:
             return "stopped. No round was finished, so nothing is kept."
         if self.directory.finished:
             return f"stopped. The run itself is finished: {self.directory.path}"
-        return f"stopped. {self._how_to_go_on(self.directory)}"
+        return f"stopped. {self._how_to_resume(self.directory)}"
 
     def after_error(self) -> str:
-        """What to say below an error: nothing, where going on would only meet it again."""
+        """What to say below an error: nothing, where a resumed run would only meet it again."""
         if self.directory is None or self._discarded(self.directory) or not self.begun:
             return ""
-        return self._how_to_go_on(self.directory)
+        return self._how_to_resume(self.directory)
 
     def _discarded(self, directory: RunDirectory) -> bool:
         """Remove a run of this process in which no round was finished; whether it was so."""
@@ -55,6 +55,6 @@ class Leftover:
             directory.discard()
         return True
 
-    def _how_to_go_on(self, directory: RunDirectory) -> str:
+    def _how_to_resume(self, directory: RunDirectory) -> str:
         how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])
-        return f"Finished rounds are kept in {directory.path}. Go on with:\n  {how}"
+        return f"Finished rounds are kept in {directory.path}. Resume with:\n  {how}"

@@ -15,11 +15,11 @@ import click
 
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
-from calfat_plugin.cli.resume_hint import Leftover
+from calfat_plugin.cli.resume_hint import ResumeHint
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.session import Request
+    from calfat_plugin.runs.request import Request
 
 
 @click.command()
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with the newest unfinished run of this recipe and seed, or with --run-dir."
+    "--resume", is_flag=True, help="Resume the newest unfinished run of this recipe and seed, or the one in --run-dir."
 )
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
@@ -51,31 +51,34 @@ def run(
 ) -> None:
     """Run RECIPE in the runtime that it names.
 
-    Ctrl-C stops after the last finished round; the same command with --resume goes on from there.
+    Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
-    left = Leftover([*command, *(["--role", role] if role else [])], resume)
-    with ExitStack() as at_end, _stoppable(left.after_stop), user_errors(left.after_error):
+    hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
+    with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
         for warning in experiment.recipe.warnings:
             warn(warning)
 
-        from calfat_plugin.runs.session import Request, open_directory
+        from calfat_plugin.host.runtimes import runtime_of
+        from calfat_plugin.runs.directory import RunDirectory
+        from calfat_plugin.runs.request import Request
 
+        runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
-        if role is not None or rank is not None or local or experiment.recipe.num_processes > 1:
+        if role is not None or rank is not None or local or runtime.num_processes > 1:
             from calfat_plugin.cli import party
 
-            which = party.which(experiment, role, rank, local, at_end)
-            if party.take_part(request, which, command, left):
+            chosen = party.which(runtime, role, rank, local, at_end)
+            if party.take_part(request, runtime, chosen, command, hint):
                 return
-        left.directory = open_directory(request)
-        _run(request, left.directory, plain, left)
+        hint.directory = RunDirectory.open(request)
+        _run(request, hint.directory, plain, hint)
 
 
-def _run(request: Request, directory: RunDirectory, plain: bool, left: Leftover) -> None:
+def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:
     from rich.console import Console
 
     from calfat_plugin.cli.alarms import show_alarms
@@ -90,7 +93,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, left: Leftover)
         try:
             result = session.run(request, directory, progress, progress.warn)
         finally:
-            left.begun = progress.run is not None
+            hint.begun = progress.run is not None
     console.print(results_table(result))
     show_alarms(console, find_alarms(result.evaluations))
     console.print(f"results: {directory.path}", soft_wrap=True)
@@ -117,7 +120,7 @@ def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last words
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last output
         if last_words := what_is_left():
             print(last_words, file=sys.stderr)
         sys.exit(INTERRUPTED)

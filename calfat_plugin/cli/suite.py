@@ -49,7 +49,7 @@ def suite(
 ) -> None:
     """Run the suite FILE cell by cell, then show and write its table.
 
-    Finished runs are never repeated and interrupted ones go on, so the same command continues after Ctrl-C.
+    Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
     from calfat_plugin.registry import Registry
     from calfat_plugin.suites import load_suite
@@ -80,7 +80,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
     from calfat_plugin.suites.runner import cores, default_jobs, run_all
     from calfat_plugin.suites.summary import summarise
 
-    summarise(plan)  # a results file that cannot be read is told now, not after the last run
+    summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     console = Console(highlight=False)
     total = len(plan.left)
     at_a_time = min(jobs or default_jobs(plan), max(1, total))
@@ -99,7 +99,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
         if live is not None:
             live.stop()
         _show_and_write(plan, outcomes, out, console)
-        fail("stopped.", f"Finished runs are kept. Go on with:\n  {_this_command()}", INTERRUPTED)
+        fail("stopped.", f"Finished runs are kept. Resume with:\n  {_this_command()}", INTERRUPTED)
     finally:
         if live is not None:
             live.stop()

@@ -12,108 +12,69 @@ from calfat_plugin.datasets.data import NO_AUGMENTATION, Augmentation, ImageData
 
 def batches(
     data: ImageData,
-    *,
     batch_size: int,
-    generator: torch.Generator | None,
-    augment: Augmentation = NO_AUGMENTATION,
     device: torch.device | str,
-    drop_last: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+    augment: Augmentation = NO_AUGMENTATION,
     merge_single: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through ``data`` once in random order.
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Go through ``data`` once: in order and unchanged, or shuffled and augmented where there is a generator.
 
-    Order and augmentation of the whole pass are drawn here, in one go, on the generator's own
-    device: a CPU generator gives the same batches on every device, and no batch waits for a copy.
+    Order and augmentation of the whole pass are drawn here, in one go, on the generator's own device: a CPU generator
+    gives the same batches on every device, and no batch waits for a copy.
 
     Args:
         data: images on any device; they are converted batch by batch.
         batch_size: >= 1.
+        device: where the batches are wanted.
         generator: source of all draws; ``None`` means in order, and then nothing may be augmented.
         augment: random crop and flip.
-        device: where the batches are wanted.
-        drop_last: leave out a final batch smaller than ``batch_size``.
-        merge_single: join a final batch of one example to the one before it (batch normalisation
-            cannot train on one example). Without a batch before it, it stays.
+        merge_single: join a final batch of one example to the one before it (batch normalisation cannot train on one
+            example). Without a batch before it, it stays.
 
     Returns:
-        An iterator of x: (B, C, H, W) float32 in [0, 1], contiguous, and y: (B,) int64.
+        An iterator of x: (B, C, H, W) float32 in [0, 1], contiguous, y: (B,) int64, and the batch's positions in
+        ``data``: (B,) int64 on the device of ``data``.
 
     Raises:
         ValueError: ``batch_size`` < 1, or augmentation without a generator.
     """
-    return (
-        (x, y)
-        for x, y, _ in indexed_batches(
-            data,
-            batch_size=batch_size,
-            generator=generator,
-            augment=augment,
-            device=device,
-            drop_last=drop_last,
-            merge_single=merge_single,
-        )
-    )
-
-
-def indexed_batches(
-    data: ImageData,
-    *,
-    batch_size: int,
-    generator: torch.Generator | None,
-    augment: Augmentation = NO_AUGMENTATION,
-    device: torch.device | str,
-    drop_last: bool = False,
-    merge_single: bool = False,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """:func:`batches` with, as third, the batch's positions in ``data``: (B,) int64 on the device of ``data``."""
     if augment and generator is None:
         raise ValueError("augmentation needs a generator to draw from")
     n = len(data)
-    bounds = _bounds(n, batch_size, drop_last=drop_last, merge_single=merge_single)
+    bounds = _bounds(n, batch_size, merge_single)
     draws = None
     if generator is None:
         order = torch.arange(n, device=data.x.device)
     else:
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
         draws = _draws(n, augment, generator).to(device) if augment else None
-    return _one_pass(data, bounds, order, draws, augment, device)
+
+    def one_pass() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for start, stop in bounds:
+            where = order[start:stop]
+            x = data.x[where].to(device)  # a copy, so that no caller can write into the data
+            if draws is not None:
+                x = _augmented(x, draws[start:stop], augment.crop_padding)
+            yield pixels(x), data.y[where].to(device), where
+
+    return one_pass()
 
 
-def eval_batches(data: ImageData, batch_size: int, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Go through ``data`` once, in order, whole and unchanged: batches as :func:`batches` gives."""
-    return batches(data, batch_size=batch_size, generator=None, device=device)
-
-
-def num_batches(num_examples: int, batch_size: int, *, drop_last: bool = False, merge_single: bool = False) -> int:
+def num_batches(num_examples: int, batch_size: int, *, merge_single: bool = False) -> int:
     """Count the batches that :func:`batches` gives for these arguments."""
-    return len(_bounds(num_examples, batch_size, drop_last=drop_last, merge_single=merge_single))
+    return len(_bounds(num_examples, batch_size, merge_single))
 
 
-def _bounds(num_examples: int, batch_size: int, *, drop_last: bool, merge_single: bool) -> list[tuple[int, int]]:
+def _bounds(num_examples: int, batch_size: int, merge_single: bool) -> list[tuple[int, int]]:
     """Cut 0..num_examples into (start, stop) pairs."""
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
-    stop = num_examples - num_examples % batch_size if drop_last else num_examples
-    starts = list(range(0, stop, batch_size))
-    if merge_single and len(starts) > 1 and stop - starts[-1] == 1:
+    starts = list(range(0, num_examples, batch_size))
+    if merge_single and len(starts) > 1 and num_examples - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, [*starts[1:], stop], strict=True)) if starts else []
-
-
-def _one_pass(
-    data: ImageData,
-    bounds: list[tuple[int, int]],
-    order: Tensor,
-    draws: Tensor | None,
-    augment: Augmentation,
-    device: torch.device | str,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    for start, stop in bounds:
-        where = order[start:stop]
-        x = data.x[where].to(device)  # a copy, so that no caller can write into the data
-        if draws is not None:
-            x = _augmented(x, draws[start:stop], augment.crop_padding)
-        yield pixels(x), data.y[where].to(device), where
+    return list(zip(starts, [*starts[1:], num_examples], strict=True)) if starts else []
 
 
 def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:

@@ -17,7 +17,6 @@ from calfat_plugin import __version__
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.budget import BudgetOptions, narrowed
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.maths.metrics import Counts
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel, exact_text
@@ -72,7 +71,7 @@ class AttackEvaluator(Evaluator):
         """
         import torch
 
-        from calfat_plugin.datasets.batches import eval_batches
+        from calfat_plugin.datasets.batches import batches
 
         refuse_training_mode(task.model)
         started = time.perf_counter()
@@ -82,7 +81,7 @@ class AttackEvaluator(Evaluator):
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
-        for x, y in eval_batches(task.data, task.batch_size, task.device):
+        for x, y, _ in batches(task.data, task.batch_size, task.device):
             x_adv = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             threat.check(x_adv, x, who=f"evaluator '{label}'")
             with torch.no_grad():
@@ -91,15 +90,13 @@ class AttackEvaluator(Evaluator):
             verdicts.append((logits.argmax(dim=1) == y).cpu())
             done, correct = done + len(y), correct + int(verdicts[-1].sum())
             task.on_progress(done, len(task.data), correct)
-        counts = Counts.from_verdicts(
-            task.clean_correct.cpu(), task.data.y.cpu(), task.num_classes, torch.cat(verdicts)
-        )
         budget = budget_as_json(threat) if self.has_budget else {}
         details: dict[str, Any] = dict(tally)
         if probabilities:
             details["warnings"] = [PROBABILITIES]
-        return result_from_counts(
-            counts,
+        return result_from_verdicts(
+            task,
+            torch.cat(verdicts),
             label=label,
             settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
@@ -143,8 +140,9 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
     return {"norm": threat.norm, "eps": exact_text(threat.eps)}
 
 
-def result_from_counts(
-    counts: Counts,
+def result_from_verdicts(
+    task: EvaluationTask,
+    adv_correct: Tensor,
     *,
     label: str,
     settings: dict[str, Any],
@@ -152,16 +150,31 @@ def result_from_counts(
     seconds: float,
     details: Mapping[str, Any],
 ) -> EvaluationResult:
-    """Word counts of an attacked set as a result."""
-    if counts.robust_acc is None or counts.robust_acc_strict is None:
-        raise ValueError("nothing was attacked")  # a caller's bug: ImageData is never empty here
+    """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
+
+    The *release* counts an example as robust when its final adversarial point is classified correctly, whatever became
+    of the clean image; *strict* wants both right, and so never exceeds natural accuracy.
+
+    Args:
+        task: what was attacked, at least one example, with the verdicts on the clean images.
+        adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
+        label, settings, implementation, seconds, details: see :class:`EvaluationResult`.
+    """
+    y = task.data.y.cpu()
+
+    def per_class(selected: Tensor) -> list[int]:
+        counts: list[int] = selected.bincount(minlength=task.num_classes).tolist()
+        return counts
+
+    examples = per_class(y)
+    release, strict = per_class(y[adv_correct]), per_class(y[adv_correct & task.clean_correct.cpu()])
     return EvaluationResult(
         label=label,
-        num_examples=counts.num_examples,
-        accuracy=counts.robust_acc,
-        accuracy_strict=counts.robust_acc_strict,
-        per_class=counts.robust_per_class or (),
-        per_class_strict=counts.robust_per_class_strict or (),
+        num_examples=len(y),
+        accuracy=sum(release) / len(y),
+        accuracy_strict=sum(strict) / len(y),
+        per_class=tuple(right / n if n else None for right, n in zip(release, examples, strict=True)),
+        per_class_strict=tuple(right / n if n else None for right, n in zip(strict, examples, strict=True)),
         settings=settings,
         implementation=implementation,
         seconds=seconds,

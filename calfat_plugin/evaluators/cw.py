@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
-from calfat_plugin.evaluators.base import BudgetedAttack
 from calfat_plugin.evaluators.budget import check_budget
-from calfat_plugin.evaluators.gradient import PGDOptions, ascent_settings, climb
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.losses import cw_margin
+from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,20 @@ class CWOptions(PGDOptions):
     )
 
 
-class CW(BudgetedAttack):
+class CW(PGD):
     """Projected gradient ascent on -max(z_y - max_{k != y} z_k + kappa, 0)."""
 
     options: CWOptions
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        settings = ascent_settings("cw", self.options, self.threat(task), task)
+        settings = {**super().settings(task), "attack": "cw"}
         return {**settings, "loss": "Carlini-Wagner margin", "kappa": self.options.kappa}
 
-    def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        def margin(logits: Tensor, y: Tensor) -> Tensor:
-            return cw_margin(logits, y, kappa=self.options.kappa)
-
-        return climb(task, x, y, noise, margin, threat=self.threat(task), how=self.options)
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
+        logits = wide(logits)
+        margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+        return -(margin + self.options.kappa).clamp_min(0.0).sum()
 
 
 ENTRY = EvaluatorEntry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError
@@ -65,6 +65,7 @@ class BIMOptions(PGDOptions):
 class FGSMOptions(BudgetOptions):
     """Options of FGSM, whose one step is as long as eps."""
 
+    restarts: ClassVar[int] = 1
     start: Start = option("x", help=f"{_START} (Wong et al. 2020)")
     logit_scale: float = option(1.0, low=0, open_low=True, help=_SCALE)
 
@@ -75,104 +76,66 @@ class FGSMOptions(BudgetOptions):
 
 
 class PGD(BudgetedAttack):
-    """Projected gradient ascent on CE(f(x'), y)."""
+    """Projected gradient ascent with restarts on CE(f(x'), y); FGSM and CW are other settings of it."""
 
-    options: PGDOptions
+    options: PGDOptions | FGSMOptions
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        name = "bim" if self.options.start == "x" else "pgd"
-        return ascent_settings(name, self.options, self.threat(task), task)
+        how, threat = self.options, self.threat(task)
+        return {
+            "attack": "bim" if how.start == "x" else "pgd",
+            "step_size": exact_text(threat.step_size),
+            "steps": threat.steps,
+            "start": how.start,
+            "restarts": how.restarts,
+            "logit_scale": how.logit_scale,
+            "loss": "cross-entropy",
+            "seed": task.seed,
+            "batch_size": task.batch_size,
+        }
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """What the attack climbs, summed over the batch."""
+        return cross_entropy(logits, y, reduction="sum")
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        return climb(task, x, y, noise, cross_entropy_sum, threat=self.threat(task), how=self.options)
+        """For every example, the point of the last start that it took part in: what is broken is not attacked again.
+
+        Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
+        Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
+        """
+        import torch
+
+        how, threat = self.options, self.threat(task)
+        x_adv, y_open = x, y
+        still_open = torch.arange(len(x), device=x.device)
+        with attack_mode(task.model):
+            for restart in range(how.restarts):
+                start = threat.random_start(x, noise) if how.start == "uniform" else x
+                if len(still_open) == 0:
+                    continue  # for the draw alone
+                y_open = y[still_open]
+                found = gradient_ascent(
+                    _watched(task) if restart == 0 else task.model,
+                    x[still_open],
+                    lambda logits, y_open=y_open: self.loss(_scaled(logits, how.logit_scale), y_open),  # type: ignore[misc]
+                    threat=threat,
+                    steps=threat.steps,
+                    step_size=float(threat.step_size),
+                    start=start[still_open],
+                )
+                x_adv = x_adv.index_copy(0, still_open, found)
+                if restart + 1 < how.restarts:
+                    with torch.no_grad():
+                        still_open = still_open[task.model(found).argmax(dim=1) == y_open]
+        return x_adv
 
 
-class FGSM(BudgetedAttack):
+class FGSM(PGD):
     """One step of length eps along the gradient of CE(f(x), y)."""
 
-    options: FGSMOptions
-
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        return ascent_settings("fgsm", self._how(), self.threat(task), task)
-
-    def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
-        return climb(task, x, y, noise, cross_entropy_sum, threat=self.threat(task), how=self._how())
-
-    def _how(self) -> PGDOptions:
-        return PGDOptions(steps=1, start=self.options.start, logit_scale=self.options.logit_scale)
-
-
-def cross_entropy_sum(logits: Tensor, y: Tensor) -> Tensor:
-    """The loss that FGSM, BIM and PGD climb."""
-    return cross_entropy(logits, y, reduction="sum")
-
-
-def climb(
-    task: EvaluationTask,
-    x: Tensor,
-    y: Tensor,
-    noise: Generator,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    *,
-    threat: ThreatModel,
-    how: PGDOptions,
-) -> Tensor:
-    """Gradient ascent with restarts; an example that is broken already is left out of the restarts after.
-
-    Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
-    Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
-
-    Args:
-        task: model and tally.
-        x: (N, C, H, W) in [0, 1].
-        y: (N,) labels.
-        noise: source of the random starts.
-        loss: (logits, y) to the sum to climb.
-        threat: the budget with step size and number of steps.
-        how: start, restarts, logit_scale; nothing else is read from it.
-
-    Returns:
-        x_adv, shape of x: for every example, the point of the last start that it took part in.
-    """
-    import torch
-
-    x_adv, y_open = x, y
-    still_open = torch.arange(len(x), device=x.device)
-    with attack_mode(task.model):
-        for restart in range(how.restarts):
-            start = threat.random_start(x, noise) if how.start == "uniform" else x
-            if len(still_open) == 0:
-                continue  # for the draw alone
-            y_open = y[still_open]
-            found = gradient_ascent(
-                _watched(task) if restart == 0 else task.model,
-                x[still_open],
-                lambda logits, y_open=y_open: loss(_scaled(logits, how.logit_scale), y_open),  # type: ignore[misc]
-                threat=threat,
-                steps=threat.steps,
-                step_size=float(threat.step_size),
-                start=start[still_open],
-            )
-            x_adv = x_adv.index_copy(0, still_open, found)
-            if restart + 1 < how.restarts:
-                with torch.no_grad():
-                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
-    return x_adv
-
-
-def ascent_settings(attack: str, how: PGDOptions, threat: ThreatModel, task: EvaluationTask) -> dict[str, Any]:
-    """What a reader needs to make the same adversarial examples again."""
-    return {
-        "attack": attack,
-        "step_size": exact_text(threat.step_size),
-        "steps": threat.steps,
-        "start": how.start,
-        "restarts": how.restarts,
-        "logit_scale": how.logit_scale,
-        "loss": "cross-entropy",
-        "seed": task.seed,
-        "batch_size": task.batch_size,
-    }
+        return {**super().settings(task), "attack": "fgsm"}
 
 
 def _with_steps(threat: ThreatModel, steps: int, step_size: Fraction | None = None) -> ThreatModel:

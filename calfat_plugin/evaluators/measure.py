@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.batches import eval_batches
+from calfat_plugin.datasets.batches import batches
 from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
@@ -91,7 +91,7 @@ def clean_correct(
     """
     verdicts = []
     with torch.no_grad():
-        for x, y in eval_batches(data, batch_size, device):
+        for x, y, _ in batches(data, batch_size, device):
             logits = _logits(model, x)
             if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):
                 found = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"

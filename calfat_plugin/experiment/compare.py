@@ -1,13 +1,13 @@
-"""Whether a run may go on with another recipe than it was started with."""
+"""Whether a run may continue with another recipe than it was started with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FREE = (
     "train_args.comm_round",  # a resumed run can go further
-    "device_args.",  # it may move to another machine; environment.json tells of each
+    "device_args.",  # it may move to another machine; environment.json describes each
     "data_args.data_cache_dir",  # the same data in another place
     "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
@@ -15,6 +15,7 @@ _FREE = (
     "calfat.reported.",
     "calfat.silo.",  # addresses, and how patient the parties are
 )
+_SHOWN = 3  # keys that a message names
 _REASONS = {
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ"
@@ -30,6 +31,13 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(_FREE))
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:
+    """The first of these keys with both values, for a message; ``when`` is what the first recipe's is called."""
+    flat_then, flat_now = _flat(then), _flat(now)
+    shown = "; ".join(f"{key}: {flat_then.get(key)!r} {when}, {flat_now.get(key)!r} now" for key in keys[:_SHOWN])
+    return shown + (f" (and {len(keys) - _SHOWN} more)" if len(keys) > _SHOWN else "")
 
 
 def why_not(keys: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from calfat_plugin import entries
 from calfat_plugin.options import options_to_plain, to_plain
-from calfat_plugin.recipe.schema import HOST_SECTIONS, Recipe
+from calfat_plugin.recipe.schema import HOST_SECTIONS, TRAINING_TYPES, Recipe
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.registry import Registry
 
@@ -219,7 +219,7 @@ class Experiment:
             "loggers": [pick.as_run() for pick in self.loggers],
             "reported": {"source": recipe.reported.source, **recipe.reported.percent},
         }
-        if recipe.common.training_type == "cross_silo" or recipe.document.has(("calfat", "silo")):
+        if TRAINING_TYPES[recipe.common.training_type] or recipe.document.has(("calfat", "silo")):
             sections["calfat"]["silo"] = recipe.silo.as_run()
         return sections
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
 from calfat_plugin.experiment.experiment import Experiment, Pick
 from calfat_plugin.options import describe_options, parse_options
-from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.parse import parse_recipe
 from calfat_plugin.recipe.schema import Choice, Recipe
 from calfat_plugin.recipe.sections import failing_at
@@ -31,7 +32,7 @@ def assemble(document: Document, registry: Registry) -> Experiment:
     trainer = _pick(recipe, registry, entries.TrainerEntry, recipe.trainer, also=("name", "preset", "loss"))
     aggregator = _pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator)
     _refuse_conflict(recipe, trainer.entry, aggregator.entry)
-    return Experiment(
+    experiment = Experiment(
         recipe=recipe,
         registry=registry,
         trainer=trainer,
@@ -46,6 +47,31 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         monitor_evaluators=_pick_evaluators(recipe, registry, recipe.monitor_evaluators),
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
+    return dataclasses.replace(
+        experiment, recipe=dataclasses.replace(recipe, warnings=(*recipe.warnings, *_former_names(experiment)))
+    )
+
+
+def _former_names(experiment: Experiment) -> Iterator[str]:
+    """A note for every plugin that the recipe calls by a former name."""
+    recipe = experiment.recipe
+    found: list[tuple[Choice, Pick[Any]]] = [
+        (recipe.trainer, experiment.trainer),
+        (recipe.trainer.loss or Choice("plain", {}, (), label="plain"), experiment.modifier),
+        (recipe.aggregator, experiment.aggregator),
+        (recipe.dataset, experiment.dataset),
+        (recipe.model_choice, experiment.model),
+        (recipe.partition, experiment.partition),
+        *zip(recipe.evaluators, experiment.evaluators, strict=True),
+        *zip(recipe.monitor_evaluators, experiment.monitor_evaluators, strict=True),
+        *zip(recipe.loggers, experiment.loggers, strict=True),
+    ]
+    for choice, pick in found:
+        if choice.name in pick.entry.former_names:
+            yield (
+                f"{recipe.document.place((*choice.path, 'name'))}: {dotted(choice.path)}: the {pick.entry.kind} "
+                f"'{choice.name}' is now called '{pick.entry.name}'; the old name still works, with the same results."
+            )
 
 
 def _pick_evaluators(
@@ -63,7 +89,7 @@ def _pick(
     name_at: KeyPath | None = None,
     also: tuple[str, ...] = ("name", "preset", "label"),
 ) -> Pick[E]:
-    """Look a choice up and type its options. ``name_at``: where its name stands, if not at the choice itself."""
+    """Look a choice up and type its options. ``name_at``: where its name is written, if not at the choice itself."""
     document = recipe.document
     entry, named = _find(document, registry, kind, choice, name_at)
     known = {info.name for info in describe_options(entry.config)}
@@ -93,11 +119,15 @@ def _pick(
         entry.check(options, recipe)
     except OptionError as error:
         raise document.error(choice.path, str(error)) from None
-    return Pick(entry, options, choice.name, choice.label or choice.name)
+    name = entry.name if choice.name in entry.former_names else choice.name
+    label = name if choice.label in ("", choice.name) else choice.label
+    return Pick(entry, options, name, label)
 
 
 def _refuse_conflict(recipe: Recipe, trainer: entries.TrainerEntry, aggregator: entries.AggregatorEntry) -> None:
-    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+    names = (trainer.name, *trainer.former_names)
+    said = (trainer.conflicts.get(aggregator.name), *(aggregator.conflicts.get(name) for name in names))
+    reason = next((text for text in said if text is not None), None)
     if reason is not None:
         raise recipe.document.error(
             recipe.aggregator.path,

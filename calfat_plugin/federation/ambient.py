@@ -1,4 +1,4 @@
-"""The global random generators of Python, numpy and torch, set and put back."""
+"""The global random generators of Python, numpy and torch: put back as they were, or at a derived state for a while."""
 
 from __future__ import annotations
 
@@ -11,20 +11,27 @@ import torch
 
 
 @contextmanager
+def generators_kept() -> Iterator[None]:
+    """Give the global generators back as they were, whatever happens to them inside."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+@contextmanager
 def seeded_world(seed: int) -> Iterator[None]:
     """Put the global generators at a derived state for a while, then back to what they were.
 
     Nothing of ours draws from them. PyTorch's dropout does, and other people's plugins may: without this, what a
     client draws would depend on who trained before it in this process, and a resumed run would end elsewhere.
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
-        try:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    with generators_kept():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        yield

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that must survive a crash to go on as if nothing had happened. Random streams are derived, so none is kept.
+    """All that must survive a crash to continue without a trace of it. Random streams are derived, so none is kept.
 
     Attributes:
         round: the last finished round, 1-based.
@@ -62,9 +62,9 @@ class Server:
 
     Args:
         experiment: what to run.
-        dataset: the test split is evaluated on; the training split only tells shapes.
+        dataset: the test split is evaluated on; the training split only gives shapes.
         device: where to evaluate; the global model itself stays on the CPU.
-        observer: hears of progress.
+        observer: is informed of progress.
     """
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver) -> None:
@@ -89,7 +89,7 @@ class Server:
         self._started = time.perf_counter()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on after ``snapshot.round``.
+        """Continue after ``snapshot.round``.
 
         Raises:
             UpdateError: when the snapshot does not fit this experiment's model.
@@ -97,6 +97,10 @@ class Server:
         check_update(snapshot.global_state, self.state, who="checkpoint")
         self.state, self.server_state = snapshot.global_state, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
+
+    def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
+        """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
+        return Snapshot(self.round, self.state, self.server_state, self.broadcast, dict(client_states or {}))
 
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
@@ -156,7 +160,7 @@ class Server:
         """Evaluate the global model with the recipe's evaluators on the full test split.
 
         Args:
-            scratch: where long evaluations keep what they need to go on after a crash.
+            scratch: where long evaluations keep what they need to continue after a crash.
         """
         return tuple(self._measure(self._test, final=True, scratch=scratch).values())
 

@@ -1,6 +1,6 @@
 """What travels between parties: one flat mapping from name to tensor, readable without pickle.
 
-Model tensors keep their ``state_dict`` names, which never contain a slash. Everything else stands under a namespaced
+Model tensors keep their ``state_dict`` names, which never contain a slash. Everything else has a namespaced
 name: ``metric/loss`` for numbers, ``refused/reason`` for a client that has no update to give, ``client/...`` for what a
 client keeps where that travels with it, and whatever aggregator or method adds (``scaffold/c/conv.weight``).
 """

@@ -40,7 +40,7 @@ class Worker:
         dataset: for shapes and augmentation; only ``shards`` are trained on.
         shards: client id to its training examples.
         device: where to train.
-        observer: hears of progress.
+        observer: is informed of progress.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Worker:
         """Train one client from the global model and return its message.
 
         A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
-        with a refusal; the round goes on without it, and its kept state stays as it was.
+        with a refusal; the round continues without it, and its kept state stays as it was.
         """
         received = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})

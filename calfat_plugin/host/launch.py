@@ -15,7 +15,7 @@ from calfat_plugin.compat import make_torchvision_importable
 make_torchvision_importable()  # before fedml, which imports torchvision
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could mend
+    warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
 from calfat_plugin.host import patches  # noqa: E402
@@ -30,7 +30,11 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
         args: the host's arguments.
         device: where to train.
         algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
+
+    Raises:
+        HostError: the installed host is of an untested version.
     """
+    patches.check_version(fedml.__version__)
     tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
     with ExitStack() as stack:
         stack.enter_context(patches.reseeds_the_world())

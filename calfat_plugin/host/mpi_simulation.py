@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from calfat_plugin.host.launch import fedml, run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
 from fedml.core.distributed.communication.message import Message
@@ -34,9 +33,9 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import Wire, add_client_state, is_refusal, take_client_state
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import host_arguments
 from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.mpi import MPITransport
 from calfat_plugin.interfaces import RunObserver, State
@@ -44,7 +43,7 @@ from calfat_plugin.results import EvaluationResult, RoundRecord
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
 
-_GOODBYE = 60.0  # seconds until all workers have been told; each of them listens all the time
+_GOODBYE = 60.0  # seconds until all workers are informed; each of them listens all the time
 _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
@@ -57,7 +56,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
         server: holds the global model.
         client_states: client id to what it keeps so far.
         num_workers: processes besides this one; so many clients train in a round.
-        on_round: called with each record and a snapshot to save, before observers hear of the round.
+        on_round: called with each record and a snapshot to save, before observers are informed of the round.
 
     Attributes:
         round: the round under way, 1-based.
@@ -97,8 +96,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
                 self.client_states[client] = state
         server = self.server
         record = server.finish_round(self.round, uploads)
-        now = Snapshot(server.round, server.state, server.server_state, server.broadcast, dict(self.client_states))
-        self.on_round(record, now)
+        self.on_round(record, server.snapshot(self.client_states))
         return server.downlink()
 
     def test_on_server_for_all_clients(self, round_idx: int) -> None:
@@ -129,7 +127,7 @@ class SimulationServer(OnTransport, FedAVGServerManager):  # type: ignore[misc]
         super().send_message(message)
 
     def finish(self) -> None:
-        """Tell the workers that the run is over, then end the loop."""
+        """Inform the workers that the run is over, then end the loop."""
         for worker in range(1, self.size):
             self.send_message(Message(FINISH, 0, worker))
         self.com_manager.flush(_GOODBYE)
@@ -148,7 +146,7 @@ class TravellingTrainer(WorkerTrainer):
 
 
 class AnyClientsTrainer(FedAVGTrainer):  # type: ignore[misc]
-    """The host's trainer, which would train the data of the client that it is told under its own process's number."""
+    """The host's trainer, which would train the data of the client that it gets under its own process's number."""
 
     def update_dataset(self, client_index: int) -> None:
         """Be this client for a round."""
@@ -183,53 +181,31 @@ class SimulationWorker(OnTransport, FedAVGClientManager):  # type: ignore[misc]
         self.finish()
 
 
-def lead(
-    experiment: Experiment,
-    dataset: Dataset,
-    device: torch.device,
-    *,
-    observer: RunObserver,
-    on_round: Callable[[RoundRecord, Snapshot], None],
-    resume_from: Snapshot | None = None,
-    scratch: Path | None = None,
-) -> tuple[EvaluationResult, ...]:
+def lead(task: ServerTask) -> tuple[EvaluationResult, ...]:
     """Be rank 0 of the MPI job: run all remaining rounds with the workers, then the final evaluation.
-
-    Args:
-        experiment: what to run.
-        dataset: only its test split is used.
-        device: where to evaluate.
-        observer: hears of progress.
-        on_round: called with each record and a snapshot to save.
-        resume_from: where to go on; a snapshot of a simulation in one process serves as well.
-        scratch: where the final evaluation keeps what it has done, to go on there after a stop.
 
     Raises:
         HostError: the installed host is of an untested version.
         UpdateError: a round without a single usable update.
     """
-    patches.check_version(fedml.__version__)
-    server = Server(experiment, dataset, device, observer)
-    states: Mapping[int, State] = {}
-    if resume_from is not None:
-        server.restore(resume_from)
-        states = resume_from.client_states
-    args = host_arguments(experiment, run_id="0")
-    args.comm_round = experiment.num_rounds - server.round
-    transport = _transport(experiment, 0)
+    server = task.start_server()
+    states = {} if task.resume_from is None else task.resume_from.client_states
+    args = host_arguments(task.experiment, run_id="0")
+    args.comm_round = task.experiment.num_rounds - server.round
+    transport = _transport(task.experiment, 0)
 
     def manager(args: Any) -> SimulationServer:
-        rounds = Rounds(args, server, states, transport.num_parties - 1, on_round)
+        rounds = Rounds(args, server, states, transport.num_parties - 1, task.on_round)
         return SimulationServer(args, rounds, transport)
 
     try:
         if args.comm_round > 0:
-            run_host(args, device, manager)
+            run_host(args, task.device, manager)
         else:
             manager(args).finish()  # a run that was stopped in its final evaluation
     finally:
         transport.stop_receive_message()
-    return server.final_evaluation(scratch)
+    return server.final_evaluation(task.scratch)
 
 
 def assist(
@@ -251,7 +227,6 @@ def assist(
     Raises:
         HostError: the installed host is of an untested version.
     """
-    patches.check_version(fedml.__version__)
     worker = Worker(experiment, dataset, shards, device, RunObserver())
     transport = _transport(experiment, rank)
     try:
@@ -262,6 +237,6 @@ def assist(
 
 def _transport(experiment: Experiment, rank: int) -> MPITransport:
     """One user's processes, that live and die together: messages of any size, tried for as long as it takes."""
-    transport = MPITransport(rank, experiment.recipe.num_processes, max_message=sys.maxsize)
+    transport = MPITransport(rank, experiment.recipe.clients_per_round + 1, max_message=sys.maxsize)
     transport.patience = math.inf
     return transport

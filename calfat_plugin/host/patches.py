@@ -62,18 +62,13 @@ def reseeds_the_world() -> Iterator[None]:
     ``fedml.init`` seeds Python's, numpy's and torch's global generators with the run's seed. Our streams are derived
     and need none of it; a notebook that runs a recipe should not find its own randomness reset.
     """
-    import random
-
-    import numpy as np
     import torch
 
-    python_state, numpy_state = random.getstate(), np.random.get_state()
+    from calfat_plugin.federation.ambient import generators_kept
+
     deterministic = torch.backends.cudnn.deterministic
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
+    with generators_kept():
         try:
             yield
         finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
             torch.backends.cudnn.deterministic = deterministic

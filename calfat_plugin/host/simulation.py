@@ -8,26 +8,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from calfat_plugin.host.launch import fedml, run_host  # before all else of fedml, whose import it prepares
+from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
 from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host import patches
 from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
-from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.results import EvaluationResult
 
 
@@ -36,15 +32,13 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
 
     Args:
         args: the host's arguments; ``comm_round`` counts the rounds still to do.
-        device: where to train.
         server, worker: the parties.
-        on_round: called with each record and a snapshot to save, before observers hear of the round.
+        task: their device, data and ``on_round``.
     """
 
-    def __init__(
-        self, args: Any, device: torch.device, server: Server, worker: Worker, on_round: Any, dataset: Dataset
-    ) -> None:
-        self.server, self.worker, self.on_round = server, worker, on_round
+    def __init__(self, args: Any, server: Server, worker: Worker, task: ServerTask) -> None:
+        self.server, self.worker, self.on_round = server, worker, task.on_round
+        dataset = task.dataset
         self.trainer = WorkerTrainer(worker, args)
         self.first_round = server.round + 1
         self.clients: tuple[int, ...] = ()
@@ -52,7 +46,7 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
         super().__init__(
             args,
-            device,
+            task.device,
             [sum(counts.values()), len(dataset.test), None, None, counts, nothing, nothing, dataset.num_classes],
             torch.nn.Identity(),  # the host builds a trainer of its own around it, which is then replaced
         )
@@ -73,7 +67,7 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
     def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> OrderedDict[str, Tensor]:
         uploads = dict(zip(self.clients, w_locals, strict=True))
         record = self.server.finish_round(self.trainer.round, uploads)
-        self.on_round(record, self._snapshot())
+        self.on_round(record, self.server.snapshot(self.worker.client_states))
         return self.server.downlink()
 
     def _local_test_on_all_clients(self, round_idx: int) -> None:
@@ -82,43 +76,25 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
     def _local_test_on_validation_set(self, round_idx: int) -> None:
         """Nothing, likewise; the host comes here for data sets whose name begins with ``stackoverflow``."""
 
-    def _snapshot(self) -> Snapshot:
-        server = self.server
-        return Snapshot(
-            server.round, server.state, server.server_state, server.broadcast, dict(self.worker.client_states)
-        )
-
     def run(self) -> None:
         """What ``FedMLRunner`` calls."""
         self.train()
 
 
-def simulate(
-    experiment: Experiment,
-    dataset: Dataset,
-    shards: Mapping[int, ImageData],
-    device: torch.device,
-    *,
-    observer: RunObserver,
-    on_round: Any,
-    resume_from: Snapshot | None = None,
-    scratch: Path | None = None,
-) -> tuple[EvaluationResult, ...]:
-    """Run all remaining rounds through FedML's simulator, then the final evaluation, which may use ``scratch``.
+def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
+    """Run all remaining rounds through FedML's simulator, then the final evaluation.
 
     Raises:
         HostError: the installed host is of an untested version.
         UpdateError: a round without a single usable update.
     """
-    patches.check_version(fedml.__version__)
-    server = Server(experiment, dataset, device, observer)
-    worker = Worker(experiment, dataset, shards, device, observer)
-    if resume_from is not None:
-        server.restore(resume_from)
-        worker.client_states.update(resume_from.client_states)
+    experiment, server = task.experiment, task.start_server()
+    worker = Worker(experiment, task.dataset, task.shards, task.device, task.observer)
+    if task.resume_from is not None:
+        worker.client_states.update(task.resume_from.client_states)
     remaining = experiment.num_rounds - server.round
     if remaining > 0:
         args = host_arguments(experiment, run_id="0")
         args.comm_round = remaining
-        run_host(args, device, lambda args: SimulationAPI(args, device, server, worker, on_round, dataset))
-    return server.final_evaluation(scratch)
+        run_host(args, task.device, lambda args: SimulationAPI(args, server, worker, task))
+    return server.final_evaluation(task.scratch)

@@ -1,4 +1,4 @@
-"""Who hears of a run while it trains."""
+"""Who is informed of a run while it trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RunObserver:
-    """Hears of a run's progress in the process that trains; this one ignores everything.
+    """Is informed of a run's progress in the process that trains; this one ignores everything.
 
     The run directory, the console and the loggers are observers. Calls come in the order of the methods below.
     """

@@ -1,9 +1,7 @@
-"""The one gradient-ascent loop: every PGD-like attack, in training and in evaluation, is a setting
-of it.
+"""The one gradient-ascent loop: every PGD-like attack, in training and in evaluation, is a setting of it.
 
-FGSM is ``steps=1, step_size=eps, start=x``; BIM starts at x; PGD at
-:meth:`ThreatModel.random_start`; CW climbs :func:`losses.cw_margin`; TRADES and CalFAT climb a
-divergence from logits computed before the loop.
+FGSM is ``steps=1, step_size=eps, start=x``; BIM starts at x; PGD at :meth:`ThreatModel.random_start`; CW climbs a
+margin; TRADES and CalFAT climb a divergence from logits computed before the loop.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ def gradient_ascent(
     steps: int,
     step_size: float,
     start: Tensor,
-    observe: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Climb ``loss`` inside the budget by projected steps.
 
@@ -41,13 +38,11 @@ def gradient_ascent(
         model: (N, ...) to logits (N, C), differentiable.
         x: (N, ...) float inside ``threat.bounds``; never changed.
         loss: logits of the running x_adv to the scalar to climb, summed over the batch (a mean only
-            risks underflow).
+            risks underflow). Called for iterates 0 .. steps-1: the start is seen, the returned point is not.
         threat: norm, eps and pixel range.
         steps: gradient steps; 0 returns the projected start.
         step_size: length of a step in ``threat.norm``, a fraction of the pixel range.
         start: (N, ...), first iterate; need not lie in the budget, the first projection sees to it.
-        observe: called with (step, detached logits) for every iterate that a gradient is taken at,
-            so for iterates 0 .. steps-1: the start is seen, the returned point is not.
 
     Returns:
         x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or
@@ -61,7 +56,7 @@ def gradient_ascent(
     if steps == 0:
         return threat.project(start.detach(), x)
     x_adv = start.detach()
-    for step in range(steps):
+    for _ in range(steps):
         x_adv.requires_grad_()
         with torch.enable_grad():
             logits = model(x_adv)
@@ -72,8 +67,6 @@ def gradient_ascent(
                 "computes without gradients. Gradient attacks need a differentiable model."
             )
         (grad,) = torch.autograd.grad(objective, x_adv)
-        if observe is not None:
-            observe(step, logits.detach())
         x_adv = threat.project(threat.ascend(x_adv.detach(), grad, step_size), x)
     return x_adv
 
@@ -100,19 +93,12 @@ def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
             parameter.requires_grad_(True)
 
 
-class CorrectIterates:
-    """Observer for :func:`gradient_ascent`: counts, per example, the iterates that are classified
-    correctly.
-
-    This is GAIRAT's kappa (methods.md 5.6): all correct iterates, not only those before the first
-    error, the start included and the final point excluded. It stays on the device; nothing is
-    synchronised in the loop.
-    """
-
-    def __init__(self, y: Tensor) -> None:
-        """y: (N,) labels."""
-        self.y = y
-        self.kappa = y.new_zeros(y.shape)  #: (N,) int64, in 0 .. steps
-
-    def __call__(self, step: int, logits: Tensor) -> None:
-        self.kappa += logits.argmax(dim=1) == self.y
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put buffers back on leaving: a pass that only looks must not count in normalisation statistics."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)

@@ -1,5 +1,4 @@
-"""Server arithmetic on state dicts: weighted means, checks of what arrives, drift figures, SFAT's
-weights.
+"""Arithmetic on state dicts: weighted means, checks of what arrives, drift figures.
 
 Mappings from name to tensor in, new mappings out: inputs are never written to and results share no
 storage with them. Sums run in float64 and in the order given, so a result depends on no library's
@@ -9,7 +8,7 @@ choice of order.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import UpdateError, did_you_mean
@@ -46,10 +45,11 @@ def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[
             if tensor.shape != first[name].shape:
                 found, wanted = tuple(tensor.shape), tuple(first[name].shape)
                 raise UpdateError(f"state {index}: tensor '{name}' has shape {found} where state 0 has {wanted}")
-    return {name: _average([state[name] for state in states], shares) for name in first}
+    return {name: weighted_sum([state[name] for state in states], shares) for name in first}
 
 
-def _average(tensors: list[Tensor], shares: list[float]) -> Tensor:
+def weighted_sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """sum_i s_i tensor_i in float64, cast back to the first one's dtype; integers are rounded."""
     first = tensors[0]
     total = first.double().mul(shares[0])
     for tensor, share in zip(tensors[1:], shares[1:], strict=True):
@@ -116,13 +116,6 @@ def _and_more(names: list[str]) -> str:
     return f", and {len(names) - 1} more" if len(names) > 1 else ""
 
 
-def displacement(end: State, start: State, names: Iterable[str]) -> dict[str, Tensor]:
-    """end - start for the named tensors: what a client's training did (SCAFFOLD's dy, server
-    optimisers' -gradient).
-    """
-    return {name: end[name] - start[name] for name in names}
-
-
 def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
     """Euclidean length of ``state - reference`` over the named tensors taken as one vector."""
     return math.sqrt(math.fsum(_square(state[name].double() - reference[name].double()) for name in names))
@@ -147,33 +140,3 @@ def heterogeneity(states: Sequence[State], names: Iterable[str]) -> float:
 
 def _square(tensor: Tensor) -> float:
     return float(tensor.square().sum())
-
-
-def slack_weights(
-    weights: Sequence[float], losses: Sequence[float], *, ratio: float = 1.4, top: int = 1
-) -> list[float]:
-    """SFAT's alpha-slack: favour the clients with the smallest adversarial loss (Zhu et al., ICLR
-    2023).
-
-    The ``top`` clients get their weight times ``ratio`` = (1 + alpha) / (1 - alpha), then all are
-    normalised. The official release divides by a wrong sum where client 0 is not on top; this is
-    the normalised form.
-
-    Args:
-        weights: base weights, equal or numbers of examples.
-        losses: adversarial training loss of each client, last local epoch, batch mean. Ties go to
-            the first client; a nan counts as the largest loss.
-        ratio: >= 1; 1 leaves the weights as they are. 1.4 means alpha = 1/6.
-        top: how many clients are favoured.
-
-    Returns:
-        Weights that sum to 1.
-    """
-
-    def rank(index: int) -> float:
-        return math.inf if math.isnan(losses[index]) else losses[index]
-
-    favoured: Collection[int] = sorted(range(len(losses)), key=rank)[:top]
-    slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]
-    total = math.fsum(slack)
-    return [w / total for w in slack]

@@ -5,36 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-import torch
 from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
-
-
-class Normalize(nn.Module):
-    """(x - mean) / std per channel, as a layer, so that attacks keep working on pixels in [0, 1].
-
-    Mean and std are constants of the recipe, not state: they are in no state dict and are never
-    averaged.
-    """
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """mean, std: one value a channel, in units of the pixel range; std > 0."""
-        super().__init__()
-        if len(mean) != len(std) or not all(s > 0 for s in std):
-            raise ModelError(
-                f"normalisation by mean {tuple(mean)} and std {tuple(std)}: "
-                "expected one mean and one std above 0 for each channel."
-            )
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to the same shape."""
-        return (x - self.mean) / self.std
 
 
 class ImageClassifier(nn.Module):
@@ -44,15 +17,14 @@ class ImageClassifier(nn.Module):
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
     """
 
-    def __init__(self, body: nn.Module, classifier: nn.Linear, normalize: Normalize | None = None) -> None:
+    def __init__(self, body: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
-        self.normalize: nn.Module = nn.Identity() if normalize is None else normalize
         self.body = body
         self.classifier: nn.Module = classifier
 
     def features(self, x: Tensor) -> Tensor:
         """x: (N, C, H, W) float in [0, 1]. Returns the penultimate features, (N, F)."""
-        out: Tensor = self.body(self.normalize(x))
+        out: Tensor = self.body(x)
         return out.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from calfat_plugin.models.base import ImageClassifier, Normalize, conv_block, flat_size
+from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size
 
 
 class CNN(ImageClassifier):
@@ -18,8 +18,6 @@ class CNN(ImageClassifier):
         in_channels: int = 3,
         image_size: tuple[int, int] = (32, 32),
         num_classes: int = 10,
-        *,
-        normalize: Normalize | None = None,
     ) -> None:
         layers = [
             *conv_block(nn.Conv2d(in_channels, 128, 3), pool=nn.MaxPool2d(2)),
@@ -27,7 +25,7 @@ class CNN(ImageClassifier):
             *conv_block(nn.Conv2d(128, 128, 3)),
         ]
         size = flat_size(layers, 128, image_size, "cnn")
-        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes), normalize)
+        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes))
 
 
 class CNNMcMahan(ImageClassifier):
@@ -44,7 +42,6 @@ class CNNMcMahan(ImageClassifier):
         num_classes: int = 10,
         *,
         padding: int = 0,
-        normalize: Normalize | None = None,
     ) -> None:
         convs = [
             *conv_block(nn.Conv2d(in_channels, 32, 5, padding=padding), pool=nn.MaxPool2d(2)),
@@ -52,7 +49,7 @@ class CNNMcMahan(ImageClassifier):
         ]
         size = flat_size(convs, 64, image_size, "cnn_mcmahan")
         body = nn.Sequential(*convs, nn.Flatten(), nn.Linear(size, 512), nn.ReLU(inplace=True))
-        super().__init__(body, nn.Linear(512, num_classes), normalize)
+        super().__init__(body, nn.Linear(512, num_classes))
 
 
 class CNNSmall(ImageClassifier):
@@ -66,8 +63,6 @@ class CNNSmall(ImageClassifier):
         in_channels: int = 1,
         image_size: tuple[int, int] = (8, 8),
         num_classes: int = 10,
-        *,
-        normalize: Normalize | None = None,
     ) -> None:
         layers = [
             *conv_block(nn.Conv2d(in_channels, 32, 3, padding=1)),
@@ -75,4 +70,4 @@ class CNNSmall(ImageClassifier):
             *conv_block(nn.Conv2d(32, 64, 3, padding=1), pool=nn.MaxPool2d(2)),
         ]
         size = flat_size(layers, 64, image_size, "cnn_small")
-        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes), normalize)
+        super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes))

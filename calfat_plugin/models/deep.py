@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from calfat_plugin.models.base import ImageClassifier, Normalize, conv_block, flat_size
+from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size
 
 
 class VGG8(ImageClassifier):
@@ -22,7 +22,6 @@ class VGG8(ImageClassifier):
         num_classes: int = 10,
         *,
         batch_norm: bool = True,
-        normalize: Normalize | None = None,
     ) -> None:
         layers: list[nn.Module] = []
         widths = (64, 128, 256, 512, 512)
@@ -32,7 +31,7 @@ class VGG8(ImageClassifier):
             layers += conv_block(conv, *norm, pool=nn.MaxPool2d(2) if position < 3 else None)
         flat_size(layers, widths[-1], image_size, "vgg8")  # for its error: the mean takes any size
         body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-        super().__init__(body, nn.Linear(widths[-1], num_classes), normalize)
+        super().__init__(body, nn.Linear(widths[-1], num_classes))
 
 
 class ResNet18(ImageClassifier):
@@ -47,8 +46,6 @@ class ResNet18(ImageClassifier):
         in_channels: int = 3,
         image_size: tuple[int, int] = (32, 32),
         num_classes: int = 10,
-        *,
-        normalize: Normalize | None = None,
     ) -> None:
         layers: list[nn.Module] = [
             nn.Conv2d(in_channels, 64, 3, padding=1, bias=False),
@@ -60,7 +57,7 @@ class ResNet18(ImageClassifier):
             layers += [BasicBlock(channels, width, stride), BasicBlock(width, width, 1)]
             channels = width
         body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-        super().__init__(body, nn.Linear(channels, num_classes), normalize)
+        super().__init__(body, nn.Linear(channels, num_classes))
 
 
 class BasicBlock(nn.Module):
@@ -102,7 +99,6 @@ class AlexNet64(ImageClassifier):
         num_classes: int = 10,
         *,
         dropout: float = 0.5,
-        normalize: Normalize | None = None,
     ) -> None:
         convs = [
             *conv_block(nn.Conv2d(in_channels, 64, 11, 4, 2), pool=nn.MaxPool2d(3, 2)),
@@ -114,7 +110,7 @@ class AlexNet64(ImageClassifier):
         flat_size(convs, 256, image_size, "alexnet64")  # for its error: the pooling takes any size
         hidden = _hidden(256 * 6 * 6, 4096, dropout)
         body = nn.Sequential(*convs, nn.AdaptiveAvgPool2d(6), nn.Flatten(), *hidden)
-        super().__init__(body, nn.Linear(4096, num_classes), normalize)
+        super().__init__(body, nn.Linear(4096, num_classes))
 
 
 class AlexNet64Small(ImageClassifier):
@@ -132,7 +128,6 @@ class AlexNet64Small(ImageClassifier):
         num_classes: int = 10,
         *,
         dropout: float = 0.5,
-        normalize: Normalize | None = None,
     ) -> None:
         convs = [
             *conv_block(nn.Conv2d(in_channels, 96, 11, 4, 5), pool=nn.MaxPool2d(2)),
@@ -143,7 +138,7 @@ class AlexNet64Small(ImageClassifier):
         ]
         size = flat_size(convs, 256, image_size, "alexnet64_small")
         body = nn.Sequential(*convs, nn.Flatten(), *_hidden(size, 512, dropout))
-        super().__init__(body, nn.Linear(512, num_classes), normalize)
+        super().__init__(body, nn.Linear(512, num_classes))
 
 
 def _hidden(size: int, width: int, dropout: float) -> list[nn.Module]:

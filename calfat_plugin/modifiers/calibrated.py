@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.priors import PAPER, RELEASE, Calibration
+from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -25,6 +24,12 @@ CALFAT_PAPER = Citation(
   note      = {arXiv:2205.14926}
 }""",
 )
+
+
+_CONSTANTS: dict[str, dict[str, Any]] = {  # the paper names delta and never gives it; 1e-6 is our choice
+    "paper": {"prior": "frequencies", "prior_weight": 1.0, "scale": 1.0, "delta": 1e-6},
+    "release": {"prior": "counts", "prior_weight": 0.1, "scale": 10.0, "delta": 1e-6},
+}
 
 
 @dataclass(frozen=True)
@@ -46,39 +51,39 @@ class CalibrationOptions:
     )
 
     def __post_init__(self) -> None:
-        base = RELEASE if self.parameterisation == "release" else PAPER
-        for name in ("prior", "prior_weight", "scale", "delta"):
+        for name, value in _CONSTANTS[self.parameterisation].items():
             if getattr(self, name) is None:  # filled in here, so that the recipe as run shows every constant
-                object.__setattr__(self, name, getattr(base, name))
-
-    @property
-    def calibration(self) -> Calibration:
-        """The constants as the maths takes them."""
-        base = RELEASE if self.parameterisation == "release" else PAPER
-        return dataclasses.replace(
-            base, **{name: getattr(self, name) for name in ("prior", "prior_weight", "scale", "delta")}
-        )
+                object.__setattr__(self, name, value)
 
 
 class CalibratedLoss(ClientLoss):
-    """C_out in classification and probability terms, C_in in attacks and divergences (CalFAT eq. 5-6)."""
+    """C_out(z) = s (z + k log nu) in classification and probability terms (CalFAT eq. 5-6).
 
-    def __init__(self, calibration: Calibration, class_counts: Tensor, *, calibrate_attack: bool = True) -> None:
-        self.calibration = calibration
+    Attacks and divergences see C_in(z) = z + k log nu, which is never scaled.
+    """
+
+    def __init__(self, options: CalibrationOptions, class_counts: Tensor, *, calibrate_attack: bool = True) -> None:
+        # not None: CalibrationOptions fills them in
+        assert options.prior_weight is not None
+        assert options.scale is not None
+        assert options.delta is not None
+        self.prior_weight, self.scale = options.prior_weight, options.scale
         self.calibrate_attack = calibrate_attack
-        self.log_prior = calibration.log_prior(class_counts)  # (C,)
+        counted = options.prior == "counts"
+        self.log_prior = log_counts(class_counts) if counted else log_frequencies(class_counts, delta=options.delta)
 
     def attack_logits(self, logits: Tensor) -> Tensor:
-        return self.calibration.inner(logits, self.log_prior) if self.calibrate_attack else logits
+        return self.kl_logits(logits) if self.calibrate_attack else logits
 
     def kl_logits(self, logits: Tensor) -> Tensor:
-        return self.calibration.inner(logits, self.log_prior)
+        return calibrated_logits(logits, self.log_prior, prior_weight=self.prior_weight)
 
     def margin_logits(self, logits: Tensor) -> Tensor:
-        return self.calibration.outer(logits, self.log_prior)
+        calibrated = self.kl_logits(logits)
+        return calibrated if self.scale == 1.0 else calibrated * self.scale
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        return super().cross_entropy(self.calibration.outer(logits, self.log_prior), y)
+        return super().cross_entropy(self.margin_logits(logits), y)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Calibrated(LossModifier):
         self.options = options
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(self.options.calibration, class_counts, calibrate_attack=self.options.calibrate_inner)
+        return CalibratedLoss(self.options, class_counts, calibrate_attack=self.options.calibrate_inner)
 
 
 ENTRY = ModifierEntry(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.margins import fedlc_margins
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ class FedLCLoss(ClientLoss):
     """CE(z - tau n^(-1/4), y)."""
 
     def __init__(self, options: FedLCOptions, class_counts: Tensor) -> None:
-        self.margins = fedlc_margins(class_counts, tau=options.tau)  # (C,)
+        # A missing class counts as 1e-8 examples, a margin of 100 tau, which takes it out of the softmax.
+        self.margins = (options.tau * class_counts.double().clamp_min(1e-8).pow(-0.25)).float()  # (C,)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return super().cross_entropy(logits - self.margins, y)

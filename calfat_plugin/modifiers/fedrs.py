@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.margins import fedrs_factors
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -26,7 +25,8 @@ class FedRSLoss(ClientLoss):
     """CE(a z, y), a = alpha for the client's missing classes and 1 for the others."""
 
     def __init__(self, options: FedRSOptions, class_counts: Tensor) -> None:
-        self.factors = fedrs_factors(class_counts, alpha=options.alpha, absent_below=options.absent_below)  # (C,)
+        missing = (class_counts < options.absent_below).float()
+        self.factors = 1.0 - (1.0 - options.alpha) * missing  # (C,)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return super().cross_entropy(logits * self.factors, y)

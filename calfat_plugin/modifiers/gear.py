@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.margins import gear_margins, subtract_at_label
+from calfat_plugin.modifiers.priors import rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ class GEARLoss(ClientLoss):
     """CE on logits whose true class lost delta (n_min / n_y)^(1/4)."""
 
     def __init__(self, options: GEAROptions, class_counts: Tensor) -> None:
-        self.margins = gear_margins(class_counts, delta=options.delta)  # (C,)
+        counts, rarest = class_counts.double(), rarest_present(class_counts)
+        # A missing class, which is never a label, gets delta.
+        self.margins = (options.delta * (rarest / counts.clamp_min(rarest)).pow(0.25)).float()  # (C,)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         return super().cross_entropy(subtract_at_label(logits, y, self.margins), y)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.margins import adjusted_logits
-from calfat_plugin.modifiers.priors import log_frequencies
+from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class LogitAdjLoss(ClientLoss):
         return super().cross_entropy(self._adjusted(logits), y)
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        return adjusted_logits(logits, self.log_prior, tau=self.options.tau)
+        return calibrated_logits(logits, self.log_prior, prior_weight=self.options.tau)
 
 
 class LogitAdj(LossModifier):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
+from calfat_plugin.errors import ModelError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers import margins
-from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies
+from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ class RoBalLoss(ClientLoss):
 
     def __init__(self, options: RoBalOptions, class_counts: Tensor) -> None:
         self.options = options
-        self.robal = margins.RoBal(scale=options.scale, m0=options.m0, tau_b=options.tau_b, tau_m=options.tau_m)
-        self.margins = self.robal.margins(class_counts)  # (C,)
+        counts, rarest = class_counts.double(), rarest_present(class_counts)
+        growth = (counts.clamp_min(rarest) / rarest).log()  # a missing class gets m0
+        self.margins = (options.m0 + options.tau_m / options.scale * growth).float()  # (C,)
         self.log_prior = log_frequencies(class_counts, delta=options.delta)  # (C,)
 
     def attack_logits(self, logits: Tensor) -> Tensor:
@@ -51,7 +51,8 @@ class RoBalLoss(ClientLoss):
         return self.options.scale * logits
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        return super().cross_entropy(self.robal.logits(logits, y, self.margins, self.log_prior), y)
+        scaled = self.options.scale * subtract_at_label(logits, y, self.margins)
+        return super().cross_entropy(scaled + self.options.tau_b * self.log_prior, y)
 
 
 class RoBal(LossModifier):
@@ -61,18 +62,62 @@ class RoBal(LossModifier):
         self.options = options
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        from calfat_plugin.modifiers.cosine import with_cosine_classifier
+        """Replace ``model.classifier`` in place; returns the model.
 
-        return with_cosine_classifier(model, self.options.gamma)
+        Raises:
+            ModelError: it has no linear layer of that name.
+        """
+        from torch import nn
+
+        linear = getattr(model, "classifier", None)
+        if not isinstance(linear, nn.Linear):
+            found = "nothing" if linear is None else type(linear).__name__
+            raise ModelError(
+                f"model {type(model).__name__}: RoBal replaces the last layer, an nn.Linear under the name "
+                f"'classifier'; found {found}. Derive from models.ImageClassifier."
+            )
+        model.classifier = cosine_classifier(linear, self.options.gamma)
+        return model
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
         return RoBalLoss(self.options, class_counts)
 
 
-def _preset(help: str, constants: margins.RoBal) -> Preset:
-    values: dict[str, Any] = dataclasses.asdict(constants)
-    del values["kl_weight"]  # the method's own, see RoBalOptions
-    return Preset(help, values)
+def cosine_logits(features: Tensor, weight: Tensor, gamma: float) -> Tensor:
+    """RoBal's classifier: cos_k = <w_k, h> / ((||w_k|| + gamma) ||h||), no bias, scale 1.
+
+    Args:
+        features: (N, D), h, input of the classifier. An all-zero h gives zero logits.
+        weight: (C, D), rows w_k.
+        gamma: keeps the scale of small weights in the game.
+
+    Returns:
+        (N, C) in (-1, 1).
+    """
+    directions = weight / (weight.norm(dim=1, keepdim=True) + gamma)
+    unit_features = features / features.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    cosines: Tensor = unit_features @ directions.T
+    return cosines
+
+
+def cosine_classifier(linear: nn.Linear, gamma: float) -> nn.Module:
+    """A layer of :func:`cosine_logits` with the weight of ``linear``; its initial distribution is RoBal's own."""
+    from torch import nn  # here, and so the class: listing modifiers must not import torch
+
+    class CosineClassifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(linear.weight.detach().clone())
+
+        def forward(self, features: Tensor) -> Tensor:
+            return cosine_logits(features, self.weight, gamma)
+
+    return CosineClassifier()
+
+
+def _preset(help: str, **constants: float) -> Preset:
+    cifar10_r = {"scale": 10.0, "m0": 0.1, "tau_b": 1.5, "tau_m": 0.3, "gamma": 1 / 32}
+    return Preset(help, {**cifar10_r, **constants})
 
 
 ENTRY = ModifierEntry(
@@ -91,9 +136,11 @@ ENTRY = ModifierEntry(
 }""",
     ),
     presets={
-        "cifar10-r": _preset("RoBal-R as for CIFAR-10, the default", margins.ROBAL_R_CIFAR10),
-        "cifar10-n": _preset("RoBal-N as for CIFAR-10, without its test-time term", margins.ROBAL_N_CIFAR10),
-        "cifar100-r": _preset("RoBal-R as for CIFAR-100, without its test-time term", margins.ROBAL_R_CIFAR100),
-        "cifar100-n": _preset("RoBal-N as for CIFAR-100, without its test-time term", margins.ROBAL_N_CIFAR100),
+        "cifar10-r": _preset("RoBal-R as for CIFAR-10, the default"),
+        "cifar10-n": _preset("RoBal-N as for CIFAR-10, without its test-time term", tau_b=1.2, tau_m=0.0),
+        "cifar100-r": _preset(
+            "RoBal-R as for CIFAR-100, without its test-time term", m0=0.3, tau_b=0.0, tau_m=0.0, gamma=1 / 16
+        ),
+        "cifar100-n": _preset("RoBal-N as for CIFAR-100, without its test-time term", m0=0.2, tau_b=0.0, tau_m=0.0),
     },
 )

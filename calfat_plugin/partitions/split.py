@@ -113,29 +113,6 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     return [shards[mine].reshape(-1) for mine in dealt]
 
 
-def class_counts(labels: npt.ArrayLike, indices: npt.ArrayLike, num_classes: int) -> npt.NDArray[np.int64]:
-    """Count the classes among ``labels[indices]``.
-
-    Args:
-        labels: (N,) class ids of the whole training set.
-        indices: (n,) positions of one client's examples; may be empty.
-        num_classes: C.
-
-    Returns:
-        (C,) counts; zero for a class that the client lacks.
-
-    Raises:
-        DataError: a label is negative or not below ``num_classes``.
-    """
-    held = np.asarray(labels)[np.asarray(indices, dtype=np.int64)]
-    if held.size and not 0 <= held.min() <= held.max() < num_classes:
-        raise DataError(
-            f"labels run from {held.min()} to {held.max()}, but the data set has {num_classes} "
-            f"classes, 0 to {num_classes - 1}."
-        )
-    return np.bincount(held.astype(np.int64), minlength=num_classes).astype(np.int64)
-
-
 def _dirichlet(
     labels: npt.ArrayLike,
     num_clients: int,

@@ -16,12 +16,15 @@ from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.threat import ThreatModel
 
+#: Training type to whether its runs have parties, which ``calfat.silo`` is about.
+TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
+
 
 @dataclass(frozen=True)
 class CommonArgs:
     """``common_args``: the kind of run."""
 
-    training_type: str = option("simulation", choices=("simulation", "cross_silo"), help="runtime of the host")
+    training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
     random_seed: int = option(
         0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
     )
@@ -227,12 +230,3 @@ class Recipe:
     def clients_per_round(self) -> int:
         """Clients that train in a round."""
         return self.train.client_num_per_round or self.train.client_num_in_total
-
-    @property
-    def num_processes(self) -> int:
-        """Processes that a run has, the server's included: one for each party across silos, where a client stays where
-        its data is; in a simulation over MPI one for each client of a round, for any process may train any client.
-        """
-        if self.common.training_type == "cross_silo":
-            return self.train.client_num_in_total + 1
-        return 1 if self.comm.backend == "sp" else self.clients_per_round + 1

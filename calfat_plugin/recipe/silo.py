@@ -43,6 +43,11 @@ def certificate_name(rank: int) -> str:
     return f"rank-{rank}.calfat"
 
 
+def for_rank(text: str, rank: int) -> str:
+    """A recipe's text as party ``rank`` reads it: its rank stands for ``{rank}``."""
+    return text.replace("{rank}", str(rank))
+
+
 def parse_address(text: str) -> Address | None:
     """``host:port`` or ``[ipv6]:port``; None for anything else."""
     found = _ADDRESS.fullmatch(text)

@@ -1,1 +1,1 @@
-"""Run directories: everything that a run leaves behind, and going on where one stopped."""
+"""Run directories: everything that a run writes, and how a stopped one is resumed."""

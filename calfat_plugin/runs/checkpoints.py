@@ -1,14 +1,13 @@
 """Checkpoints: a snapshot as one safetensors file, read and written without pickle.
 
 The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a model that loads
-(leave out the names with a slash). What else a resumed run needs stands beside them under ``server/``,
+(leave out the names with a slash). What else a resumed run needs is stored beside them under ``server/``,
 ``broadcast/`` and ``client/<id>/``; the metadata says round, experiment and what was measured.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from calfat_plugin.disk import replacing, reporting_disk_errors
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs.disk import sync_file, telling_disk_errors
 
 _KEY, _FORMAT = "calfat", 1
 
@@ -43,12 +42,8 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
     facts = {"format": _FORMAT, "round": snapshot.round, "clients": sorted(snapshot.client_states), "notes": notes}
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
     metadata = {_KEY: json.dumps(facts)}
-    temporary = path.with_name(path.name + ".tmp")
-    with telling_disk_errors(path):
+    with reporting_disk_errors(path, SafetensorError), replacing(path) as temporary:
         save_file(_apart(tensors), temporary, metadata)
-        sync_file(temporary)
-        os.replace(temporary, path)
-        sync_file(path.parent)
 
 
 def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:

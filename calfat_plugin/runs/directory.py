@@ -1,4 +1,4 @@
-"""A run directory: created once, written as the run goes on, and found again by ``--resume``.
+"""A run directory: created once, written while the run lasts, and found again by ``--resume``.
 
 ::
 
@@ -23,20 +23,18 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from calfat_plugin.disk import lock, write_text
 from calfat_plugin.errors import RecipeError, RunError
-from calfat_plugin.experiment import Experiment, assemble, same_but_rounds, why_not
+from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import read_document
-from calfat_plugin.runs.disk import write_text
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import RoundsFile
 
-try:
-    import fcntl
-except ImportError:  # Windows: runs go unlocked
-    fcntl = None  # type: ignore[assignment]
+D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
@@ -44,7 +42,10 @@ _ATTEMPTS = 100
 
 
 class RunDirectory:
-    """Paths and files of one run. Use :meth:`create`, :meth:`latest_unfinished`, or name one that exists."""
+    """Paths and files of one run. Use :meth:`open`, or name one that exists."""
+
+    #: What to do instead where there is no run to resume.
+    without_resume = "Start one without --resume, or point to one with --run-dir."
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +56,7 @@ class RunDirectory:
     partition = property(lambda self: self.path / "partition.json", doc="Training examples per client and class.")
     rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
-    evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation goes on from.")
+    evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
 
@@ -69,27 +70,44 @@ class RunDirectory:
         return bool(self.results.exists())
 
     @classmethod
-    def create(cls, experiment: Experiment, path: Path | None) -> RunDirectory:
-        """Make the directory and write the recipe as run.
+    def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
+        """A new directory with the recipe as run, or the one to resume.
 
         Args:
-            experiment: what will run.
-            path: ``--run-dir``; None: ``runs/<recipe>/<seed>-<time>``.
+            request: what to run; without a ``run_dir`` in a new ``<parent>/<seed>-<time>``, or where the newest
+                unfinished run is.
+            parent: default: ``runs/<recipe>``.
+
+        Raises:
+            RunError: it holds a run already, cannot be written, holds none to resume, or one of another recipe.
+        """
+        experiment, path = request.experiment, request.run_dir
+        if not request.resume:
+            return cls.create(experiment, path, parent)
+        directory = cls.latest_unfinished(experiment, parent) if path is None else cls(path)
+        if not directory.recipe.exists():
+            raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
+        directory.check_same(experiment)
+        return directory
+
+    @classmethod
+    def create(cls: type[D], experiment: Experiment, path: Path | None, parent: Path | None = None) -> D:
+        """Make the directory, at ``path`` or new in ``parent`` (``runs/<recipe>``), and write the recipe as run.
 
         Raises:
             RunError: it holds a run already, or cannot be written.
         """
-        wanted = DEFAULT_ROOT / experiment.recipe.name if path is None else path
-        made = _missing(wanted)
+        parent = parent or DEFAULT_ROOT / experiment.recipe.name
+        made = _missing(parent if path is None else path)
         if path is None:
-            path = _new_path(wanted, experiment.seed)
+            path = _new_path(parent, experiment.seed)
             made.insert(0, path)
         chosen = cls(path)
         chosen._made = made
         if chosen.recipe.exists():
             raise RunError(
                 f"{path}: there is a run in this directory already. "
-                "Add --resume to go on with it, or choose another --run-dir."
+                "Add --resume to continue it, or choose another --run-dir."
             )
         try:
             chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
@@ -99,13 +117,13 @@ class RunDirectory:
         return chosen
 
     @classmethod
-    def latest_unfinished(cls, experiment: Experiment) -> RunDirectory:
-        """The newest unfinished run of this recipe and seed.
+    def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
+        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
 
         Raises:
             RunError: there is none.
         """
-        parent = DEFAULT_ROOT / experiment.recipe.name
+        parent = parent or DEFAULT_ROOT / experiment.recipe.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
@@ -113,12 +131,11 @@ class RunDirectory:
                 return run
         found = f"{len(runs)} finished" if runs else "none at all"
         raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). "
-            "Start one without --resume, or point to one with --run-dir."
+            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}"
         )
 
     def check_same(self, experiment: Experiment) -> None:
-        """Refuse to go on with another recipe than the run was started with; more rounds are welcome.
+        """Refuse to continue with another recipe than the run was started with; more rounds are allowed.
 
         Raises:
             RunError: with the first keys that differ.
@@ -130,10 +147,9 @@ class RunDirectory:
         then, now = started.as_run(), experiment.as_run()
         different = same_but_rounds(then, now)
         if different:
-            shown = "; ".join(f"{key}: {_at(then, key)!r} when started, {_at(now, key)!r} now" for key in different[:3])
-            more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
             raise RunError(
-                f"{self.path}: the recipe is not the one this run was started with. {shown}{more}. "
+                f"{self.path}: the recipe is not the one this run was started with. "
+                f"{changes(then, now, different, 'when started')}. "
                 f"{why_not(different)}Resume with the run's own recipe: "
                 + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
@@ -155,7 +171,7 @@ class RunDirectory:
             RoundsFile(self.rounds, (), 0).keep_until(last_round)
         else:
             self.rounds.unlink(missing_ok=True)
-        self.results.unlink(missing_ok=True)  # it goes on, so it is not finished
+        self.results.unlink(missing_ok=True)  # it continues, so it is not finished
         for path in self._files():
             path.with_name(path.name + ".tmp").unlink(missing_ok=True)
 
@@ -166,19 +182,12 @@ class RunDirectory:
         Raises:
             RunError: another process is at it.
         """
-        if fcntl is None:
-            yield
-            return
         handle = os.open(self.path, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock(handle):
                 raise RunError(
                     f"{self.path}: another process is writing this run. Let it finish, or stop it before you resume."
-                ) from None
-            except OSError:  # a network file system without locks
-                pass
+                )
             yield
         finally:
             os.close(handle)
@@ -197,7 +206,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Remove a run that has nothing worth keeping: its own files, and the folders that were made for it.
 
-        Whatever else stands in a ``--run-dir`` that was there before stays.
+        Other files in a ``--run-dir`` that existed before are kept.
         """
         for path in self._files():
             path.unlink(missing_ok=True)
@@ -245,10 +254,3 @@ def _new_path(parent: Path, seed: int) -> Path:
 def _rounds_asked(recipe: Path) -> int:
     rounds = read_document(recipe).get(("train_args", "comm_round"))
     return rounds if isinstance(rounds, int) else 0
-
-
-def _at(tree: Mapping[str, Any], key: str) -> Any:
-    value: Any = tree
-    for step in key.split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value

@@ -1,6 +1,6 @@
-"""Who hears of a run's life: installed plugins with such hooks, and the loggers that the recipe switches on.
+"""Who is informed of a run's life: installed plugins with such hooks, and the loggers that the recipe switches on.
 
-None of them can stop a run: one that raises is told to the user once and hears no more of this run.
+None of them can stop a run: one that raises is reported to the user once and is off for the rest of this run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Listeners:
 
     @classmethod
     def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
-        """Everyone who listens to a run of ``experiment``; a logger that cannot be built is told and left out."""
+        """Everyone who listens to a run of ``experiment``; a logger that cannot be built is reported and left out."""
         registry = experiment.registry
         listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
         for pick in experiment.loggers:

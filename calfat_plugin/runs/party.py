@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.interfaces import RunObserver, State
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -30,7 +29,7 @@ from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request
+from calfat_plugin.runs.request import Request
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import Dataset, ImageData
@@ -41,6 +40,7 @@ log = logging.getLogger(__name__)
 class PartyDirectory(RunDirectory):
     """A client's run directory."""
 
+    without_resume = "Start without --resume: the server sends this client the current round."
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
     def states(self) -> Path:
@@ -49,24 +49,15 @@ class PartyDirectory(RunDirectory):
 
 
 def open_party_directory(request: Request, rank: int) -> PartyDirectory:
-    """The client's directory: a new one, or the one to go on with.
+    """The client's directory: a new one, or the one to resume.
 
     Raises:
         RunError: see ``RunDirectory``; or the rank is none of the recipe's.
     """
     experiment = request.experiment
-    refuse_unsupported(experiment)
     check_rank(experiment, rank)
-    if request.resume:
-        path = request.run_dir or _newest(experiment, rank)
-        directory = PartyDirectory(path)
-        if not directory.recipe.exists():
-            raise RunError(f"{path}: there is no run here to resume (no recipe.yaml).")
-        directory.check_same(experiment)
-        return directory
-    path = request.run_dir or _parent(experiment, rank) / f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    PartyDirectory.create(experiment, path)
-    return PartyDirectory(path)
+    parent = DEFAULT_ROOT / experiment.recipe.name / f"rank-{rank}"
+    return PartyDirectory.open(request, parent)
 
 
 def check_rank(experiment: Experiment, rank: int) -> None:
@@ -91,13 +82,15 @@ def run_client(
         request: what to run.
         rank: 1 to the number of clients.
         directory: from :func:`open_party_directory`.
-        observer: hears of training progress.
+        observer: is informed of training progress.
         say: shows the user a line.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
-    experiment = request.experiment
+    experiment, runtime = request.experiment, runtime_of(request.experiment)
+    if not isinstance(runtime, CrossSilo):
+        raise TypeError(f"a {type(runtime).__name__} has no clients with a process of their own")
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         stack.enter_context(log_to(directory.log))
@@ -107,13 +100,12 @@ def run_client(
         data = _own_data(experiment, dataset, rank - 1).to(device)
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
-        from calfat_plugin.host.silo.run import ClientStates, work
+        from calfat_plugin.host.silo.run import ClientStates
 
         kept = _States(directory.states(), rank - 1)
         say(f"client {rank - 1} of {experiment.recipe.name}: {len(data)} examples, waiting for the server")
         rounds = experiment.num_rounds
-        work(
-            experiment,
+        runtime.work(
             dataset,
             data,
             rank,
@@ -153,19 +145,3 @@ class _States:
 
     def _path(self, round: int) -> Path:
         return self._folder / f"round-{round}.safetensors"
-
-
-def _parent(experiment: Experiment, rank: int) -> Path:
-    return DEFAULT_ROOT / experiment.recipe.name / f"rank-{rank}"
-
-
-def _newest(experiment: Experiment, rank: int) -> Path:
-    parent = _parent(experiment, rank)
-    runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
-    for recipe in runs:
-        if not PartyDirectory(recipe.parent).finished:
-            return recipe.parent
-    raise RunError(
-        f"{parent}: no unfinished run with seed {experiment.seed} to resume. Start without --resume: the server sends "
-        "this client the current round."
-    )

@@ -8,9 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.runs.disk import telling_disk_errors, write_text
 
 TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
 
@@ -55,7 +55,7 @@ class RoundsFile:
         if not self.path.exists():
             writer.writeheader()
         writer.writerow(self._row(record))
-        with telling_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+        with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(text.getvalue())
             file.flush()
             os.fsync(file.fileno())
@@ -72,7 +72,7 @@ class RoundsFile:
         rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
         if rounds != ["round", *map(str, range(1, last_round + 1))]:
             raise RunError(
-                f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint goes on from, are not all "
+                f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
         write_text(self.path, "".join(kept))

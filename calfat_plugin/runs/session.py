@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
@@ -22,67 +20,32 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import last_used, seconds_of
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import torch
 
+    from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for.
-
-    Attributes:
-        experiment: the recipe, resolved.
-        run_dir: ``--run-dir``, or None.
-        resume: ``--resume``.
-        command: the command line, for the record.
-    """
-
-    experiment: Experiment
-    run_dir: Path | None
-    resume: bool
-    command: list[str]
-
-
-def open_directory(request: Request) -> RunDirectory:
-    """The run directory: a new one, or the one to go on with.
-
-    Raises:
-        RunError: see ``RunDirectory``.
-    """
-    experiment = request.experiment
-    refuse_unsupported(experiment)
-    if not request.resume:
-        return RunDirectory.create(experiment, request.run_dir)
-    if request.run_dir is None:
-        directory = RunDirectory.latest_unfinished(experiment)
-    else:
-        directory = RunDirectory(request.run_dir)
-        if not directory.recipe.exists():
-            raise RunError(f"{request.run_dir}: there is no run here to resume (no recipe.yaml).")
-    directory.check_same(experiment)
-    return directory
-
-
 def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]) -> RunResult:
-    """Run, or go on with a run, until its results are written.
+    """Run, or continue a run, until its results are written.
 
     Args:
         request: what to run.
-        directory: from :func:`open_directory`.
-        observer: hears of progress.
+        directory: from ``RunDirectory.open``.
+        observer: is informed of progress.
         warn: shows the user a finding that does not stop the run.
 
     Raises:
-        CalfatError: with what to mend. Finished rounds stay on disk.
+        CalfatError: with what to fix. Finished rounds stay on disk.
     """
-    experiment = request.experiment
+    experiment, runtime = request.experiment, runtime_of(request.experiment)
     started = time.perf_counter()
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
@@ -93,33 +56,17 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         dataset = experiment.load_own_dataset(rank=0)
 
         from calfat_plugin.federation.worker import shards_of
+        from calfat_plugin.host.task import ServerTask
 
-        across_silos = experiment.recipe.common.training_type == "cross_silo"
-        shards = {} if across_silos else shards_of(experiment, dataset, device)
-        last_round = 0 if snapshot is None else snapshot.round
-        directory.begin(last_round)
+        shards = {} if runtime.has_silos else shards_of(experiment, dataset, device)
+        info = _run_info(directory, experiment, 1 if snapshot is None else snapshot.round + 1, shards, dataset)
+        directory.begin(info.start_round - 1)
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         directory.write_recipe(experiment)
         _write_environment(directory, experiment, device, request.command)
-        import torch
-
-        info = RunInfo(
-            name=experiment.recipe.name,
-            directory=directory.path,
-            recipe=experiment.as_run(),
-            num_rounds=experiment.num_rounds,
-            start_round=last_round + 1,
-            class_counts=tuple(
-                tuple(torch.bincount(shard.y, minlength=dataset.num_classes).tolist()) for shard in shards.values()
-            ),
-        )
-        writer = RunWriter(directory, experiment, best)
-        if not across_silos:  # the counts never leave the silos
-            counts = [list(of_client) for of_client in info.class_counts]
-            directory.write_json(
-                directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts}
-            )
-        listeners = Listeners.of(experiment, warn)
+        if not runtime.has_silos:  # the counts never leave the silos
+            _write_partition(directory, dataset, info)
+        writer, listeners = RunWriter(directory, experiment, best), Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
 
@@ -128,25 +75,19 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             observer.round_finished(record)
             listeners.round_finished(info, record)
 
+        task = ServerTask(
+            experiment,
+            dataset,
+            device,
+            observer,
+            on_round,
+            shards=shards,
+            resume_from=snapshot,
+            used=last_used(directory.rounds),
+            scratch=directory.evaluation,
+        )
         try:
-            drive: dict[str, Any] = {
-                "observer": observer,
-                "on_round": on_round,
-                "resume_from": snapshot,
-                "scratch": directory.evaluation,
-            }
-            if across_silos:
-                from calfat_plugin.host.silo.run import serve
-
-                evaluations = serve(experiment, dataset, device, used=last_used(directory.rounds), **drive)
-            elif experiment.recipe.num_processes > 1:
-                from calfat_plugin.host.mpi_simulation import lead
-
-                evaluations = lead(experiment, dataset, device, **drive)
-            else:
-                from calfat_plugin.host.simulation import simulate
-
-                evaluations = simulate(experiment, dataset, shards, device, **drive)
+            evaluations = runtime.lead(task)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
@@ -156,6 +97,28 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         listeners.run_finished(info, result)
         _report(directory, warn)
     return result
+
+
+def _run_info(
+    directory: RunDirectory, experiment: Experiment, start_round: int, shards: Mapping[int, ImageData], dataset: Dataset
+) -> RunInfo:
+    import torch
+
+    return RunInfo(
+        name=experiment.recipe.name,
+        directory=directory.path,
+        recipe=experiment.as_run(),
+        num_rounds=experiment.num_rounds,
+        start_round=start_round,
+        class_counts=tuple(
+            tuple(torch.bincount(shard.y, minlength=dataset.num_classes).tolist()) for shard in shards.values()
+        ),
+    )
+
+
+def _write_partition(directory: RunDirectory, dataset: Dataset, info: RunInfo) -> None:
+    counts = [list(of_client) for of_client in info.class_counts]
+    directory.write_json(directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts})
 
 
 def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
@@ -173,7 +136,7 @@ def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
-    """(snapshot to go on from, best rounds so far); a run that stopped in its first round begins again."""
+    """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
@@ -184,7 +147,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
             f"{directory.path}: {state}; {asked} are asked for. "
             f"To go further, resume it with --set train_args.comm_round={done + 10}."
         )
-    log.info("going on after round %d", done)
+    log.info("continuing after round %d", done)
     return snapshot, notes.get("best", {})
 
 

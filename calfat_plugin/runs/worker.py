@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.arguments import refuse_unsupported
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.logs import log_to
 
@@ -20,11 +19,10 @@ def run_worker(experiment: Experiment, rank: int) -> None:
         rank: of this process in the MPI job, 1 and up.
 
     Raises:
-        CalfatError: with what to mend.
+        CalfatError: with what to fix.
     """
-    refuse_unsupported(experiment)
     with ExitStack() as stack:
-        stack.enter_context(log_to(Path(os.devnull)))  # what concerns a client stands in its message to rank 0
+        stack.enter_context(log_to(Path(os.devnull)))  # what concerns a client is in its message to rank 0
         device = pick_device(experiment, lambda text: None)  # rank 0 warns
         stack.enter_context(using_threads(experiment))
         dataset = experiment.load_dataset()

@@ -1,4 +1,4 @@
-"""Writes a run directory as the run goes on: rows and checkpoints each round, results at the end."""
+"""Writes a run directory while the run lasts: rows and checkpoints each round, results at the end."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def _as_json(value: Any, where: str) -> Any:
         return value
     raise RunError(
         f"{where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, lists and "
-        "mappings of them. This is the plugin's to mend: the run can be resumed for its final evaluation."
+        "mappings of them. Fix it in the plugin: the run can be resumed for its final evaluation."
     )

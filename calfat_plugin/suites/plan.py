@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin.errors import CalfatError, OptionError, RecipeError, RunError, listed
-from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document, KeyPath, read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
@@ -238,7 +238,7 @@ def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], over
     for setting in settings:
         document = document.with_value(setting.path, setting.value, setting.place)
     experiment = assemble(document.with_overrides(overrides), registry)
-    refuse_unsupported(experiment)
+    supported_runtime(experiment)
     measured = [pick.label for pick in experiment.evaluators]
     for metric in suite.metrics:
         if metric.label not in measured:
@@ -275,15 +275,11 @@ def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[
         return "unfinished", f"its recipe can no longer be read: {error}"
     now = as_run(experiment, seed)
     keys = same_but_rounds(then, now)
-    rounds: KeyPath = ("train_args", "comm_round")
-    asked, done = _at(now, rounds), _at(then, rounds)
+    asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:
         keys.append("train_args.comm_round")
     if keys:
-        shown = "; ".join(
-            f"{key}: {_at(then, key.split('.'))!r} then, {_at(now, key.split('.'))!r} now" for key in keys[:3]
-        )
-        return "unfinished", shown + (f" (and {len(keys) - 3} more)" if len(keys) > 3 else "")
+        return "unfinished", changes(then, now, keys, "then")
     return ("finished" if directory.finished and asked == done else "unfinished"), ""
 
 
@@ -293,13 +289,6 @@ def as_run(experiment: Experiment, seed: int) -> dict[str, Any]:
     section, key = SEED_PATH
     written[str(section)][key] = seed
     return written
-
-
-def _at(tree: Mapping[str, Any], path: Iterable[str | int]) -> Any:
-    value: Any = tree
-    for step in path:
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value
 
 
 def _changed(changes: list[str]) -> str:

@@ -16,14 +16,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
+from calfat_plugin.disk import lock
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
-
-try:
-    import fcntl
-except ImportError:  # Windows: runs go unlocked
-    fcntl = None  # type: ignore[assignment]
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
@@ -55,7 +51,7 @@ class Outcome:
 
 
 class SuiteObserver:
-    """Hears of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
+    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
 
     def run_started(self, run: PlannedRun) -> None:
         """A process was started."""
@@ -120,7 +116,7 @@ def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outco
     Args:
         plan: the suite.
         jobs: runs at a time, >= 1.
-        observer: receives progress.
+        observer: is informed of progress.
         outcomes: gets one outcome a run, in the order they end, also when interrupted.
 
     Raises:
@@ -186,7 +182,7 @@ class _Pool:
             kept = run.output.open("a", encoding="utf-8")
         except OSError as error:
             raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
-        if not _lock(kept):
+        if not lock(kept.fileno()):
             kept.close()
             self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
             return
@@ -316,19 +312,6 @@ def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
-
-
-def _lock(file: IO[str]) -> bool:
-    """Claim a file for as long as it is open, and with it the run whose output it keeps."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a network file system without locks
-        return True
-    return True
 
 
 def _what_went_wrong(lines: Sequence[str], code: int) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
+from calfat_plugin.disk import write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.options import to_plain
-from calfat_plugin.runs.disk import write_text
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 
 NOTHING = "-"

@@ -1,13 +1,13 @@
-"""The base of every built-in method: a method says its two losses, the loop does the rest."""
+"""The base of every built-in method: a method defines its two losses, the loop does the rest."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, LossModifier
 from calfat_plugin.options import option
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -29,79 +29,12 @@ def start_noise_option() -> Any:
     )
 
 
-class AttackBatch:
-    """What the inner maximisation may look at. The model is in evaluation mode.
-
-    Attributes:
-        model: the client's model.
-        x_nat: (N, C, H, W) clean images, float32 in [0, 1].
-        y: (N,) labels.
-        loss: the client's loss operators.
-        logits_adv: (N, C) logits of the running x_adv, with gradient; set anew for each step.
-    """
-
-    logits_adv: Tensor
-
-    def __init__(self, model: nn.Module, x_nat: Tensor, y: Tensor, loss: ClientLoss) -> None:
-        self.model, self.x_nat, self.y, self.loss = model, x_nat, y, loss
-
-    @cached_property
-    def logits_nat(self) -> Tensor:
-        """(N, C) clean logits without gradient: constant in x_adv, so computed once."""
-        import torch
-
-        with torch.no_grad():
-            logits: Tensor = self.model(self.x_nat)
-        return logits
-
-
-class TrainBatch:
-    """What the outer minimisation may look at. The model is in training mode.
-
-    Attributes:
-        model: the client's model.
-        x_nat: (N, C, H, W) clean images, float32 in [0, 1].
-        x_adv: the same images after the attack; rows outside ``attacked`` are clean.
-        y: (N,) labels.
-        loss: the client's loss operators.
-        attacked: (N,) bool, rows that were attacked; None: all of them.
-        kappa: (N,) how many iterates of the attack were classified correctly, for methods that set
-            ``counts_iterates``; else None.
-        task: the client's work this round, for round numbers and the like.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x_nat: Tensor,
-        x_adv: Tensor,
-        y: Tensor,
-        loss: ClientLoss,
-        task: LocalTask,
-        attacked: Tensor | None = None,
-        kappa: Tensor | None = None,
-    ) -> None:
-        self.model, self.x_nat, self.x_adv, self.y, self.loss = model, x_nat, x_adv, y, loss
-        self.task, self.attacked, self.kappa = task, attacked, kappa
-
-    @cached_property
-    def logits_nat(self) -> Tensor:
-        """(N, C) logits of the clean images, with gradient; the forward pass happens on first use."""
-        logits: Tensor = self.model(self.x_nat)
-        return logits
-
-    @cached_property
-    def logits_adv(self) -> Tensor:
-        """(N, C) logits of x_adv, with gradient; the forward pass happens on first use."""
-        logits: Tensor = self.model(self.x_adv)
-        return logits
-
-
 class AdversarialTrainer(LocalTrainer):
     """A method is two losses and named constants; subclasses are final and keep no state.
 
-    A subclass overrides :meth:`train_loss`, and :meth:`attack_loss` with :meth:`start` where it attacks. It never
-    touches devices, layouts, batch splitting, optimisers or modes: those belong to ``trainers.loop``.
+    A subclass overrides :meth:`train_loss`, and :meth:`attack_loss` with :meth:`start` where it attacks; a method whose
+    step takes more than one gradient overrides :meth:`backward`, too. It never touches devices, layouts, batch
+    splitting, optimisers or modes: those belong to ``trainers.loop``.
 
     Attributes:
         options: an instance of the entry's options.
@@ -145,6 +78,16 @@ class AdversarialTrainer(LocalTrainer):
     @abstractmethod
     def train_loss(self, batch: TrainBatch) -> Tensor:
         """The scalar that the outer step minimises, a mean over the batch."""
+
+    def backward(self, batch: TrainBatch) -> Tensor:
+        """Leave the gradient of one step in the parameters' ``.grad``, which is None before; default: of train_loss.
+
+        Returns:
+            The loss for the record, a scalar without gradient.
+        """
+        loss = self.train_loss(batch)
+        loss.backward()
+        return loss.detach()
 
     def fit(self, task: LocalTask) -> LocalUpdate:
         """Train for one round; see ``trainers.loop.train_locally``."""

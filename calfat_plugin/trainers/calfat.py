@@ -11,7 +11,8 @@ from calfat_plugin.interfaces import ClientLoss, LocalTask
 from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option
+from calfat_plugin.trainers.base import AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.mixing import SAMPLING_HELP, Sampling, mixed_rows
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class CalFAT(AdversarialTrainer):
     options: CalFATOptions
 
     def bind_loss(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(self.options.calibration, class_counts, calibrate_attack=self.options.inner == "ckl")
+        return CalibratedLoss(self.options, class_counts, calibrate_attack=self.options.inner == "ckl")
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return mixed_rows(index, task, generator, self.options.adv_ratio, self.options.sampling)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
+from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
-from calfat_plugin.trainers.gradients import carrying, gradients_of
-from calfat_plugin.trainers.weight_perturbation import awp_perturbation
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,37 +33,39 @@ class FedAWP(AdversarialTrainer):
     options: FedAWPOptions
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
-        if batch.task.round <= self.options.warmup:
-            return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
-        model = batch.model
-        with _statistics_kept(model):
-            uphill = gradients_of(self._loss(batch), model)
-        weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.dim() > 1}
-        climbed = {name: gradient for name, gradient in uphill.items() if name in weights}
-        with _shifted(model, awp_perturbation(weights, climbed, gamma=self.options.gamma)):
-            loss = self._loss(batch)
-            gradients = gradients_of(loss, model)
-        return carrying(loss, model, gradients)
-
-    @staticmethod
-    def _loss(batch: TrainBatch) -> Tensor:
         """The adversarial loss at the model's present weights; not ``logits_adv``, which is computed once."""
         return batch.loss.cross_entropy(batch.model(batch.x_adv), batch.y).mean()
 
+    def backward(self, batch: TrainBatch) -> Tensor:
+        if batch.task.round <= self.options.warmup:
+            return super().backward(batch)
+        with _perturbed(batch.model, self._perturbation(batch)):
+            return super().backward(batch)
+
+    def _perturbation(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """v for every trainable tensor of two or more dimensions that the loss depends on, by name."""
+        import torch
+
+        named = {name: parameter for name, parameter in batch.model.named_parameters() if parameter.requires_grad}
+        with buffers_kept(batch.model):
+            gradients = torch.autograd.grad(self.train_loss(batch), list(named.values()), allow_unused=True)
+        return {
+            name: perturbation(weight.detach(), gradient, self.options.gamma)
+            for (name, weight), gradient in zip(named.items(), gradients, strict=True)
+            if gradient is not None and weight.dim() > 1
+        }
+
+
+def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
+    """v = gamma ||w|| / ||g|| g: how far a layer is pushed up the adversarial loss; zero where the gradient is zero."""
+    # Divided by the largest entry first, so that squares of tiny gradients do not underflow.
+    direction = gradient / gradient.abs().amax().clamp_min(1e-30)
+    pushed: Tensor = direction * (gamma * weight.norm() / direction.norm().clamp_min(1e-30))
+    return pushed
+
 
 @contextmanager
-def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """Put buffers back on leaving: a pass that only looks must not count in normalisation statistics."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)
-
-
-@contextmanager
-def _shifted(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
+def _perturbed(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
     """Add ``shifts`` to the named parameters, and put the very same values back on leaving."""
     named = dict(model.named_parameters())
     before = {name: named[name].detach().clone() for name in shifts}

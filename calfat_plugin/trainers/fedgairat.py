@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
-from calfat_plugin.trainers.losses_methods import GairatWeighting, gairat_lambda, gairat_loss, gairat_weights
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from calfat_plugin.recipe.schema import Recipe
 
+Weighting = Literal["tanh", "sigmoid", "discrete"]
+
 
 @dataclass(frozen=True)
 class FedGAIRATOptions:
     """The constants of GAIRAT."""
 
-    weighting: GairatWeighting = option("tanh", help="form of the weight as a function of kappa")
+    weighting: Weighting = option("tanh", help="form of the weight as a function of kappa")
     lam: float = option(-1.0, help="Lambda, shift of the weight's argument; large values weigh all examples alike")
     start_round: int = option(
         60, low=1, help="first round with weights; plain adversarial training before it", unit="rounds"
@@ -36,9 +39,39 @@ class FedGAIRAT(AdversarialTrainer):
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         assert batch.kappa is not None  # counts_iterates
-        lam = gairat_lambda(batch.task.round, start_round=self.options.start_round, lam=self.options.lam)
-        weights = gairat_weights(batch.kappa, batch.task.threat.steps, lam=lam, weighting=self.options.weighting)
-        return gairat_loss(batch.loss.cross_entropy(batch.logits_adv, batch.y), weights)
+        options = self.options
+        lam = options.lam if batch.task.round >= options.start_round else math.inf
+        weights = example_weights(batch.kappa, batch.task.threat.steps, lam, options.weighting)
+        return (weights * batch.loss.cross_entropy(batch.logits_adv, batch.y)).mean()
+
+
+def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting) -> Tensor:
+    """Weights of a batch, normalised to mean 1: examples that are easier to attack weigh more.
+
+    With h = floor(steps / 2) and a = lam + 5 (h - kappa) / h the raw weight is (1 + tanh(a)) / 2 for ``tanh``,
+    sigmoid(a) for ``sigmoid``, and (steps + 1 - kappa) / (steps + 1) for ``discrete``.
+
+    Args:
+        kappa: (N,) correctly classified iterates, 0 .. steps (``attacks.CorrectIterates``).
+        steps: steps of the attack that counted them; at least 2 unless ``discrete``.
+        lam: Lambda; +inf: all weights are 1, which is plain adversarial training.
+        weighting: form of the raw weight.
+
+    Returns:
+        (N,) float32 without gradient, summing to N.
+    """
+    import torch.nn.functional as F  # noqa: N812 (its usual name)
+
+    if lam == math.inf:
+        return kappa.new_ones(kappa.shape).float()
+    if weighting == "discrete":
+        log_raw = (steps + 1 - kappa).float().log()
+    else:
+        half = steps // 2
+        argument = lam + 5.0 * (half - kappa.float()) / half
+        # (1 + tanh a) / 2 = sigmoid(2 a); in logs, because the raw weights of a batch may underflow.
+        log_raw = F.logsigmoid(2.0 * argument if weighting == "tanh" else argument)
+    return len(kappa) * log_raw.softmax(dim=0)
 
 
 def _check(options: FedGAIRATOptions, recipe: Recipe) -> None:

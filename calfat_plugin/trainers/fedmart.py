@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, TrainBatch, start_noise_option
-from calfat_plugin.trainers.losses_methods import mart_margin, mart_regulariser
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -38,8 +39,30 @@ class FedMART(AdversarialTrainer):
     def train_loss(self, batch: TrainBatch) -> Tensor:
         nat = batch.loss.margin_logits(batch.logits_nat)
         adv = batch.loss.margin_logits(batch.logits_adv)
-        boosted = batch.loss.cross_entropy(batch.logits_adv, batch.y).mean() + mart_margin(adv, batch.y)
-        return boosted + self.options.lam * mart_regulariser(nat, adv, batch.y)
+        boosted = batch.loss.cross_entropy(batch.logits_adv, batch.y).mean() + margin(adv, batch.y)
+        return boosted + self.options.lam * regulariser(nat, adv, batch.y)
+
+
+def margin(logits_adv: Tensor, y: Tensor) -> Tensor:
+    """mean -log(1.0001 - p~^{k*} + 1e-12), k* the most probable wrong class of p~ = softmax(logits_adv).
+
+    Added to CE(f(x~), y) it makes MART's boosted cross-entropy (BCE). Ties go to the lowest class index.
+    """
+    p_adv = wide(logits_adv).softmax(dim=1)
+    runner_up = without_true_class(p_adv.detach(), y).argmax(dim=1)
+    # 1.0001 keeps the log finite in float32 where p = 1; the 1e-12 is below float32's resolution there.
+    return (-(1.0001 - true_class(p_adv, runner_up) + 1e-12).log()).mean()
+
+
+def regulariser(logits_nat: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
+    """R = mean KL(p || p~) (1.0000001 - p^y): the divergence weighs more where the clean example is unsure.
+
+    p = softmax(logits_nat), p~ = softmax(logits_adv), with log p~ taken as log(p~ + 1e-12). Nothing is detached.
+    """
+    log_p = wide(logits_nat).log_softmax(dim=1)
+    p, p_adv = log_p.exp(), wide(logits_adv).softmax(dim=1)
+    kl = (p * (log_p - (p_adv + 1e-12).log())).sum(dim=1)
+    return (kl * (1.0000001 - true_class(p, y))).mean()
 
 
 ENTRY = TrainerEntry(

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
-from calfat_plugin.trainers.gradients import carrying, clipped, gradients_of
-from calfat_plugin.trainers.propagation import BranchStatistics, propagated_noise, propagation_weights
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 _SENT = "fedrbn/at/"  # broadcast: fedrbn/at/<client>/<tensor>
 _CLEAN_MEAN = ".clean.running_mean"
 _CLIP_NORM = 10.0  # of the gradient through the frozen noise branch
+_TEMPERATURE = 0.01  # of the softmax over similarities: the most similar at client counts most
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,32 @@ class FedRBN(AdversarialTrainer):
         return None if self.options.trains_adversarially(task.client) else index < 0  # all, or none
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
+        clean = self._clean_loss(batch)
+        if not self.options.trains_adversarially(batch.task.client):
+            return clean
+        adversarial = batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+        return (1 - self.options.lam) * clean + self.options.lam * adversarial
+
+    def backward(self, batch: TrainBatch) -> Tensor:
+        options, task = self.options, batch.task
+        if options.trains_adversarially(task.client) or options.pnc == 0 or task.round <= options.pnc_warmup:
+            return super().backward(batch)
+        from calfat_plugin.models.dual_norm import using_branch
+
+        clean = (1 - options.pnc) * self._clean_loss(batch)
+        with using_branch(batch.model, "noise", frozen=True):
+            borrowed = options.pnc * batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
+        borrowed.backward()
+        _clip_gradients(batch.model, _CLIP_NORM)
+        clean.backward()  # added to the clipped part
+        return (clean + borrowed).detach()
+
+    @staticmethod
+    def _clean_loss(batch: TrainBatch) -> Tensor:
         from calfat_plugin.models.dual_norm import using_branch
 
         with using_branch(batch.model, "clean"):
-            clean = batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
-        if self.options.trains_adversarially(batch.task.client):
-            adversarial = batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
-            return (1 - self.options.lam) * clean + self.options.lam * adversarial
-        pnc = self.options.pnc
-        if pnc == 0 or batch.task.round <= self.options.pnc_warmup:
-            return clean
-        with using_branch(batch.model, "noise", frozen=True):
-            borrowed = pnc * batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
-        gradients = clipped(gradients_of(borrowed, batch.model), _CLIP_NORM)
-        return (1 - pnc) * clean + carrying(borrowed, batch.model, gradients)
+            return batch.loss.cross_entropy(batch.model(batch.x_nat), batch.y).mean()
 
     # --- the server's part --------------------------------------------------------------------------------------------
 
@@ -147,26 +159,81 @@ class FedRBN(AdversarialTrainer):
         return {c: update.state for c, update in updates.items() if self.options.trains_adversarially(c)}
 
     def _lent(self, own: State, sources: Sequence[State]) -> dict[str, Tensor]:
-        """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part."""
+        """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
+
+        The ``at`` clients' weighted mean, summed in float64; a single ``at`` client's are copied bit for bit.
+        """
+        from calfat_plugin.maths.averaging import weighted_sum
+
         if not sources:
             return {}
         layers = _layers(own)
-        clean = [_branch(own, layers, "clean")] + [_branch(source, layers, "clean") for source in sources]
+        target = _branch(own, layers, "clean")
+        clean = [_branch(source, layers, "clean") for source in sources]
+        noise = [_branch(source, layers, "noise") for source in sources]
         weights = [1 / len(sources)] * len(sources)
         if self.options.similarity == "cosine":
-            weights = propagation_weights(clean[0], clean[1:])
-        noise = propagated_noise(
-            weights,
-            [_branch(source, layers, "noise") for source in sources],
-            debias=self.options.debias,
-            target_clean=clean[0],
-            sources_clean=clean[1:],
-        )
-        lent: dict[str, Tensor] = {}
-        for layer, statistics in zip(layers, noise, strict=True):
-            lent[f"{layer}.noise.running_mean"] = statistics.mean
-            lent[f"{layer}.noise.running_var"] = statistics.var
-        return lent
+            weights = propagation_weights(target, clean)
+        if self.options.debias:
+            noise = [debiased(n, c, target, self.options.debias) for n, c in zip(noise, clean, strict=True)]
+        return {
+            f"{layer}.noise.running_{kind}": weighted_sum([getattr(lender, kind) for lender in lenders], weights)
+            for layer, *lenders in zip(layers, *noise, strict=True)
+            for kind in ("mean", "var")
+        }
+
+
+def _clip_gradients(model: nn.Module, max_norm: float) -> None:
+    """Scale all gradients down together where their joint Euclidean norm exceeds ``max_norm``."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    squares = [gradient.square().sum() for gradient in gradients]
+    norm = sum(squares[1:], start=squares[0]).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor)
+
+
+class BranchStatistics(NamedTuple):
+    """Running statistics of one branch of one normalisation layer, (channels,) each."""
+
+    mean: Tensor
+    var: Tensor
+
+
+Layers = Sequence[BranchStatistics]
+
+
+def propagation_weights(target_clean: Layers, sources_clean: Sequence[Layers]) -> list[float]:
+    """How much an ``st`` client borrows from each ``at`` client (at least one), sum 1.
+
+    Softmax of the layers' mean similarity [cos(mean, mean') + cos(var, var')] / (2 * temperature) of clean statistics.
+    """
+    scores = [
+        math.fsum(_similarity(own, theirs) for own, theirs in zip(target_clean, source, strict=True))
+        / (len(target_clean) * _TEMPERATURE)
+        for source in sources_clean
+    ]
+    best = max(scores)
+    raw = [math.exp(score - best) for score in scores]
+    total = math.fsum(raw)
+    return [weight / total for weight in raw]
+
+
+def _similarity(own: BranchStatistics, theirs: BranchStatistics) -> float:
+    return (_cosine(own.mean, theirs.mean) + _cosine(own.var, theirs.var)) / 2
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    a, b = a.double(), b.double()
+    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-30))
+
+
+def debiased(noise: Layers, clean: Layers, target: Layers, d: float) -> list[BranchStatistics]:
+    """``noise`` moved by the difference of clean statistics: mean + d (mean_t - mean_a) and var (var_t / var_a)^d."""
+    return [
+        BranchStatistics(n.mean + d * (t.mean - c.mean), n.var * (t.var / c.var).pow(d))
+        for n, c, t in zip(noise, clean, target, strict=True)
+    ]
 
 
 def _layers(names: Iterable[str]) -> list[str]:

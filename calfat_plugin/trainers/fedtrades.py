@@ -9,7 +9,8 @@ from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, AttackBatch, TrainBatch, start_noise_option
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, start_noise_option
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

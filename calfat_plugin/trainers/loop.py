@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.datasets.batches import indexed_batches, num_batches
+from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import BatchProgress, ClientLoss, LocalTask
-from calfat_plugin.maths.attacks import CorrectIterates, attack_mode, gradient_ascent
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 
 
-def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
+class Method(Protocol):
+    """What the loop asks of a method; see ``trainers.base.AdversarialTrainer``."""
+
+    @property
+    def attacks(self) -> bool: ...
+    @property
+    def counts_iterates(self) -> bool: ...
+    def bind_loss(self, class_counts: Tensor) -> ClientLoss: ...
+    def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor | None: ...
+    def start(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor: ...
+    def attack_loss(self, batch: AttackBatch) -> Tensor: ...
+    def backward(self, batch: TrainBatch) -> Tensor: ...
+
+
+def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     """Train ``task.model`` for one round with ``method``'s losses.
 
     One SGD optimiser a round, so its momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
@@ -51,13 +65,12 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y, index in _one_epoch(task, "batches", epoch):
             batch = _attacked(method, task, loss, x_nat, y, index, noise)
-            objective = method.train_loss(batch)
             optimizer.zero_grad(set_to_none=True)
-            objective.backward()
+            value = method.backward(batch)
             correction.after_backward(model)
             optimizer.step()
             correction.after_step(model, settings.learning_rate)
-            meter.add(objective.detach(), len(y))
+            meter.add(value, len(y))
         mean_loss = meter.mean()
     extras, client_state = correction.finish(model)
     return LocalUpdate(
@@ -69,7 +82,7 @@ def train_locally(method: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
     )
 
 
-def _full_gradient(method: AdversarialTrainer, task: LocalTask, loss: ClientLoss) -> dict[str, Tensor]:
+def _full_gradient(method: Method, task: LocalTask, loss: ClientLoss) -> dict[str, Tensor]:
     """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
 
     Attacks and augmentation have streams of their own, and normalisation statistics are put back: the training that
@@ -78,27 +91,26 @@ def _full_gradient(method: AdversarialTrainer, task: LocalTask, loss: ClientLoss
     model = task.model
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradient = {name: task.settings.weight_decay * parameter.detach() for name, parameter in parameters.items()}
-    statistics = [(buffer, buffer.clone()) for buffer in model.buffers()]
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
-    for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
-        objective = method.train_loss(_attacked(method, task, loss, x_nat, y, index, noise))
-        parts = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
-        for name, part in zip(parameters, parts, strict=True):
-            if part is not None:
-                gradient[name].add_(part, alpha=len(y) / len(task.data))
-    for buffer, before in statistics:
-        buffer.copy_(before)
+    with buffers_kept(model):
+        for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
+            model.zero_grad(set_to_none=True)
+            method.backward(_attacked(method, task, loss, x_nat, y, index, noise))
+            for name, parameter in parameters.items():
+                if parameter.grad is not None:
+                    gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
+    model.zero_grad(set_to_none=True)
     return gradient
 
 
 def _one_epoch(task: LocalTask, purpose: str, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(x_nat, y, positions in the client's data), batch by batch."""
-    return indexed_batches(
+    return batches(
         task.data,
-        batch_size=task.settings.batch_size,
+        task.settings.batch_size,
+        task.device,
         generator=generator(task.seed, purpose, round=task.round, client=task.client, extra=epoch),
         augment=task.augment,
-        device=task.device,
         merge_single=_has_batch_norm(task.model),
     )
 
@@ -109,7 +121,7 @@ def _has_batch_norm(model: nn.Module) -> bool:
 
 
 def _attacked(
-    method: AdversarialTrainer,
+    method: Method,
     task: LocalTask,
     loss: ClientLoss,
     x_nat: Tensor,
@@ -132,16 +144,17 @@ def _attacked(
     return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=rows)
 
 
-def _craft(
-    method: AdversarialTrainer, task: LocalTask, batch: AttackBatch, noise: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """(x_adv, kappa) by the method's inner maximisation."""
+def _craft(method: Method, task: LocalTask, batch: AttackBatch, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself."""
+
+    kappa = torch.zeros_like(batch.y) if method.counts_iterates else None
 
     def climb(logits: Tensor) -> Tensor:
+        if kappa is not None:  # on the device: nothing waits for it
+            kappa.add_(logits.argmax(dim=1) == batch.y)
         batch.logits_adv = logits
         return method.attack_loss(batch)
 
-    observer = CorrectIterates(batch.y) if method.counts_iterates else None
     threat = task.threat
     with attack_mode(task.model):
         x_adv = gradient_ascent(
@@ -152,9 +165,8 @@ def _craft(
             steps=threat.steps,
             step_size=float(threat.step_size),
             start=method.start(batch.x_nat, task, noise),
-            observe=observer,
         )
-    return x_adv, None if observer is None else observer.kappa
+    return x_adv, kappa
 
 
 class _LossMeter:

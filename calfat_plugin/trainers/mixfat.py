@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer, TrainBatch
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
+from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.mixing import SAMPLING_HELP, Sampling, mixed_rows
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers.losses_methods import adversarial_mask
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -33,6 +33,16 @@ def mixed_rows(
     if ratio == 1.0:
         return None  # nothing is drawn, so that the attack's noise is that of a method without a mixture
     if sampling == "fixed":
-        split = adversarial_mask(len(task.data), ratio, generator(task.seed, "adversarial split", client=task.client))
+        split = random_share(len(task.data), ratio, generator(task.seed, "adversarial split", client=task.client))
         return split[index.to(split.device)]
-    return adversarial_mask(len(index), ratio, batch_noise)
+    return random_share(len(index), ratio, batch_noise)
+
+
+def random_share(num_examples: int, ratio: float, generator: Generator) -> Tensor:
+    """Choose floor(ratio * num_examples) examples at random: (num_examples,) bool on the generator's device."""
+    import torch
+
+    # 0.29 * 100 is 28.999999999999996 in floating point; the slack makes it the 29 that was meant.
+    chosen = math.floor(ratio * num_examples + 1e-9)
+    order = torch.randperm(num_examples, generator=generator, device=generator.device)
+    return order < chosen

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,11 @@ def names(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
     return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
+def common_name(certificate: x509.Certificate) -> str:
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name.value)
+
+
 def test_a_party_is_certified_for_its_rank_and_for_both_ends(tmp_path: Path) -> None:
     assert calfat("certs", str(tmp_path / "c"), "--clients", "1", "--days", "3").code == 0
     root = read(tmp_path / "c" / "ca.pem")
@@ -44,9 +50,9 @@ def test_a_party_is_certified_for_its_rank_and_for_both_ends(tmp_path: Path) -> 
     for rank in (0, 1):
         party = read(tmp_path / "c" / f"rank-{rank}.pem")
         party.verify_directly_issued_by(root)
-        assert party.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == f"rank-{rank}.calfat"
-        assert names(party).get_values_for_type(x509.DNSName) == [f"rank-{rank}.calfat"]
-        assert usages(party) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+        assert common_name(party) == f"rank-{rank}.calfat"
+        assert [each.value for each in names(party)] == [f"rank-{rank}.calfat"]
+        assert {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH} <= usages(party)
         assert not party.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         assert (party.not_valid_after_utc - party.not_valid_before_utc).days == 3
 
@@ -72,7 +78,8 @@ def test_a_broker_is_certified_for_its_address_alone(tmp_path: Path, broker: str
     certificate = read(folder / "broker.pem")
     certificate.verify_directly_issued_by(read(folder / "ca.pem"))
     assert [each.value for each in names(certificate)] == [name]
-    assert usages(certificate) == {ExtendedKeyUsageOID.SERVER_AUTH}
+    assert ExtendedKeyUsageOID.SERVER_AUTH in usages(certificate)
+    assert common_name(certificate) == "calfat broker", "the broker would be taken for a party"
     settings = (folder / "mosquitto.conf").read_text().splitlines()
     assert {f"listener {port}", f"keyfile {folder}/broker.key", "require_certificate true"} <= set(settings)
     for private in ("ca.key", "rank-0.key", "rank-1.key", "broker.key", "mosquitto.acl"):
@@ -88,13 +95,28 @@ def test_paths_in_the_settings_are_absolute(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "broker", ["", "two words", "fl.example.org:", "fl.example.org:70000", "::1", "bücher.example"]
+    "broker",
+    ["", "two words", "fl.example.org:", "fl.example.org:70000", "::1", "bücher.example", "me@a.org", "Rank-1.calfat"],
 )
 def test_what_is_no_address_is_refused_before_anything_is_written(tmp_path: Path, broker: str) -> None:
     done = calfat("certs", str(tmp_path / "c"), "--clients", "1", "--broker", broker)
     assert (done.code, done.out) == (2, "")
     assert done.err == f"error: --broker {broker}: expected HOST or HOST:PORT, such as broker.example.org:8883.\n"
     assert not (tmp_path / "c").exists()
+
+
+def test_a_host_that_no_certificate_can_name(tmp_path: Path) -> None:
+    done = calfat("certs", str(tmp_path / "c"), "--clients", "1", "--broker", "-a_b.example")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: --broker -a_b.example:8883: no certificate can be made for this host (")
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_makes_certificates_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    done = calfat("certs", str(tmp_path / "c"), "--clients", "1")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == ("error: making certificates needs the package trustme: pip install 'calfat-plugin[tls]'\n")
 
 
 # --- with the real broker ---------------------------------------------------------------------------------------------

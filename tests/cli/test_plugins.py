@@ -82,7 +82,7 @@ def test_what_was_not_loaded_is_told_with_what_to_do(installed: Installed) -> No
     assert ended.code == 0
     assert ended.out.endswith(
         "\nnot loaded: slow-at (slow-at 1.1): ModuleNotFoundError: No module named 'apex'\n"
-        "Mend, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
+        "Fix, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at.\n"
         "\n"
         "calfat plugins NAME explains one of them.\n"
     )
@@ -160,48 +160,49 @@ class Everything:
 
 
 EVERYTHING = f"""\
-everything (local trainer)
-  has all that an entry can have
+everything (local trainer), offered by all 1.1 (all)
+{"-" * 80}
 
-  formula     min CE(f(x), y)
-  in recipes  calfat.trainer
-  offered by  all 1.1 (all)
-  losses      plain, theirs
-  not with    scaffold: both correct the drift.
+Has all that an entry can have.
 
-options
-  share: a number, 0 <= value <= 1; default 0.5
-      how much of it
-  eps: a number or a fraction such as 8/255, >= 0, or null; fraction of the
-    pixel range; default null
-      radius; null: that of the run, as every help that is longer than a line
-        gets wrapped
-  on: true or false; default true
-      whether
-  path: a text; required
-      where from
 
-presets
-  wide: a wide ball
-      eps: 16/255
-      path: here
-  rest: for the rest of the recipe
-      where the recipe is silent (shown for digits):
-        train_args.epochs: 2
-        calfat.aggregator: {{name: fedavg, weights: digits}}
+ min CE(f(x), y)
 
-cite
-  Doe, Everything, 2024
+
+ • In recipes: calfat.trainer
+ • Loss modifiers: plain, theirs
+ • Not with scaffold: both correct the drift.
+
+
+ key    expected                       default   meaning
+ {"─" * 78}
+ share  a number, 0 <= value <= 1      0.5       how much of it
+ eps    a number or a fraction such    null      radius; null: that of the run,
+        as 8/255, >= 0, or null                  as every help that is longer
+                                                 than a line gets wrapped
+                                                 (fraction of the pixel range)
+ on     true or false                  true      whether
+ path   a text                         required  where from
+
+
+Preset wide: a wide ball. It sets eps: 16/255, path: here.
+
+Preset rest: for the rest of the recipe. Where the recipe is silent (shown for
+digits): train_args.epochs: 2, calfat.aggregator: {{name: fedavg, weights:
+digits}}.
+
+Doe, Everything, 2024.
 
 @misc{{doe,
   title = {{A title that is long enough to be {"x" * 60}}}
 }}
 
-everything (aggregator)
-  has hardly anything
+everything (aggregator), offered by all 1.1 (all)
+{"-" * 80}
 
-  in recipes  calfat.aggregator
-  offered by  all 1.1 (all)
+Has hardly anything.
+
+ • In recipes: calfat.aggregator
 """
 
 
@@ -213,12 +214,19 @@ def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed) -> 
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("fedavg", ["fedavg (local trainer)", "fedavg (aggregator)"]),
-        ("pgd20", ["pgd (evaluator)", "  number      pgd20 is pgd with steps: 20"]),
-        ("mnist", ["  classes     10", "  images      1 x 28 x 28 (channels first)"]),
-        ("image_folder", ["  classes     as the files say", "  images      as the files say"]),
-        ("dirichlet", ["  alpha       data_args.partition_alpha"]),
-        ("calfat", ["  losses      its own; no loss modifier composes with it"]),
+        (
+            "fedavg",
+            [
+                "standard (local trainer), offered by calfat-plugin 0.1.0 (built-in)",
+                "fedavg (aggregator), offered by calfat-plugin 0.1.0 (built-in)",
+            ],
+        ),
+        ("standard", [" • Formerly: fedavg"]),
+        ("pgd20", [" • pgd20 is {name: pgd, steps: 20}"]),
+        ("mnist", [" • Classes: 10", " • Images: 1 x 28 x 28 (channels first)"]),
+        ("image_folder", [" • Classes: as the files say", " • Images: as the files say"]),
+        ("dirichlet", [" • alpha: data_args.partition_alpha"]),
+        ("calfat", [" • Loss modifiers: none, it has its own loss"]),
     ],
 )
 def test_what_only_some_entries_have(name: str, lines: list[str]) -> None:

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- floors: made by `python tests/contract/layers.py` -->", "<!--
 
 #: (name, what stands there, parts); a part imports from its own floor and from those above it in this list.
 FLOORS = (
-    ("basics", "errors, exact numbers, options, derived seeds", "errors compat threat seeds options"),
+    ("basics", "errors, exact numbers, options, derived seeds, safe files", "errors compat threat seeds options disk"),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (
         "contract",

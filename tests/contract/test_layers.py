@@ -43,6 +43,10 @@ def test_no_two_parts_import_each_other() -> None:
     assert cycles(imports()) == []
 
 
+def test_no_two_files_import_each_other() -> None:
+    assert file_cycles() == []
+
+
 @pytest.mark.parametrize("way", ["{}", "if False:\n    {}", "def late():\n    {}"])
 def test_a_planted_cycle_is_found(tmp_path: Path, way: str) -> None:
     """Between packages and between files, also through a third, and wherever the import stands."""

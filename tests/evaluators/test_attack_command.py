@@ -439,7 +439,7 @@ def test_ctrl_c_says_how_to_go_on(run_dir, monkeypatch):
         130,
         "",
         "error: stopped.\n"
-        "The same command again goes on inside AutoAttack where it stopped; other attacks begin anew.\n",
+        "The same command again continues inside AutoAttack where it stopped; other attacks start again.\n",
     )
 
 

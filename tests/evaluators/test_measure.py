@@ -14,7 +14,7 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, PluginError
-from calfat_plugin.evaluators.base import AttackEvaluator
+from calfat_plugin.evaluators.base import AttackEvaluator, result_from_verdicts
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
 from calfat_plugin.evaluators.natural import Natural
@@ -336,3 +336,39 @@ def test_a_batch_that_does_not_fit_into_memory_is_told_with_what_to_do():
         "cpu has no memory for a batch of 3 images; take a smaller batch size (CUDA out of memory. Tried to allocate "
         "9.00 GiB.)"
     )
+
+
+def counted(clean: torch.Tensor, adv: torch.Tensor, y: torch.Tensor, num_classes: int) -> EvaluationResult:
+    task = EvaluationTask(
+        model=nn.Identity(),
+        data=ImageData(torch.zeros(len(y), 1, 1, 1), y),
+        num_classes=num_classes,
+        threat=ThreatModel(),
+        batch_size=1,
+        device=torch.device("cpu"),
+        seed=0,
+        round=0,
+        clean_correct=clean,
+    )
+    return result_from_verdicts(task, adv, label="a", settings={}, implementation="ours", seconds=0.0, details={})
+
+
+def test_both_conventions_and_a_class_without_examples() -> None:
+    y = torch.tensor([0, 0, 1, 1, 1, 3])
+    clean = torch.tensor([True, False, True, True, False, False])
+    adv = torch.tensor([True, True, False, True, False, True])
+    result = counted(clean, adv, y, 4)
+    assert result.num_examples == 6
+    assert result.accuracy == pytest.approx(4 / 6)  # release: above natural is possible
+    assert result.accuracy_strict == pytest.approx(2 / 6)
+    assert result.per_class == pytest.approx((1.0, 1 / 3, None, 1.0))
+    assert result.per_class_strict == pytest.approx((1 / 2, 1 / 3, None, 0.0))
+
+
+@given(st.integers(1, 60), st.integers(0, 10**6))
+def test_strict_never_exceeds_either(size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 5, (size,), generator=generator)
+    clean, adv = (torch.rand(2, size, generator=generator) < 0.5).unbind()
+    result = counted(clean, adv, y, 5)
+    assert result.accuracy_strict <= min(clean.double().mean().item(), result.accuracy)

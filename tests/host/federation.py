@@ -12,6 +12,7 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.worker import shards_of
 from calfat_plugin.host.simulation import simulate
+from calfat_plugin.host.task import ServerTask
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
@@ -63,12 +64,14 @@ def run(
         ran.snapshots.append(snapshot)
 
     ran.evaluations = simulate(
-        experiment,
-        dataset,
-        shards_of(experiment, dataset, CPU),
-        CPU,
-        observer=observer or RunObserver(),
-        on_round=on_round,
-        resume_from=resume_from,
+        ServerTask(
+            experiment,
+            dataset,
+            CPU,
+            observer or RunObserver(),
+            on_round,
+            shards=shards_of(experiment, dataset, CPU),
+            resume_from=resume_from,
+        )
     )
     return ran

@@ -19,7 +19,7 @@ from calfat_plugin.federation.wire import Wire, pack_downlink, pack_refusal, pac
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.trainers.base import TrainBatch
+from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation

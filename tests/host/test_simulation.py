@@ -17,8 +17,9 @@ from calfat_plugin.federation import server
 from calfat_plugin.federation.server import Server, sample_clients
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host import patches, simulation
-from calfat_plugin.host.arguments import host_arguments, refuse_unsupported
+from calfat_plugin.host import launch, patches, simulation
+from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from tests.host.federation import experiment, run
@@ -39,7 +40,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: l
 def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyPatch, per_round: int) -> None:
     calls: list[tuple[str, Any]] = []
     for owner, name in (
-        (simulation.fedml.FedMLRunner, "run"),
+        (launch.fedml.FedMLRunner, "run"),
         (simulation.FedAvgAPI, "train"),
         (Server, "start_round"),
         (simulation.Client, "train"),
@@ -203,7 +204,7 @@ def test_another_host_version_is_refused() -> None:
 @pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
 def test_a_backend_that_carries_no_simulation(backend: str) -> None:
     with pytest.raises(RecipeError) as raised:
-        refuse_unsupported(experiment(comm_args__backend=backend))
+        supported_runtime(experiment(comm_args__backend=backend))
     assert str(raised.value) == (
         f"--set comm_args.backend={backend}: comm_args.backend: '{backend}' carries cross-silo runs only: the host "
         "simulates in one process (sp) or in an MPI job (MPI). Write one of these, or common_args.training_type: "
@@ -212,10 +213,10 @@ def test_a_backend_that_carries_no_simulation(backend: str) -> None:
 
 
 def test_a_simulation_over_mpi_is_taken_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_unsupported(experiment(comm_args__backend="MPI"))
+    supported_runtime(experiment(comm_args__backend="MPI"))
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # what find_spec takes for missing
     with pytest.raises(RecipeError) as raised:
-        refuse_unsupported(experiment(comm_args__backend="MPI"))
+        supported_runtime(experiment(comm_args__backend="MPI"))
     assert str(raised.value) == (
         "--set comm_args.backend=MPI: comm_args.backend: MPI needs the package mpi4py: "
         "pip install 'calfat-plugin[mpi]'."
@@ -235,16 +236,16 @@ def test_the_host_is_kept_offline_unless_tracking_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tracking: dict[str, Any], kept_home: bool
 ) -> None:
     seen: list[bool] = []
-    fetch = simulation.fedml.core.mlops.fetch_config
+    fetch = launch.fedml.core.mlops.fetch_config
 
     def init(args: SimpleNamespace, check_env: bool, should_init_logs: bool) -> SimpleNamespace:
         assert not check_env
         assert not should_init_logs  # it would replace sys.stdout.write
-        seen.append(simulation.fedml.core.mlops.fetch_config is not fetch)
+        seen.append(launch.fedml.core.mlops.fetch_config is not fetch)
         return args
 
-    monkeypatch.setattr(simulation.fedml, "init", init)
-    monkeypatch.setattr(simulation.fedml.FedMLRunner, "run", lambda runner: None)
+    monkeypatch.setattr(launch.fedml, "init", init)
+    monkeypatch.setattr(launch.fedml.FedMLRunner, "run", lambda runner: None)
     run(experiment(**tracking))
     assert seen == [kept_home]
-    assert simulation.fedml.core.mlops.fetch_config is fetch
+    assert launch.fedml.core.mlops.fetch_config is fetch

@@ -22,11 +22,11 @@ from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host import simulation
+from calfat_plugin.host import launch
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.session import Request
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.session import run as run_session
 from tests.host.federation import experiment
 
@@ -51,7 +51,7 @@ def world() -> dict[str, Any]:
         "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
         "processes": multiprocessing.get_start_method(allow_none=True),
         "running threads": threading.active_count(),
-        "fetch": simulation.fedml.core.mlops.fetch_config.__qualname__,
+        "fetch": launch.fedml.core.mlops.fetch_config.__qualname__,
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.models.base import Normalize, conv_block
+from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
@@ -137,23 +137,6 @@ def test_pooling_before_relu_changes_neither_values_nor_gradients():
     pooled_first.square().sum().backward()
     relu_first.square().sum().backward()
     assert torch.equal(ours.grad, usual.grad)
-
-
-def test_normalisation_is_the_first_layer_and_no_state():
-    mean, std = (0.5, 0.25, 0.0), (0.5, 0.25, 2.0)
-    plain = seeded(CNN, 0)
-    normalised = seeded(lambda: CNN(normalize=Normalize(mean, std)), 0)
-    assert plain.state_dict().keys() == normalised.state_dict().keys()
-    x = images(3, (32, 32))
-    by_hand = torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
-    torch.testing.assert_close(normalised(x), plain(by_hand))
-
-
-@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((0.5, 0.5), (1.0,))])
-def test_impossible_normalisation_is_refused(mean, std):
-    text = f"normalisation by mean {mean} and std {std}: expected one mean and one std above 0 for each channel."
-    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
-        Normalize(mean, std)
 
 
 def test_a_seed_means_one_model_and_the_global_generator_is_put_back():

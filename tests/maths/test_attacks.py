@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.maths.attacks import CorrectIterates, attack_mode, gradient_ascent
-from calfat_plugin.maths.losses import cross_entropy, cw_margin, kl_divergence
+from calfat_plugin.evaluators.cw import CW, CWOptions
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.threat import ThreatModel
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True)
@@ -37,6 +38,10 @@ def pgd(model=linear, x=X, loss=climb_ce, threat=None, steps=10, start=None, **r
         start=x if start is None else start,
         **rest,
     )
+
+
+def cw(kappa: float) -> CW:
+    return CW(CWOptions(kappa=kappa))
 
 
 def small_net(seed: int = 0) -> nn.Sequential:
@@ -75,10 +80,23 @@ class TestVectors:
         # z_0 - z_1 = 2 x_0 - 3 x_1: from 0.05 each step of 2/255 takes 0.0392, so two steps break
         # it.
         x = torch.tensor([[0.775, 0.5]])
-        stopped = pgd(x=x, loss=lambda z: cw_margin(z, Y, kappa=0.0))
-        moving = pgd(x=x, loss=lambda z: cw_margin(z, Y, kappa=50.0))
+        stopped = pgd(x=x, loss=lambda z: cw(0.0).loss(z, Y))
+        moving = pgd(x=x, loss=lambda z: cw(50.0).loss(z, Y))
         assert (stopped - x).flatten().tolist() == pytest.approx([-4 / 255, 4 / 255], abs=1e-6)
         assert (moving - x).flatten().tolist() == pytest.approx([-8 / 255, 8 / 255], abs=1e-6)
+
+    def test_cw_margin(self):
+        logits, y = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]]), torch.tensor([0, 2])
+        assert cw(50.0).loss(logits[:1], y[:1]).item() == pytest.approx(-48.0)
+        assert cw(50.0).loss(logits, y).item() == pytest.approx(-97.8)
+
+    def test_cw_gradient_stops_at_the_boundary_without_kappa(self):
+        wrong = torch.tensor([[0.0, 2.0]]).requires_grad_()
+        cw(0.0).loss(wrong, Y).backward()
+        assert wrong.grad.tolist() == [[0.0, 0.0]]
+        right = torch.tensor([[2.0, 0.0]]).requires_grad_()
+        cw(0.0).loss(right, Y).backward()
+        assert right.grad.tolist() == [[-1.0, 1.0]]
 
 
 class TestLoop:
@@ -150,11 +168,16 @@ class TestLoop:
             pgd(x=x, start=x, steps=steps).add_(9)
         assert torch.equal(x, X)
 
-    def test_observes_start_and_iterates_but_not_the_end(self):
-        seen: list[tuple[int, list[float]]] = []
-        pgd(steps=2, observe=lambda step, z: seen.append((step, z.flatten().tolist())))
+    def test_sees_the_start_and_iterates_but_not_the_end(self):
+        seen: list[list[float]] = []
+
+        def watched(logits: Tensor) -> Tensor:
+            seen.append(logits.flatten().tolist())
+            return climb_ce(logits)
+
+        pgd(loss=watched, steps=2)
         after_one = linear(pgd(steps=1)).flatten().tolist()
-        assert seen == [(0, linear(X).flatten().tolist()), (1, pytest.approx(after_one))]
+        assert seen == [linear(X).flatten().tolist(), pytest.approx(after_one)]
 
     def test_a_model_that_detaches_is_named(self):
         with pytest.raises(ModelError) as caught:
@@ -163,22 +186,6 @@ class TestLoop:
             "the attack's loss does not depend on x_adv: the model detaches its input or computes "
             "without gradients. Gradient attacks need a differentiable model."
         )
-
-
-class TestCorrectIterates:
-    def test_counts_all_correct_iterates_not_only_those_before_the_first_error(self):
-        counter = CorrectIterates(torch.tensor([0, 1]))
-        for step, logits in enumerate(([[2, 1], [2, 1]], [[1, 2], [1, 2]], [[2, 1], [1, 2]])):
-            counter(step, torch.tensor(logits).float())
-        assert counter.kappa.tolist() == [2, 2]
-
-    def test_excludes_the_final_point(self):
-        x = torch.tensor([[0.775, 0.5]])  # as above: start and first iterate are right, then wrong
-        counter = CorrectIterates(Y)
-        pgd(x=x, steps=2, observe=counter)
-        assert counter.kappa.tolist() == [2]
-        pgd(x=x, steps=10, observe=(counter := CorrectIterates(Y)))
-        assert counter.kappa.tolist() == [2]
 
 
 class TestAttackMode:
@@ -220,3 +227,18 @@ class TestAttackMode:
         with attack_mode(model):
             pgd(model, torch.rand(2, 1, 4, 4), lambda z: cross_entropy(z, y, "sum"))
         assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
+
+
+def test_buffers_are_put_back_after_an_exception_too():
+    norm = nn.BatchNorm1d(2).train()
+    before = {name: buffer.clone() for name, buffer in norm.named_buffers()}
+
+    def looking_that_fails() -> None:
+        with buffers_kept(norm):
+            norm(torch.ones(3, 2))
+            assert norm.num_batches_tracked.item() == 1
+            raise RuntimeError("of a test")
+
+    with pytest.raises(RuntimeError, match=r"^of a test$"):
+        looking_that_fails()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in norm.named_buffers())

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.maths.averaging import (
     check_update,
-    displacement,
     heterogeneity,
-    slack_weights,
     update_norm,
     weighted_average,
 )
@@ -188,37 +186,3 @@ class TestFigures:
         state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
         reference = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
         assert update_norm(state, reference, ["a", "b"]) == pytest.approx(5.0)
-
-    def test_displacement(self):
-        moved = displacement(STATES[1], STATES[0], ["w"])
-        assert moved["w"].tolist() == [2.0, 2.0]
-
-
-class TestSlack:
-    LOSSES = (0.9, 0.5, 0.1)
-
-    def test_vector(self):
-        uniform = slack_weights([1, 1, 1], self.LOSSES, ratio=1.2)
-        assert average(uniform) == pytest.approx([3.125, 1.875])
-        by_examples = slack_weights([10, 30, 60], self.LOSSES, ratio=1.2)
-        assert average(by_examples) == pytest.approx([4.107143, 1.25])
-
-    @pytest.mark.parametrize(("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)])
-    def test_published_weights_of_five_clients(self, ratio, top, other):
-        weights = slack_weights([1] * 5, [3, 1, 2, 4, 5], ratio=ratio)
-        assert weights == pytest.approx([other, top, other, other, other], abs=1e-4)
-
-    @FEW
-    @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), SEEDS, st.integers(0, 8))
-    def test_ratio_one_is_fedavg(self, examples, seed, top):
-        losses = torch.rand(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
-        weights = slack_weights(examples, losses, ratio=1.0, top=top)
-        assert weights == pytest.approx([n / sum(examples) for n in examples])
-
-    def test_several_on_top_and_ties_go_to_the_first(self):
-        weights = slack_weights([1, 1, 1, 1], [0.5, 0.5, 0.5, 0.1], ratio=2.0, top=2)
-        assert weights == pytest.approx([2 / 6, 1 / 6, 1 / 6, 2 / 6])
-
-    def test_a_diverged_client_is_never_on_top(self):
-        weights = slack_weights([1, 1], [math.nan, 9.0], ratio=3.0)
-        assert weights == pytest.approx([0.25, 0.75])

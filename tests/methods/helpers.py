@@ -30,7 +30,8 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 CPU = torch.device("cpu")
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from calfat_plugin.aggregators.scaffold import divisor
+from calfat_plugin.aggregators.sfat import slack_weights
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import AggregationTask, TrainSettings
@@ -80,6 +82,21 @@ def test_sfat_with_ratio_one_is_fedavg(losses, top):
     even = combine(build_aggregator("sfat", ratio=1.0, top=top), VECTORS, EXAMPLES, losses=losses)
     mean = combine(build_aggregator("fedavg", weights="uniform"), VECTORS, EXAMPLES)
     assert torch.allclose(even.state["w"], mean.state["w"], atol=1e-7)
+
+
+@pytest.mark.parametrize(("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)])
+def test_sfats_published_weights_of_five_clients(ratio, top, other):
+    weights = slack_weights([1] * 5, [3, 1, 2, 4, 5], ratio=ratio, top=1)
+    assert weights == pytest.approx([other, top, other, other, other], abs=1e-4)
+
+
+def test_sfat_favours_several_and_ties_go_to_the_first():
+    weights = slack_weights([1, 1, 1, 1], [0.5, 0.5, 0.5, 0.1], ratio=2.0, top=2)
+    assert weights == pytest.approx([2 / 6, 1 / 6, 1 / 6, 2 / 6])
+
+
+def test_sfat_never_favours_a_diverged_client():
+    assert slack_weights([1, 1], [math.nan, 9.0], ratio=3.0, top=1) == pytest.approx([0.25, 0.75])
 
 
 # --- FedProx ----------------------------------------------------------------------------------------------------------
@@ -231,6 +248,16 @@ def test_scaffold_keeps_c_the_mean_of_the_clients_variates(seed, variant, pairin
         if round == 0:  # all variates were zero: the round was FedAvg's
             mean = {name: sum(u.state[name] for u in federation.updates.values()) / len(sizes) for name in start}
             assert all(torch.allclose(federation.state[name], mean[name], atol=1e-5) for name in start)
+
+
+def test_scaffold_divisors():
+    assert divisor(2, 0.9, "after_step") == 2.0
+    assert divisor(2, 0.9, "gradient") == pytest.approx(2.9)
+    assert divisor(7, 0.0, "gradient") == 7.0
+    ratios = [divisor(k, 0.9, "gradient") / k for k in (10, 50, 100)]
+    assert ratios == pytest.approx([4.1, 8.2, 9.1], abs=0.06)
+    with pytest.raises(UpdateError, match=r"^SCAFFOLD needs at least one local step to measure a variate; got 0$"):
+        divisor(0, 0.9, "gradient")
 
 
 def test_scaffold_with_some_clients_divides_by_all():

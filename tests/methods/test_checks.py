@@ -10,7 +10,7 @@ import pytest
 from calfat_plugin import entries
 from calfat_plugin.entries import ModifierEntry
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.experiment import assemble, defined_modifiers
+from calfat_plugin.experiment import assemble, defined_modifiers, same_but_rounds
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import LossModifier
 from calfat_plugin.options import describe_options
@@ -87,10 +87,10 @@ def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
             "'calibrated'. It supports: plain.",
         ),
         (
-            {"name": "fedavg", "loss": "robal"},
+            {"name": "standard", "loss": "robal"},
             "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'fedavg' does not support the loss modifier 'robal'. "
-            "It supports: calibrated, fedlc, fedrs, logitadj, plain.",
+            "test.yaml:1: calfat.trainer.loss: local trainer 'standard' does not support the loss modifier "
+            "'robal'. It supports: calibrated, fedlc, fedrs, logitadj, plain.",
         ),
         (
             {"name": "calfat", "loss": "calibrated"},
@@ -122,7 +122,7 @@ def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
         (
             "fedavg",
             "sfat",
-            "test.yaml:2: calfat.aggregator: aggregator 'sfat' and local trainer 'fedavg' cannot work together: SFAT "
+            "test.yaml:2: calfat.aggregator: aggregator 'sfat' and local trainer 'standard' cannot work together: SFAT "
             "ranks clients by their adversarial loss, and standard federated learning has none.",
         ),
         (
@@ -165,13 +165,42 @@ def test_a_third_partys_modifier_says_which_methods_it_is_for():
     assert by_name["calfat"] == ()  # it brings its own loss, whatever a modifier says
 
 
+# --- former names ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", ["fedavg", {"name": "fedavg"}, {"name": "fedavg", "loss": "fedlc"}])
+def test_a_former_name_still_works_and_draws_a_note(written):
+    found = experiment(written)
+    now = {**written, "name": "standard"} if isinstance(written, dict) else "standard"
+    same = experiment(now)
+    assert found.as_run() == same.as_run()  # so that runs of either name resume each other
+    assert found.as_run()["calfat"]["trainer"]["name"] == found.trainer.label == "standard"
+    assert same_but_rounds(found.as_run(), same.as_run()) == []
+    assert same.recipe.warnings == ()
+    assert found.recipe.warnings == (
+        "test.yaml:1: calfat.trainer: the local trainer 'fedavg' is now called 'standard'; the old name still works, "
+        "with the same results.",
+    )
+
+
+def test_an_aggregators_name_is_no_former_name():
+    assert experiment("fedpgd", "fedavg").recipe.warnings == ()
+    assert registry().find(entries.TrainerEntry, "fedavg")[0].name == "standard"
+    assert registry().find(entries.AggregatorEntry, "fedavg")[0].name == "fedavg"
+
+
 # --- the shipped recipes ----------------------------------------------------------------------------------------------
+
+
+def recipe_of(method, dataset):
+    """Standard training keeps the file name of its aggregator, which papers call the whole by."""
+    return RECIPES / f"{'fedavg' if method == 'standard' else method}_{dataset}.yaml"
 
 
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_has_a_recipe_of_its_own(method, dataset):
-    settings = assemble(read_document(RECIPES / f"{method}_{dataset}.yaml"), registry())
+    settings = assemble(read_document(recipe_of(method, dataset)), registry())
     assert settings.trainer.name == method
     assert settings.dataset.name == dataset
     assert settings.recipe.warnings == ()
@@ -181,7 +210,7 @@ def test_each_method_has_a_recipe_of_its_own(method, dataset):
 def test_recipes_of_one_data_set_differ_in_the_method_only(dataset):
     written = {}
     for method in METHODS:
-        settings = assemble(read_document(RECIPES / f"{method}_{dataset}.yaml"), registry()).as_run()
+        settings = assemble(read_document(recipe_of(method, dataset)), registry()).as_run()
         del settings["calfat"]["trainer"]
         del settings["calfat"]["reported"]  # the paper's numbers for that method
         written[method] = settings

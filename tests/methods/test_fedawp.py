@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from calfat_plugin.trainers.fedawp import perturbation
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, local_task, same_bits, tiny_data, train
 
 
@@ -69,3 +70,20 @@ def test_statistics_count_one_pass_a_batch():
 
     update = build_method("fedawp", warmup=0).fit(local_task(Normed(), tiny_data(count=8)))
     assert update.state["body.1.num_batches_tracked"].item() == 2
+
+
+def perturbed(gradient, gamma=0.005):
+    return perturbation(torch.tensor([3.0, 4.0]), torch.tensor(gradient), gamma).tolist()
+
+
+def test_vector():
+    assert perturbed([0.0, 2.0]) == pytest.approx([0.0, 0.025])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e25])
+def test_length_is_gamma_times_the_weights_however_large_the_gradient(size):
+    assert perturbed([3 * size, 4 * size], gamma=0.1) == pytest.approx([0.3, 0.4])
+
+
+def test_a_zero_gradient_moves_nothing():
+    assert perturbed([0.0, 0.0]) == [0.0, 0.0]

@@ -44,7 +44,7 @@ def test_every_aggregator_runs_two_rounds(method, loss):
 
 def test_the_grid_is_the_one_of_the_paper_and_more():
     assert {method.name for method in METHODS} >= {
-        "calfat", "fedavg", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat",
+        "calfat", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat", "standard",
     }  # fmt: skip
     column = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
     by_name = {method.name: defined_modifiers(registry(), method) for method in METHODS}
@@ -130,6 +130,7 @@ def test_state_of_clients_that_sit_out_a_round_stays_theirs():
 )
 def test_the_host_gives_the_same_bits(trainer, aggregator):
     from calfat_plugin.host.simulation import simulate
+    from calfat_plugin.host.task import ServerTask
     from calfat_plugin.interfaces import RunObserver
     from tests.methods.helpers import CPU, small_digits
 
@@ -140,12 +141,14 @@ def test_the_host_gives_the_same_bits(trainer, aggregator):
         direct.play()
     snapshots = []
     simulate(
-        settings,
-        small_digits(),
-        shards,
-        CPU,
-        observer=RunObserver(),
-        on_round=lambda record, snapshot: snapshots.append(snapshot),
+        ServerTask(
+            settings,
+            small_digits(),
+            CPU,
+            RunObserver(),
+            lambda record, snapshot: snapshots.append(snapshot),
+            shards=shards,
+        )
     )
     assert snapshots[-1].round == 2
     assert same_bits(snapshots[-1].global_state, direct.server.state)

@@ -15,7 +15,8 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, BatchProgress, LocalCorrection, LocalTask
-from calfat_plugin.trainers.base import AdversarialTrainer, AttackBatch, TrainBatch
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data
 
 
@@ -253,7 +254,7 @@ def test_the_full_gradient_is_that_of_all_data_and_changes_nothing() -> None:
         net.body = nn.Sequential(net.body[0], nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
         return net
 
-    clean = build_method("fedavg")
+    clean = build_method("standard")
     settings = dataclasses.replace(SETTINGS, batch_size=10)
     asked = clean.fit(local_task(model(), settings=settings, correction=Asking()))
     assert same_bits(asked.state, clean.fit(local_task(model(), settings=settings)).state)  # statistics included
@@ -265,12 +266,50 @@ def test_the_full_gradient_is_that_of_all_data_and_changes_nothing() -> None:
         assert torch.allclose(seen[name], gradient + settings.weight_decay * parameter, atol=1e-6)
 
 
+def test_a_methods_own_step_is_taken_in_training_and_in_the_full_gradient() -> None:
+    """What ``backward`` leaves in the parameters, not the gradient of ``train_loss``."""
+    gradients: list[Mapping[str, Tensor]] = []
+
+    class Asking(LocalCorrection, ActiveCorrection):
+        wants_full_gradient = True
+
+        def begin(self, task: LocalTask) -> ActiveCorrection:
+            return self
+
+        def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+            gradients.append(gradient)
+
+    class Doubled(AdversarialTrainer):
+        attacks = False
+
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            return batch.loss.cross_entropy(batch.logits_nat, batch.y).mean()
+
+        def backward(self, batch: TrainBatch) -> Tensor:
+            assert all(parameter.grad is None for parameter in batch.model.parameters())
+            super().backward(batch)
+            for parameter in batch.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.mul_(2)
+            return torch.tensor(7.0)
+
+    settings = dataclasses.replace(SETTINGS, batch_size=10, momentum=0.0, weight_decay=0.0)
+    start, moved = TinyNet().state_dict(), []
+    for method in (build_method("standard"), Doubled(None, build_modifier("plain"))):
+        update = method.fit(local_task(settings=settings, correction=Asking()))
+        moved.append({name: tensor - start[name] for name, tensor in update.state.items()})
+    assert update.metrics["loss"] == 7.0
+    for name in start:
+        assert torch.equal(gradients[1][name], 2 * gradients[0][name])
+        assert torch.allclose(moved[1][name], 2 * moved[0][name], atol=1e-6)
+
+
 # --- what comes out ---------------------------------------------------------------------------------------------------
 
 
 def test_the_update_is_a_copy() -> None:
     model = TinyNet()
-    update = build_method("fedavg").fit(local_task(model))
+    update = build_method("standard").fit(local_task(model))
     before = {name: tensor.clone() for name, tensor in update.state.items()}
     with torch.no_grad():
         for parameter in model.parameters():

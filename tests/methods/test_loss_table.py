@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calfat_plugin.maths.losses import cross_entropy, kl_divergence
-from calfat_plugin.modifiers.margins import cosine_logits
+from calfat_plugin.modifiers.robal import cosine_logits
 from tests.methods.helpers import (
     COUNTS,
     Z_ADV,
@@ -35,7 +35,7 @@ def trained(method: str, loss: str = "plain", *, options=None, loss_options=None
 @pytest.mark.parametrize(
     ("method", "loss", "options", "attacked", "expected"),
     [
-        ("fedavg", "plain", {}, [False, False], 1.008304),
+        ("standard", "plain", {}, [False, False], 1.008304),
         ("fedpgd", "plain", {}, None, 1.794655),
         ("fedpgd", "calibrated", {}, None, 1.689054),
         ("fedpgd", "logitadj", {}, None, 1.689054),  # the same function; the attacks differ
@@ -194,14 +194,10 @@ def test_robal_with_trades_keeps_the_divergence_on_bare_cosines():
 
 
 def test_robal_with_mart_takes_probabilities_from_scaled_cosines():
-    from calfat_plugin.trainers.losses_methods import mart_margin, mart_regulariser
+    from calfat_plugin.trainers.fedmart import margin, regulariser
 
     loss = build_method("fedmart", "robal").bind_loss(COUNTS)
-    expected = (
-        loss.cross_entropy(Z_ADV, Y).mean()
-        + mart_margin(10 * Z_ADV, Y)
-        + 6 * mart_regulariser(10 * Z_NAT, 10 * Z_ADV, Y)
-    )
+    expected = loss.cross_entropy(Z_ADV, Y).mean() + margin(10 * Z_ADV, Y) + 6 * regulariser(10 * Z_NAT, 10 * Z_ADV, Y)
     assert trained("fedmart", "robal") == pytest.approx(expected.item(), rel=1e-5)
 
 

@@ -73,11 +73,11 @@ def alone(method):
     [
         ("mixfat", {"ratio": 1.0}, "fedpgd"),
         ("mixfat", {"ratio": 1.0, "sampling": "fixed"}, "fedpgd"),
-        ("mixfat", {"ratio": 0.0}, "fedavg"),
-        ("mixfat", {"ratio": 0.0, "sampling": "fixed"}, "fedavg"),
+        ("mixfat", {"ratio": 0.0}, "standard"),
+        ("mixfat", {"ratio": 0.0, "sampling": "fixed"}, "standard"),
         ("fedgairat", {"lam": math.inf, "start_round": 1}, "fedpgd"),
         ("fedgairat", {"start_round": 101}, "fedpgd"),
-        ("fedtrades", {"beta": 0.0}, "fedavg"),
+        ("fedtrades", {"beta": 0.0}, "standard"),
         ("fedrbn", {"roles": "at " * 10, "lam": 0.0}, "fedrbn-clean"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_method_at_its_limit_is_another_method(name, options, limit, task):
 @pytest.mark.parametrize("loss", ["plain", "calibrated"])
 def test_calfat_without_attack_is_calibrated_standard_training(loss, task):
     calfat = build_method("calfat", adv_ratio=0.0, outer="plain" if loss == "plain" else "calibrated")
-    assert_same_training(alone(calfat), alone(build_method("fedavg", loss)), task)
+    assert_same_training(alone(calfat), alone(build_method("standard", loss)), task)
 
 
 @few
@@ -173,7 +173,7 @@ def test_every_example_trained_on_is_inside_the_budget(name, loss, threat, seed)
     assert sum(seen) == len(data)
 
 
-@pytest.mark.parametrize(("name", "loss"), [cell for cell in CELLS if cell[0] != "fedavg"])
+@pytest.mark.parametrize(("name", "loss"), [cell for cell in CELLS if cell[0] != "standard"])
 def test_attacks_do_move_the_examples(name, loss):
     method = build_method(name, loss)
     moved = []

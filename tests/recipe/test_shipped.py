@@ -10,7 +10,7 @@ import yaml
 from calfat_plugin.entries import DatasetEntry, TrainerEntry
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
@@ -40,7 +40,7 @@ def assert_runs_again(experiment: Experiment) -> None:
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
 def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
     experiment = assemble(read_document(file), REGISTRY)
-    refuse_unsupported(experiment)
+    supported_runtime(experiment)
     assert experiment.recipe.warnings == ()
     assert_runs_again(experiment)
 

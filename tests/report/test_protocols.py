@@ -79,10 +79,10 @@ def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(
 def test_methods_start_from_one_model_and_nothing_is_aggregated(tmp_path: Path) -> None:
     path = run_with_model(tmp_path / "run", "train_args.learning_rate=0.05")
     before = RunDirectory(path).last_checkpoint.read_bytes()
-    content = compare(path, "fedpgd", "fedavg", evaluators=("natural",))
-    again = compare(path, "fedavg", evaluators=("natural",))
-    assert content["methods"]["fedavg"] == again["methods"]["fedavg"]  # whatever else was trained before
-    first, second = content["methods"]["fedavg"]
+    content = compare(path, "fedpgd", "standard", evaluators=("natural",))
+    again = compare(path, "standard", evaluators=("natural",))
+    assert content["methods"]["standard"] == again["methods"]["standard"]  # whatever else was trained before
+    first, second = content["methods"]["standard"]
     assert first["natural"] != second["natural"]  # each client keeps its own model
     assert RunDirectory(path).last_checkpoint.read_bytes() == before
 
@@ -112,8 +112,8 @@ def test_a_method_with_another_architecture_is_refused_before_anything_is_traine
 
 def test_a_client_whose_training_diverges_is_told_by_name(tmp_path: Path) -> None:
     path = run_with_model(tmp_path / "run", "train_args.learning_rate=1e30")
-    with pytest.raises(UpdateError, match=r"^fedavg: client 0 has no model to measure: "):
-        compare(path, "fedavg")
+    with pytest.raises(UpdateError, match=r"^standard: client 0 has no model to measure: "):
+        compare(path, "standard")
 
 
 def test_a_checkpoint_that_is_not_there(frozen: Path, tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.interfaces import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.session import Request, open_directory, run
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.session import run
 from tests.runs.processes import SABOTEUR, WarmServer
 
 MODEL = "model_args.model=tiny_model:build_dropping"  # its dropout draws from a global generator
@@ -41,7 +43,12 @@ def test_same_recipe_same_bits_whatever_else_differs(
     document = read_document(recipe).with_overrides([MODEL, "train_args.comm_round=2"])
     here = assemble(document, Registry.load(entry_points=False))
     request = Request(here, recipe.parent / "here", False, [])
-    run(request, open_directory(request), RunObserver(), lambda text: None)
+    run(
+        request,
+        RunDirectory.open(request),
+        RunObserver(),
+        lambda text: None,
+    )
     torch.set_num_threads(threads)
     assert last(recipe.parent / "here") == one
 

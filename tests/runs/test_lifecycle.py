@@ -14,8 +14,10 @@ from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import read_rounds
-from calfat_plugin.runs.session import Request, open_directory, run
+from calfat_plugin.runs.session import run
 from tests.runs.processes import SABOTEUR
 
 
@@ -92,7 +94,12 @@ def build(recipe: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Any:
 def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) -> None:
     listener = Listener()
     request = Request(build(listener), recipe.parent / "run", False, [])
-    run(request, open_directory(request), RunObserver(), pytest.fail)
+    run(
+        request,
+        RunDirectory.open(request),
+        RunObserver(),
+        pytest.fail,
+    )
     assert listener.heard == [
         ("started", (1, 2)),
         ("round", (1, 1, 1)),
@@ -107,7 +114,12 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
 
     listener.heard.clear()
     request = Request(build(listener, rounds=3), recipe.parent / "run", True, [])
-    run(request, open_directory(request), RunObserver(), pytest.fail)
+    run(
+        request,
+        RunDirectory.open(request),
+        RunObserver(),
+        pytest.fail,
+    )
     assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
     assert listener.heard[0] == ("started", (3, 3))
 
@@ -115,7 +127,7 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
 def test_an_observer_sees_the_work_in_order(build: Any, recipe: Path) -> None:
     watcher = Watcher()
     request = Request(build(), recipe.parent / "run", False, [])
-    run(request, open_directory(request), watcher, pytest.fail)
+    run(request, RunDirectory.open(request), watcher, pytest.fail)
     a_round = ["client 0", "client 1", "evaluating natural", "evaluating fgsm"]
     assert watcher.seen == [
         "run started",

@@ -13,7 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from calfat_plugin.datasets.batches import eval_batches
+from calfat_plugin.datasets.batches import batches
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
@@ -142,9 +142,7 @@ def test_the_last_checkpoint_is_the_model_of_the_results(run: Path, monkeypatch:
     tensors = load_file(run / "checkpoints" / "last.safetensors")
     model.load_state_dict({name: tensor for name, tensor in tensors.items() if "/" not in name})
     with torch.no_grad():
-        right = sum(
-            int((model(x).argmax(1) == y).sum()) for x, y in eval_batches(dataset.test, 500, torch.device("cpu"))
-        )
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y, _ in batches(dataset.test, 500, torch.device("cpu")))
     assert right / 359 == strict_json(run / "results.json")["evaluations"][0]["accuracy"]
 
 
@@ -182,7 +180,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     run, console = finished
     log = (run / "log.txt").read_text()
     assert "################Communication round : 0" in log
-    assert "going on after round 1" in log
+    assert "continuing after round 1" in log
     assert console.err == ""
     lines = console.out.splitlines()
     assert lines[0] == "tiny: resuming at round 2 of 3 rounds in run"

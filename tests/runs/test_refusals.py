@@ -129,7 +129,7 @@ def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
     rounds = folder / "run" / "rounds.csv"
     header, first, second, *_ = rounds.read_text().splitlines(keepends=True)
     told = (
-        "error: run/rounds.csv: the rows of rounds 1 to 2, which the checkpoint goes on from, are not all there; "
+        "error: run/rounds.csv: the rows of rounds 1 to 2, which the checkpoint continues from, are not all there; "
         "the file was changed by hand. Start the run again without --resume.\n"
     )
     for text in (header + first, header + second + second, header + first + second.rstrip(), first + second, ""):
@@ -148,7 +148,7 @@ def test_a_recipe_yaml_changed_by_hand(warm: WarmServer, folder: Path) -> None:
 def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path) -> None:
     assert refused(warm, folder, *RUN) == (
         "error: run: there is a run in this directory already. "
-        "Add --resume to go on with it, or choose another --run-dir.\n"
+        "Add --resume to continue it, or choose another --run-dir.\n"
     )
 
 

@@ -23,8 +23,8 @@ from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sab
 
 
 def told_command(text: str) -> list[str]:
-    """The command after "Go on with:", without how to call the program."""
-    command = shlex.split(text.split("Go on with:\n", 1)[1].strip())
+    """The command after "Resume with:", without how to call the program."""
+    command = shlex.split(text.split("Resume with:\n", 1)[1].strip())
     return command[command.index("run") :]
 
 
@@ -47,7 +47,7 @@ def test_stopped_in_a_round_says_how_to_go_on(warm: WarmServer, recipe: Path, na
     assert stopped.out.splitlines()[1].startswith("round 1/3  natural ")
     assert len(stopped.out.splitlines()) == 2
     assert stopped.err == (
-        f"stopped. Finished rounds are kept in {shown}. Go on with:\n"
+        f"stopped. Finished rounds are kept in {shown}. Resume with:\n"
         "  calfat run tiny.yaml --set train_args.comm_round=3 --set calfat.threat.steps=1 --seed 3 "
         f"--resume --run-dir {shown}\n"
     )
@@ -98,7 +98,7 @@ def test_a_round_without_any_update_ends_the_run_and_keeps_the_rounds_before(war
     assert failed.code == 2
     assert failed.err == (
         f"error: round 3: not one client delivered a usable update.\n{reasons}"
-        "Finished rounds are kept in run. Go on with:\n"
+        "Finished rounds are kept in run. Resume with:\n"
         "  calfat run tiny.yaml --set train_args.comm_round=3 --resume --run-dir run\n"
     )
     resumed = warm.run(*told_command(failed.err), cwd=recipe.parent)
@@ -183,7 +183,7 @@ def test_ctrl_c_on_a_terminal(warm: WarmServer, recipe: Path) -> None:
     after_bars = stopped.out[stopped.out.rindex("\x1b[?25h") :]
     assert "━" not in after_bars
     words = " ".join(after_bars.split())
-    assert "stopped. Finished rounds are kept in my run. Go on with:" in words
+    assert "stopped. Finished rounds are kept in my run. Resume with:" in words
     # Called without the installed script, so the command says how to call it that way, quoted for a shell.
     command = f"{sys.executable} -m calfat_plugin.cli.main run tiny.yaml --set train_args.comm_round=2000"
     assert words.endswith(f"{command} --resume --run-dir 'my run'")

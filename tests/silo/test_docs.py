@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from calfat_plugin.experiment import assemble
-from calfat_plugin.host.arguments import refuse_unsupported
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from tests.silo.broker import needs_mosquitto
@@ -279,7 +279,7 @@ def test_recipes_are_understood(block: Block) -> None:
     content["calfat"]["silo"].update(calfat.pop("silo", {}))
     content["calfat"].update(calfat)
     experiment = assemble(Document("cross_silo.md", content), Registry.load(entry_points=False))
-    refuse_unsupported(experiment)
+    supported_runtime(experiment)
     assert experiment.recipe.warnings == ()
 
 

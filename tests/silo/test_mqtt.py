@@ -47,7 +47,7 @@ class Stranger:
     def __init__(self, port: int, name: str) -> None:
         self.name = name
         self._said: set[str] = set()
-        self._heard: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._receipts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._client = mqtt.Client(protocol=mqtt.MQTTv5)
         self._client.on_message = self._listen
         self._client.connect("127.0.0.1", port)
@@ -56,7 +56,7 @@ class Stranger:
 
     def _listen(self, client: Any, userdata: Any, message: Any) -> None:
         if message.properties.CorrelationData.decode() in self._said:  # and not what is for the name's real bearer
-            self._heard.put(json.loads(message.payload))
+            self._receipts.put(json.loads(message.payload))
 
     def say(
         self, to: str, kind: str, payload: bytes, *, message_id: str = "", retain: bool = False, as_: str = ""
@@ -70,10 +70,10 @@ class Stranger:
         self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(10)
 
     def verdict(self) -> list[str]:
-        """The next answer that is not just that the receiver has heard."""
+        """The next receipt that is not just that the message has arrived."""
         while True:
-            answer = self._heard.get(timeout=30)
-            if answer[0] != "heard":
+            answer = self._receipts.get(timeout=30)
+            if answer[0] != "arrived":
                 return answer
 
     def leave(self) -> None:
@@ -151,8 +151,8 @@ def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path)
         left = [entry["Key"] for entry in objects.list_objects_v2(Bucket=BUCKET)["Contents"]]
     assert "message from rank-1.calfat refused: it claims to come from rank 2" in log
     assert "message from 'rank-1.calfat' refused: the broker has kept it from an earlier run" in log
-    assert "message from 'rank-9.calfat' refused: nobody whom this party listens to has that name" in log
-    assert "message from 'nobody' refused: nobody whom this party listens to has that name" in log
+    assert "message from 'rank-9.calfat' refused: no peer of this party has that name" in log
+    assert "message from 'nobody' refused: no peer of this party has that name" in log
     assert "refused: it is of no kind that we know" in log
     assert "refused: it has no message id" in log
     assert log.count(" refused: ") == 16

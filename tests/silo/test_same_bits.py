@@ -70,6 +70,6 @@ def test_ctrl_c_takes_all_down_and_says_how_to_go_on(tmp_path: Path, changes: tu
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     go_on = shlex.join([*command, "--resume", "--run-dir", str(federation.directory(0))])
-    assert said == f"stopped. Finished rounds are kept in {federation.directory(0)}. Go on with:\n  {go_on}\n"
+    assert said == f"stopped. Finished rounds are kept in {federation.directory(0)}. Resume with:\n  {go_on}\n"
     running = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in running if str(federation.recipe) in line]

@@ -108,7 +108,7 @@ def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_go_on(number, mon
     assert done.exit_code == 130, done.output
     assert "| CalFAT |   1 |   80.00 |  40.00 |\n| FedPGD |   0 |       - |      - |\n" in done.stdout
     assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.stdout
-    assert done.stderr == "error: stopped.\nFinished runs are kept. Go on with:\n  calfat suite tiny.yaml\n"
+    assert done.stderr == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml\n"
 
 
 @pytest.mark.parametrize("seeds", ["0,x", "", "1,1", "4294967296", "-1"])
@@ -179,7 +179,7 @@ def test_the_real_thing_is_stopped_and_goes_on(number, tmp_path):
     rest, errors = first.communicate(timeout=120)
     if number == signal.SIGINT:
         assert first.returncode == 130, rest
-        assert errors == "error: stopped.\nFinished runs are kept. Go on with:\n  calfat suite tiny.yaml --jobs 2\n"
+        assert errors == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml --jobs 2\n"
     runs = tmp_path / "runs" / "suites" / "tiny"
     kept = {path: path.stat().st_mtime_ns for path in runs.glob("*/seed-*/results.json")}
     assert 1 <= len(kept) < 4

@@ -16,11 +16,10 @@ from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile, fingerprint
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks
-from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_counts
+from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_verdicts
 from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
-from calfat_plugin.maths.metrics import Counts
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
@@ -108,10 +107,9 @@ class AutoAttack(Evaluator):
         state = file.load(task.clean_correct.cpu())
         with attack_mode(task.model), torch.no_grad(), _own_random_stream(task.device):
             _Run(task, label, threat, names, self.options, settings["seed"], file, state).finish()
-        y = task.data.y.cpu()
-        counts = Counts.from_verdicts(task.clean_correct.cpu(), y, task.num_classes, state.robust)
-        return result_from_counts(
-            counts,
+        return result_from_verdicts(
+            task,
+            state.robust,
             label=label,
             settings=settings,
             implementation=implementation,

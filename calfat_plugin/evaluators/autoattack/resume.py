@@ -1,4 +1,4 @@
-"""What a long evaluation keeps on disk to go on after a crash: JSON, written atomically, tied to what it is about."""
+"""What a long evaluation keeps on disk to continue after a crash: JSON, written atomically, bound to its inputs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.disk import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +63,7 @@ class StateFile:
         self.path = None if folder is None else folder / f"{name}-{digest[:_DIGEST_LETTERS]}.json"
 
     def load(self, clean_correct: Tensor) -> AttackState:
-        """The state to go on from; a fresh one, in which the ``clean_correct`` examples are robust, if there is none.
+        """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
 
         A damaged file is left aside with a line in the log: doing the work again is always right.
         """
@@ -76,9 +77,9 @@ class StateFile:
             robust, attacked = (_bits(content.pop(name), clean_correct) for name in ("robust", "attacked"))
             state = AttackState(robust=robust, attacked=attacked, **content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s: cannot be used (%s); the attack begins again", self.path, error)
+            log.warning("%s: cannot be used (%s); the attack starts again", self.path, error)
             return fresh
-        log.info("%s: going on after %d sub-attacks and %d batches", self.path, state.position, state.batch)
+        log.info("%s: continuing after %d sub-attacks and %d batches", self.path, state.position, state.batch)
         return state
 
     def save(self, state: AttackState) -> None:
@@ -91,12 +92,8 @@ class StateFile:
             content[name] = "".join("1" if bit else "0" for bit in content[name].tolist())
         text = json.dumps({"format": _FORMAT, "digest": self._digest, **content}, allow_nan=False)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        with replacing(self.path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
@@ -126,5 +123,5 @@ def fingerprint(task: EvaluationTask, settings: Mapping[str, Any]) -> str:
 def _bits(text: str, like: Tensor) -> Tensor:
     """A text of 0 and 1 as (N,) bool."""
     if len(text) != len(like) or set(text) - {"0", "1"}:
-        raise ValueError("it speaks of other examples")
+        raise ValueError("it is about other examples")
     return like.new_tensor([letter == "1" for letter in text])

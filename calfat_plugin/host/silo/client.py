@@ -47,7 +47,7 @@ class ClientStates:
             return {}
         state = self._load(used)
         if state is None:
-            log.warning("nothing is kept here from round %d; going on with an empty client state", used)
+            log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
             return {}
         return state
 
@@ -66,7 +66,7 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
         states: this client's memory.
         fingerprint: of what this party runs; the server lets in no other.
         deadlines: seconds to wait for the server to come, and for a lost server to come back.
-        on_round: told of each round that begins and ends here.
+        on_round: called when a round begins and ends here.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
     # --- sending ---
 
     def send_message(self, message: Message) -> None:
-        """Add what the server asks an update to show, and hand it to the courier."""
+        """Add what the server asks an update to show, and queue it."""
         if message.get_type() == MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER:
             for name, value in self._answering.items():
                 message.add_params(name, value)

@@ -27,7 +27,7 @@ from calfat_plugin.results import RoundRecord
 log = logging.getLogger(__name__)
 
 _SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
-_GOODBYE = 5.0  # seconds to tell all clients that the run is over
+_GOODBYE = 5.0  # seconds to inform all clients that the run is over
 _STATUS = MyMessage.MSG_TYPE_C2S_CLIENT_STATUS
 _UPDATE = MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
@@ -223,8 +223,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         missing = {rank - 1: self._why_absent(now, rank) for rank in absent}
         record = dataclasses.replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
         self._used.update(dict.fromkeys(record.clients, now.number))
-        server = self.server
-        self._on_round(record, Snapshot(server.round, server.state, server.server_state, server.broadcast))
+        self._on_round(record, self.server.snapshot())
         if now.number < self.round_num:
             self._begin_round()
             return
@@ -247,7 +246,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
     # --- sending and letting in ---
 
     def send_message(self, message: Message) -> None:
-        """Add what the client asks a message to show, and hand it to the courier."""
+        """Add what the client asks a message to show, and queue it."""
         rank, type_ = message.get_receiver_id(), message.get_type()
         patience = self._silo.settings.start_deadline
         if rank in self._sessions:
@@ -302,12 +301,12 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
 
 
 def dismiss_all(transport: Transport) -> threading.Event:
-    """From now on tell every client that comes that the run is over; for a server with nothing left but to evaluate.
+    """From now on inform every client that comes that the run is over; for a server with nothing left but to evaluate.
 
     Returns:
-        Set once all clients have been told.
+        Set once all clients have been informed.
     """
-    told, all_told = set[int](), threading.Event()
+    informed, all_informed = set[int](), threading.Event()
 
     def admit(envelope: Envelope) -> None:
         session = envelope.fields.get("session")
@@ -316,12 +315,12 @@ def dismiss_all(transport: Transport) -> threading.Event:
         goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, envelope.sender)
         goodbye.add_params("session", session)
         transport.send_message(goodbye, _GOODBYE)
-        told.add(envelope.sender)
-        if len(told) == transport.num_parties - 1:
-            all_told.set()
+        informed.add(envelope.sender)
+        if len(informed) == transport.num_parties - 1:
+            all_informed.set()
 
     transport.admit = admit
-    return all_told
+    return all_informed
 
 
 def _same(first: str, second: str) -> bool:

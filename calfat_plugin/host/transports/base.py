@@ -1,4 +1,4 @@
-"""What all our backends share: a blocking inbox, one alarm, and a courier per peer that tries again.
+"""What all our backends share: a blocking inbox, one alarm, and for each peer a queue that retries what it sends.
 
 The host's own loops spin at full speed while they wait, die with their lock held on one bad message, and let a send
 to a dead peer end the run. Here the party's one loop sleeps until a message or the alarm comes, bad messages never
@@ -35,6 +35,11 @@ class UnreachableError(Exception):
     """A peer could not be reached this time; another try may succeed."""
 
 
+def log_refusal(sender: str, reason: object) -> None:
+    """Every backend logs a refused message in the same words, with the sender's address, name or rank."""
+    log.warning("message from %s refused: %s", sender, reason)
+
+
 class Inbox:
     """Messages that wait for the loop. A newer message of the same sender and type replaces the one that waits.
 
@@ -47,7 +52,7 @@ class Inbox:
         self._changed = threading.Condition()
 
     def put(self, message: Message) -> None:
-        """Leave a message, from any thread."""
+        """Add a message; callable from any thread."""
         with self._changed:
             self._waiting[message.get_sender_id(), message.get_type()] = message
             self._changed.notify()
@@ -69,8 +74,8 @@ class Inbox:
 
 
 @dataclass
-class Parcel:
-    """Bytes on their way: tried until ``deadline`` (monotonic), or until a newer parcel of their kind takes over."""
+class Outgoing:
+    """An encoded message to send: retried until ``deadline`` (monotonic), or until one of its kind replaces it."""
 
     data: bytes
     kind: int
@@ -79,51 +84,51 @@ class Parcel:
     on_cancel: Callable[[], object] | None = None
 
     def cancel(self) -> None:
-        """Give it up, also when it is being delivered at this moment."""
+        """Give it up, even while it is being delivered."""
         self.cancelled.set()
         if self.on_cancel is not None:
             self.on_cancel()
 
 
-class Courier(threading.Thread):
-    """Takes parcels to one peer, in order, trying again with growing pauses.
+class SendQueue(threading.Thread):
+    """Sends messages to one peer, in order, and retries with growing pauses.
 
     Args:
         peer: rank of the receiver.
         deliver: one try; raises ``UnreachableError`` to be called again and ``RefusedError`` when that is pointless.
     """
 
-    def __init__(self, peer: int, deliver: Callable[[int, Parcel], None]) -> None:
-        super().__init__(name=f"courier-{peer}", daemon=True)
+    def __init__(self, peer: int, deliver: Callable[[int, Outgoing], None]) -> None:
+        super().__init__(name=f"send-{peer}", daemon=True)
         self._peer, self._deliver = peer, deliver
-        self._parcels: deque[Parcel] = deque()
+        self._waiting: deque[Outgoing] = deque()
         self._changed = threading.Condition()
-        self._current: Parcel | None = None
+        self._current: Outgoing | None = None
         self._stopped = False
 
-    def send(self, parcel: Parcel) -> None:
-        """Queue a parcel; older ones of the same kind are given up."""
+    def send(self, outgoing: Outgoing) -> None:
+        """Queue a message; older ones of the same kind are given up."""
         with self._changed:
-            for older in (*self._parcels, self._current):
-                if older is not None and older.kind == parcel.kind:
+            for older in (*self._waiting, self._current):
+                if older is not None and older.kind == outgoing.kind:
                     older.cancel()
-            self._parcels = deque(waiting for waiting in self._parcels if not waiting.cancelled.is_set())
-            self._parcels.append(parcel)
+            self._waiting = deque(waiting for waiting in self._waiting if not waiting.cancelled.is_set())
+            self._waiting.append(outgoing)
             self._changed.notify_all()
 
     def flush(self, until: float) -> None:
-        """Wait until nothing is on its way, at most until the monotonic time ``until``."""
+        """Wait until everything is sent, at most until the monotonic time ``until``."""
         with self._changed:
-            while (self._parcels or self._current) and time.monotonic() < until:
+            while (self._waiting or self._current) and time.monotonic() < until:
                 self._changed.wait(max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
-        """Give up what is on its way and end."""
+        """Give up what is not sent yet, and end."""
         with self._changed:
             self._stopped = True
-            for parcel in (*self._parcels, self._current):
-                if parcel is not None:
-                    parcel.cancel()
+            for outgoing in (*self._waiting, self._current):
+                if outgoing is not None:
+                    outgoing.cancel()
             self._changed.notify_all()
 
     def run(self) -> None:
@@ -131,18 +136,18 @@ class Courier(threading.Thread):
             with self._changed:
                 self._current = None
                 self._changed.notify_all()
-                while not self._parcels and not self._stopped:
+                while not self._waiting and not self._stopped:
                     self._changed.wait()
                 if self._stopped:
                     return
-                self._current = parcel = self._parcels.popleft()
-            self._carry(parcel)
+                self._current = outgoing = self._waiting.popleft()
+            self._retry(outgoing)
 
-    def _carry(self, parcel: Parcel) -> None:
+    def _retry(self, outgoing: Outgoing) -> None:
         pause, reason = _FIRST_PAUSE, ""
-        while time.monotonic() < parcel.deadline and not parcel.cancelled.is_set():
+        while time.monotonic() < outgoing.deadline and not outgoing.cancelled.is_set():
             try:
-                self._deliver(self._peer, parcel)
+                self._deliver(self._peer, outgoing)
                 return
             except UnreachableError as error:
                 if str(error) != reason:
@@ -151,10 +156,10 @@ class Courier(threading.Thread):
             except RefusedError as error:
                 log.error("rank %d refused a message: %s", self._peer, error)
                 return
-            parcel.cancelled.wait(min(pause, max(0.0, parcel.deadline - time.monotonic())))
+            outgoing.cancelled.wait(min(pause, max(0.0, outgoing.deadline - time.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE)
-        if not parcel.cancelled.is_set():
-            log.warning("a message to rank %d was given up: %s", self._peer, reason or "its time was over")
+        if not outgoing.cancelled.is_set():
+            log.warning("a message to rank %d was given up: %s", self._peer, reason or "its deadline has passed")
 
 
 class Transport(BaseCommunicationManager):  # type: ignore[misc]
@@ -179,45 +184,45 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]
         self._observers: list[Observer] = []
         self._stopped = False
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
-        self._couriers = {peer: Courier(peer, self.deliver) for peer in peers}
-        for courier in self._couriers.values():
-            courier.start()
+        self._queues = {peer: SendQueue(peer, self.deliver) for peer in peers}
+        for queue in self._queues.values():
+            queue.start()
 
     # --- what a backend provides ---
 
     @abstractmethod
-    def deliver(self, peer: int, parcel: Parcel) -> None:
-        """Take a parcel to a peer and wait for its receipt, until the parcel's deadline or its ``cancel``.
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
+        """Send a message to a peer and wait for its receipt, until the message's deadline or its ``cancel``.
 
         Raises:
-            UnreachableError, RefusedError: see ``Courier``.
+            UnreachableError, RefusedError: see ``SendQueue``.
         """
 
     # --- sending ---
 
     def send_message(self, msg: Message, patience: float | None = None) -> None:
-        """Hand a message to the peer's courier; returns at once."""
+        """Queue a message for its receiver; returns at once."""
         deadline = time.monotonic() + (self.patience if patience is None else patience)
-        self._couriers[msg.get_receiver_id()].send(Parcel(encode(msg), msg.get_type(), deadline))
+        self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline))
 
     def send_now(self, msg: Message, timeout: float) -> None:
         """One try, waiting for the receipt.
 
         Raises:
-            UnreachableError, RefusedError: see ``Courier``.
+            UnreachableError, RefusedError: see ``SendQueue``.
         """
-        self.deliver(msg.get_receiver_id(), Parcel(encode(msg), msg.get_type(), time.monotonic() + timeout))
+        self.deliver(msg.get_receiver_id(), Outgoing(encode(msg), msg.get_type(), time.monotonic() + timeout))
 
     def flush(self, timeout: float) -> None:
-        """Wait for the couriers, at most ``timeout`` seconds in all."""
+        """Wait until everything is sent, at most ``timeout`` seconds in all."""
         until = time.monotonic() + timeout
-        for courier in self._couriers.values():
-            courier.flush(until)
+        for queue in self._queues.values():
+            queue.flush(until)
 
     # --- receiving ---
 
     def receive(self, data: bytes, peer: str, allowed: frozenset[int]) -> None:
-        """Let a message in, from a receiving thread.
+        """Check a message and put it into the inbox; called in a receiving thread.
 
         Args:
             data: what arrived.
@@ -231,12 +236,12 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]
             envelope = read_envelope(data)
             if envelope.receiver != self.rank:
                 raise RefusedError(f"it is for rank {envelope.receiver}, this is rank {self.rank}")
-            if envelope.sender not in self._couriers or envelope.sender not in allowed:
+            if envelope.sender not in self._queues or envelope.sender not in allowed:
                 raise RefusedError(f"it claims to come from rank {envelope.sender}")
             self.admit(envelope)
             self.inbox.put(decode(data, envelope))
         except RefusedError as refused:
-            log.warning("message from %s refused: %s", peer, refused)
+            log_refusal(peer, refused)
             raise
 
     def handle_receive_message(self) -> None:
@@ -255,8 +260,8 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]
     def stop_receive_message(self) -> None:
         """End the loop and all sending; safe to call twice."""
         self._stopped = True
-        for courier in self._couriers.values():
-            courier.stop()
+        for queue in self._queues.values():
+            queue.stop()
 
     def add_observer(self, observer: Observer) -> None:
         self._observers.append(observer)

@@ -17,7 +17,7 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name
+from calfat_plugin.recipe.silo import MQTTSettings, Silo, certificate_name, for_rank
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Broker:
 
     @property
     def is_there(self) -> bool:
-        """Whether messages can be sent and heard now."""
+        """Whether messages can be sent and received now."""
         return self._subscribed.is_set()
 
     def publish(self, peer: int, kind: str, message_id: str, payload: bytes, life: int) -> Any:
@@ -69,7 +69,7 @@ class Broker:
         properties.UserProperty = ("calfat", kind)
         properties.MessageExpiryInterval = life
         topic = f"calfat/{self._settings.run}/{self._name}/{certificate_name(peer)}"
-        # Never retained: the next run would hear it.
+        # Never retained: the next run would receive it.
         return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
 
     def wait(self, until: float) -> None:
@@ -103,7 +103,7 @@ class Broker:
 
     def _serve(self) -> None:
         """Connect, and again whenever the connection breaks. The library's own thread reads and writes."""
-        address, told = self._settings.address, ""
+        address, logged = self._settings.address, ""
         while not self._closing:
             self._lost.clear()
             try:
@@ -120,9 +120,9 @@ class Broker:
                 self._client.loop_stop()
                 self._failure = "it closes the connection"
             self._subscribed.clear()
-            if not self._closing and self._failure != told:
+            if not self._closing and self._failure != logged:
                 log.warning("%s: %s; trying again", self, self._failure)
-                told = self._failure
+                logged = self._failure
             if not self._closing:
                 time.sleep(_PAUSE)
 
@@ -152,7 +152,7 @@ class Broker:
         try:
             self._on_message(str(message.topic).split("/")[-2], message)
         except Exception:  # our bug; but the library's thread, and with it the connection, must not end
-            log.exception("a message could not be dealt with")
+            log.exception("a message could not be processed")
 
 
 def _client(silo: Silo, rank: int) -> Any:
@@ -160,16 +160,16 @@ def _client(silo: Silo, rank: int) -> Any:
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
-        client.username_pw_set(settings.username.replace("{rank}", str(rank)), _password(settings, rank))
+        client.username_pw_set(for_rank(settings.username, rank), _password(settings, rank))
     if silo.tls is not None:
-        client.tls_set_context(Certificates.read(silo.tls, rank).client_context())
+        client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
     elif settings.tls:
         client.tls_set_context(ssl.create_default_context())
     return client
 
 
 def _password(settings: MQTTSettings, rank: int) -> str:
-    path = Path(str(settings.password_file).replace("{rank}", str(rank))).expanduser()
+    path = Path(for_rank(str(settings.password_file), rank)).expanduser()
     try:
         return path.read_text().partition("\n")[0]
     except OSError as error:

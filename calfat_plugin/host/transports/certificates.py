@@ -1,4 +1,4 @@
-"""The certificate files that a recipe names, as what TLS needs of them."""
+"""The certificate files that a recipe names, in the forms that gRPC and MQTT need."""
 
 from __future__ import annotations
 
@@ -7,68 +7,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.recipe.silo import TLSSettings
+from calfat_plugin.recipe.silo import TLSSettings, for_rank
+
+_HINT = "`calfat certs DIR` makes a test set."
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files with this party's certificate and key, and with the authority it trusts; they fit together."""
+    """A party's certificate and key, and the certificate of the authority it trusts. They fit together.
 
-    ca: Path
-    cert: Path
-    key: Path
+    Attributes:
+        ca, cert, key: the files' content (PEM), for gRPC.
+        client_context: for a client that trusts only servers of the authority, under the name it connects to.
+    """
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+    client_context: ssl.SSLContext
 
     @classmethod
     def read(cls, settings: TLSSettings, rank: int) -> Certificates:
-        """Find and check the files that the recipe names for party ``rank``.
+        """Read and check the files that the recipe names for party ``rank``.
 
         Raises:
-            HostError: a file is missing, no PEM, or they do not belong together.
+            HostError: a file is missing or not PEM, or key and certificate do not belong together.
         """
-        files = cls(*(_pem_file(settings, name, rank) for name in ("ca", "cert", "key")))
-        files.server_context()
-        return files
-
-    def server_context(self) -> ssl.SSLContext:
-        """For a gRPC server that lets in only who has a certificate of the authority.
-
-        Raises:
-            HostError: OpenSSL cannot use the files.
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.set_alpn_protocols(["h2"])
-        return self._load_into(context)
-
-    def client_context(self) -> ssl.SSLContext:
-        """For a client that trusts only servers of the authority, under the name it connects to.
-
-        Raises:
-            HostError: OpenSSL cannot use the files.
-        """
-        return self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-
-    def _load_into(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        ca, cert, key = (Path(for_rank(path, rank)).expanduser() for path in (settings.ca, settings.cert, settings.key))
+        contents = (_read_pem("ca", ca), _read_pem("cert", cert), _read_pem("key", key))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_verify_locations(self.ca)
-            context.load_cert_chain(self.cert, self.key, password=str)  # or OpenSSL would ask for one here, and wait
+            context.load_verify_locations(ca)
+            context.load_cert_chain(cert, key, password=str)  # or OpenSSL would ask for a password here, and wait
         except OSError as error:  # ssl.SSLError is one
             raise HostError(
-                f"calfat.silo.tls: {self.ca}, {self.cert} and {self.key} cannot be used together: {error}. "
-                "`calfat certs DIR` makes a test set."
+                f"calfat.silo.tls: {ca}, {cert} and {key} cannot be used together: {error}. {_HINT}"
             ) from None
-        return context
+        return cls(*contents, context)
 
 
-def _pem_file(settings: TLSSettings, name: str, rank: int) -> Path:
-    path = Path(str(getattr(settings, name)).replace("{rank}", str(rank))).expanduser()
+def _read_pem(name: str, path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise HostError(
-            f"calfat.silo.tls.{name}: {path} cannot be read ({error.strerror}). `calfat certs DIR` makes a test set."
-        ) from None
+        raise HostError(f"calfat.silo.tls.{name}: {path} cannot be read ({error.strerror}). {_HINT}") from None
     if b"-----BEGIN " not in content:
-        raise HostError(f"calfat.silo.tls.{name}: {path} is not a PEM file.")
-    return path
+        raise HostError(f"calfat.silo.tls.{name}: {path} is not a PEM file. {_HINT}")
+    return content

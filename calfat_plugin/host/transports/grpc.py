@@ -1,11 +1,10 @@
-"""The host's gRPC service, spoken without pickle, in both directions, with mutual TLS where there are certificates.
+"""The host's gRPC service without pickle, in both directions, with mutual TLS where there are certificates.
 
 Method and request are the host's own (``gRPCCommManager/sendMessage``); what the request carries is ours.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -20,16 +19,16 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.messages import RefusedError
-from calfat_plugin.host.transports.tls_door import Caller, TLSDoor
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
-log = logging.getLogger(__name__)
-
-_LAST_CALLS = 0.2  # seconds that calls being served have when the party ends
+_HANDSHAKE = 10.0  # seconds
+_SPARE_CONNECTIONS = 1024  # beside one for each party
+_GRACE = 0.2  # seconds that calls in progress have when the party ends
 _FEWEST_THREADS = 16
+_MAX_REASON = 300  # characters
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -55,12 +54,12 @@ class GRPCTransport(Transport):
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
         self._parties, self._max_message = silo.parties, max_message
         self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
-        self._everyone = frozenset(certificate_name(each) for each in range(len(silo.parties)))
-        self._door: TLSDoor | None = None
         self._options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", max_message + _FRAMING),
             ("grpc.enable_http_proxy", 0),
+            ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE)),
+            ("grpc.max_allowed_incoming_connections", len(silo.parties) + _SPARE_CONNECTIONS),
             ("grpc.so_reuseport", 0),  # or a second process could share the port in silence
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 20_000),
@@ -75,12 +74,12 @@ class GRPCTransport(Transport):
         super().__init__(rank, len(self._parties))
         self._server.start()
 
-    def deliver(self, peer: int, parcel: Parcel) -> None:
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
         stub = gRPCCommManagerStub(self._channel(peer))
-        request = pb.CommRequest(client_id=self.rank, message=parcel.data)
-        call = stub.sendMessage.future(request, timeout=max(0.05, parcel.deadline - time.monotonic()))
-        parcel.on_cancel = call.cancel
-        if parcel.cancelled.is_set():  # meanwhile
+        request = pb.CommRequest(client_id=self.rank, message=outgoing.data)
+        call = stub.sendMessage.future(request, timeout=max(0.05, outgoing.deadline - time.monotonic()))
+        outgoing.on_cancel = call.cancel
+        if outgoing.cancelled.is_set():  # meanwhile
             call.cancel()
         try:
             call.result()
@@ -89,13 +88,12 @@ class GRPCTransport(Transport):
         except grpc.RpcError as error:
             if error.code() in _WILL_NOT_CHANGE:
                 raise RefusedError(str(error.details())) from None
-            raise UnreachableError(f"{self._parties[peer]}: {_first_line(error.details())}") from None
+            reason = str(error.details() or "no answer").splitlines()[0][:_MAX_REASON]
+            raise UnreachableError(f"{self._parties[peer]}: {reason}") from None
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
-        self._server.stop(_LAST_CALLS).wait()
-        if self._door is not None:
-            self._door.close()
+        self._server.stop(_GRACE).wait()
         for channel in self._channels.values():
             channel.close()
 
@@ -115,9 +113,8 @@ class GRPCTransport(Transport):
             if self._certificates is None:
                 server.add_insecure_port(str(address))
             else:
-                backend_port = server.add_insecure_port("127.0.0.1:0")
-                self._door = TLSDoor(address.host, address.port, self._certificates.server_context(), backend_port)
-        except (RuntimeError, ValueError, OSError):
+                server.add_secure_port(str(address), _server_credentials(self._certificates))
+        except RuntimeError:
             raise HostError(
                 f"rank {rank} cannot listen on {address}: the port is taken, or the address is not this machine's. "
                 "End the process that has it, or change calfat.silo.parties (calfat.silo.bind, where the others "
@@ -137,40 +134,37 @@ class GRPCTransport(Transport):
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
         """Serve one call, in one of gRPC's threads."""
-        caller = self._caller(context)
+        sender = unquote(str(context.peer()).partition(":")[2])  # host:port
         try:
             raw = next(requests)
         except (StopIteration, grpc.RpcError):
-            log.warning(
-                "message from %s refused: broken off, or larger than the %d bytes that are allowed",
-                caller.address,
-                self._max_message,
-            )
+            reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
+            log_refusal(sender, reason)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
         try:
             request = pb.CommRequest.FromString(raw)
-        except Exception:  # protobuf's DecodeError; whatever it may be, it is a stranger's doing
-            log.warning("message from %s refused: %d bytes that are no request", caller.address, len(raw))
+        except Exception:  # protobuf's DecodeError; whatever it is, the sender is the cause
+            log_refusal(sender, f"{len(raw)} bytes that are no request")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
-        ranks = (rank for rank in range(len(self._parties)) if certificate_name(rank) in caller.names)
         try:
-            self.receive(request.message, caller.address, frozenset(ranks))
+            self.receive(request.message, sender, self._ranks_of(context))
         except RefusedError as refused:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         return pb.CommResponse(client_id=self.rank)
 
-    def _caller(self, context: Any) -> Caller:
-        """Where a call comes from, and for whom it may speak: where there are no certificates, for anyone."""
-        address = unquote(str(context.peer()).partition(":")[2])
-        if self._door is None:
-            return Caller(address, self._everyone)
-        known = self._door.caller(int(address.rpartition(":")[2]))
-        return known or Caller(f"{address}, which did not come through the door", frozenset())
+    def _ranks_of(self, context: Any) -> frozenset[int]:
+        """The ranks that a caller may speak for: those in its certificate; without certificates, all."""
+        ranks = range(len(self._parties))
+        if self._certificates is None:
+            return frozenset(ranks)
+        names = context.auth_context().get("peer_dns", ())  # its DNS names alone, not an e-mail address or a URI
+        return frozenset(rank for rank in ranks if certificate_name(rank).encode() in names)
+
+
+def _server_credentials(files: Certificates) -> Any:
+    """For a server that accepts only who has a certificate of the authority."""
+    return grpc.ssl_server_credentials([(files.key, files.cert)], files.ca, require_client_auth=True)
 
 
 def _channel_credentials(files: Certificates) -> Any:
-    return grpc.ssl_channel_credentials(files.ca.read_bytes(), files.key.read_bytes(), files.cert.read_bytes())
-
-
-def _first_line(details: object) -> str:
-    return str(details).splitlines()[0][:300] if details else "no answer"
+    return grpc.ssl_channel_credentials(files.ca, files.key, files.cert)

@@ -6,17 +6,14 @@ backend pickles, spins, and cannot end while messages are queued.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import traceback
 from contextlib import suppress
 
 from calfat_plugin.host.transports import mpi_job
-from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
 from calfat_plugin.host.transports.messages import RefusedError
-
-log = logging.getLogger(__name__)
 
 _POLL = 0.005  # seconds; MPI can only wait by spinning
 
@@ -36,11 +33,11 @@ class MPITransport(Transport):
         self._receiver = threading.Thread(target=self._receive_all, name="mpi", daemon=True)
         self._receiver.start()
 
-    def deliver(self, peer: int, parcel: Parcel) -> None:
-        request = mpi_job.send(parcel.data, peer)
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
+        request = mpi_job.send(outgoing.data, peer)
         while not mpi_job.is_done(request):
-            if parcel.cancelled.is_set() or time.monotonic() > parcel.deadline:
-                mpi_job.abandon(request, parcel.data)
+            if outgoing.cancelled.is_set() or time.monotonic() > outgoing.deadline:
+                mpi_job.abandon(request, outgoing.data)
                 raise UnreachableError("it does not receive")
             time.sleep(_POLL)
 
@@ -63,7 +60,7 @@ class MPITransport(Transport):
 
     def _let_in(self, source: int, data: bytes) -> None:
         if len(data) > self._max_message:
-            log.warning("message from rank %d refused: %d bytes, %d are allowed", source, len(data), self._max_message)
+            log_refusal(f"rank {source}", f"{len(data)} bytes, {self._max_message} are allowed")
             return
-        with suppress(RefusedError):  # told already, with the sender
+        with suppress(RefusedError):  # already logged
             self.receive(data, f"rank {source}", frozenset({source}))

@@ -18,8 +18,8 @@ from calfat_plugin.errors import HostError
 
 _TAG = 77
 _POLL = 0.05  # seconds
-_LAST_WORDS = 10.0  # seconds that rank 0 has to speak for all
-_PASSING_ON = 0.3  # seconds in which mpiexec shows what was said, before it ends the job and itself
+_RANK_0_FIRST = 10.0  # seconds that the others wait, so that rank 0 alone reports an error they share
+_FORWARDING = 0.3  # seconds in which mpiexec shows the output, before it ends the job and itself
 
 _world = MPI.COMM_WORLD
 _calls = threading.Lock()  # one MPI call at a time, whatever the library allows
@@ -32,7 +32,7 @@ def rank() -> int:
 
 
 def check_size(wanted: int, other: str) -> None:
-    """Refuse a job of another size than the recipe needs. Rank 0 speaks for all: the others give it time to.
+    """Refuse a job of another size than the recipe needs. Rank 0 reports for all: the others give it time to.
 
     Args:
         wanted: number of processes.
@@ -45,7 +45,7 @@ def check_size(wanted: int, other: str) -> None:
     if size == wanted:
         return
     if rank() != 0:
-        time.sleep(_LAST_WORDS)
+        time.sleep(_RANK_0_FIRST)
     found, others = _count(size, "process", "es"), _count(wanted - 1, other, "s")
     raise HostError(
         f"this MPI job has {found}, the recipe needs {wanted}: the server and {others}. Start it with: "
@@ -97,22 +97,22 @@ def leave() -> None:
         _abandoned.clear()
 
 
-def end(status: int, last_words: str = "", *, alone: bool = True) -> None:
+def end(status: int, message: str = "", *, alone: bool = True) -> None:
     """End the job because this process has failed; returns only outside of a job.
 
     Args:
         status: exit status of the job.
-        last_words: for stderr.
-        alone: whether only this process is known to have failed. If all were stopped alike, rank 0 speaks for them.
+        message: for stderr.
+        alone: whether only this process is known to have failed. If all were stopped alike, rank 0 reports for all.
     """
     if _world.Get_size() == 1:
         return
     if not alone and rank() != 0:
-        time.sleep(_LAST_WORDS)
-    sys.stderr.write(last_words)
+        time.sleep(_RANK_0_FIRST)
+    sys.stderr.write(message)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    time.sleep(_PASSING_ON)
+    time.sleep(_FORWARDING)
     _world.Abort(status)
     os._exit(status)  # MPI may return, to end this process with the others
 

@@ -1,10 +1,10 @@
-"""MQTT for the words and an S3-compatible store for the weight, between parties that only connect outwards.
+"""MQTT for small messages and an S3-compatible store for large ones; the parties only connect outwards.
 
-A small message travels whole, a large one as the announcement of an object in the store. The receiver answers twice:
-that it has heard, and what became of it. Who sends is proved by a broker that lets each party write under its own name
-only; ``calfat certs --broker`` writes such rules.
+A small message is published whole, a large one as the announcement of an object in the store. The receiver sends two
+receipts: that the message has arrived, and what became of it. The broker proves who sends: it lets each party write
+under its own name only; ``calfat certs --broker`` writes such rules.
 
-The host's own MQTT retains messages, so that a run hears the commands of the one before, and its objects are pickles.
+The host's own MQTT retains messages, so that a run receives the commands of the last one, and its objects are pickles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Parcel, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
 from calfat_plugin.host.transports.broker import Broker
 from calfat_plugin.host.transports.messages import RefusedError
 from calfat_plugin.host.transports.object_store import ObjectStore
@@ -31,15 +31,15 @@ from calfat_plugin.recipe.silo import Silo, certificate_name
 log = logging.getLogger(__name__)
 
 _SMALL = 8_192  # bytes; what is larger goes through the store
-_HEARING = 2.0  # seconds in which a peer that is there has heard of a message; else it is tried again
+_ARRIVAL = 2.0  # seconds in which a peer that is there confirms that a message has arrived; else it is sent again
 _RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
-_LAST_WORDS = 1.0  # seconds that a receipt has to leave this process
+_RECEIPT_FLUSH = 1.0  # seconds that a receipt has to leave this process
 _PAUSE = 1.0  # seconds between two tries to reach the store at the start
 _REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
 _MAX_REASON = 300
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
-_HEARD, _TAKEN, _REFUSED, _AGAIN, _CANCELLED = "heard", "taken", "refused", "again", "cancelled"
+_ARRIVED, _ACCEPTED, _REFUSED, _AGAIN, _CANCELLED = "arrived", "accepted", "refused", "again", "cancelled"
 
 Answer = tuple[str, str]  # what became of a message, and why
 
@@ -78,59 +78,57 @@ class MQTTTransport(Transport):
 
     # --- sending ---
 
-    def deliver(self, peer: int, parcel: Parcel) -> None:
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
         if not self._broker.is_there:
             raise UnreachableError(f"{self._broker} is not there")
-        message_id = secrets.token_hex(
-            16
-        )  # a new one for each try: what became of the last one may have been said late
+        message_id = secrets.token_hex(16)  # new for each try: a receipt for the last one may come late
         answers: SimpleQueue[Answer] = SimpleQueue()
         self._answers[message_id] = answers
-        parcel.on_cancel = lambda: answers.put((_CANCELLED, ""))
-        large = len(parcel.data) > _SMALL
+        outgoing.on_cancel = lambda: answers.put((_CANCELLED, ""))
+        large = len(outgoing.data) > _SMALL
         try:
             if large:
-                self._store.put(self._name, message_id, parcel.data)
-            self._announce(peer, message_id, parcel, large=large)
-            self._await_verdict(peer, parcel, answers)
+                self._store.put(self._name, message_id, outgoing.data)
+            self._announce(peer, message_id, outgoing, large=large)
+            self._await_verdict(peer, outgoing, answers)
         finally:
             del self._answers[message_id]
             if large:
                 with suppress(UnreachableError, RefusedError):  # the next start sweeps
                     self._store.remove(self._name, message_id)
 
-    def _announce(self, peer: int, message_id: str, parcel: Parcel, *, large: bool) -> None:
-        kind, payload = _MESSAGE, parcel.data
+    def _announce(self, peer: int, message_id: str, outgoing: Outgoing, *, large: bool) -> None:
+        kind, payload = _MESSAGE, outgoing.data
         if large:
-            about = {"bytes": len(parcel.data), "sha256": hashlib.sha256(parcel.data).hexdigest()}
+            about = {"bytes": len(outgoing.data), "sha256": hashlib.sha256(outgoing.data).hexdigest()}
             kind, payload = _OBJECT, json.dumps(about).encode()
-        life = max(1, int(parcel.deadline - time.monotonic()))
+        life = max(1, int(outgoing.deadline - time.monotonic()))
         self._broker.publish(peer, kind, message_id, payload, life)
 
-    def _await_verdict(self, peer: int, parcel: Parcel, answers: SimpleQueue[Answer]) -> None:
-        until = min(parcel.deadline, time.monotonic() + _HEARING)
-        while not parcel.cancelled.is_set():
+    def _await_verdict(self, peer: int, outgoing: Outgoing, answers: SimpleQueue[Answer]) -> None:
+        until = min(outgoing.deadline, time.monotonic() + _ARRIVAL)
+        while not outgoing.cancelled.is_set():
             try:
                 state, reason = answers.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
                 raise UnreachableError(f"rank {peer} does not answer at {self._broker}") from None
-            if state == _TAKEN:
+            if state == _ACCEPTED:
                 return
             if state == _REFUSED:
                 raise RefusedError(reason)
             if state == _AGAIN:
                 raise UnreachableError(reason)
-            until = parcel.deadline  # it has heard, and is fetching
+            until = outgoing.deadline  # it has arrived, and the peer is fetching its object
         raise UnreachableError("given up for a newer message")
 
     # --- receiving ---
 
     def _arrived(self, sender: str, message: Any) -> None:
-        """Sort a message, in the network thread."""
+        """Sort a message, in the library's thread."""
         try:
             rank = self._senders.get(sender)
-            if rank not in self._couriers:
-                raise RefusedError("nobody whom this party listens to has that name")
+            if rank not in self._queues:
+                raise RefusedError("no peer of this party has that name")
             if message.retain:
                 raise RefusedError("the broker has kept it from an earlier run")
             message_id = bytes(getattr(message.properties, "CorrelationData", b"")).decode("ascii")
@@ -142,11 +140,11 @@ class MQTTTransport(Transport):
             elif kind in (_MESSAGE, _OBJECT):
                 with suppress(RuntimeError):  # this party is about to end
                     work = self._workers.submit(self._take, rank, sender, kind, message_id, bytes(message.payload))
-                    work.add_done_callback(_tell_of_our_bugs)
+                    work.add_done_callback(_log_our_bugs)
             else:
                 raise RefusedError("it is of no kind that we know")
         except (RefusedError, ValueError, TypeError, RecursionError) as refused:
-            log.warning("message from %r refused: %s", sender[:_MAX_REASON], refused)
+            log_refusal(repr(sender[:_MAX_REASON]), refused)
 
     def _take_receipt(self, message_id: str, payload: bytes) -> None:
         state, reason = json.loads(payload)
@@ -155,12 +153,12 @@ class MQTTTransport(Transport):
             answers.put((str(state), str(reason)[:_MAX_REASON]))
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
-        """Let a message in, or not, and answer; in a thread of its own, for it may wait for the store."""
+        """Check a message and send the receipts; in a thread of its own, for it may wait for the store."""
         known = (sender, message_id)
         with self._verdicts_lock:
             verdict = self._verdicts.get(known)
         if verdict is None:
-            self._broker.publish(rank, _RECEIPT, message_id, json.dumps((_HEARD, "")).encode(), _RECEIPT_LIFE)
+            self._broker.publish(rank, _RECEIPT, message_id, json.dumps((_ARRIVED, "")).encode(), _RECEIPT_LIFE)
             verdict = self._judge(rank, sender, kind, message_id, payload)
             with self._verdicts_lock:
                 if verdict[0] != _AGAIN:
@@ -169,22 +167,22 @@ class MQTTTransport(Transport):
                     self._verdicts.popitem(last=False)
         sent = self._broker.publish(rank, _RECEIPT, message_id, json.dumps(verdict).encode(), _RECEIPT_LIFE)
         with suppress(ValueError, RuntimeError):  # not connected: the sender will try again
-            sent.wait_for_publish(_LAST_WORDS)
+            sent.wait_for_publish(_RECEIPT_FLUSH)
 
     def _judge(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> Answer:
         if kind == _OBJECT:
             try:
                 payload = self._fetch(sender, message_id, payload)
             except RefusedError as refused:
-                log.warning("message from %s refused: %s", sender, refused)
+                log_refusal(sender, refused)
                 return _REFUSED, str(refused)
             except UnreachableError as error:
                 return _AGAIN, str(error)
         try:
             self.receive(payload, sender, frozenset({rank}))
-        except RefusedError as refused:  # told already, with the sender
+        except RefusedError as refused:  # already logged
             return _REFUSED, str(refused)
-        return _TAKEN, ""
+        return _ACCEPTED, ""
 
     def _fetch(self, sender: str, message_id: str, announcement: bytes) -> bytes:
         try:
@@ -221,7 +219,7 @@ class MQTTTransport(Transport):
         self._broker.close()
 
 
-def _tell_of_our_bugs(work: Future[None]) -> None:
+def _log_our_bugs(work: Future[None]) -> None:
     error = work.exception()
     if error is not None:
-        log.error("a message could not be dealt with", exc_info=error)
+        log.error("a message could not be processed", exc_info=error)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, TrainerEntry
-from calfat_plugin.trainers.base import AdversarialTrainer, TrainBatch
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import TrainBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StandardFL(AdversarialTrainer):
+class Standard(AdversarialTrainer):
     """CE(f(x), y) on clean examples."""
 
     attacks = False
@@ -21,8 +22,9 @@ class StandardFL(AdversarialTrainer):
 
 
 ENTRY = TrainerEntry(
-    "fedavg",
-    build=StandardFL,
+    "standard",
+    former_names=("fedavg",),
+    build=Standard,
     summary="standard federated learning on clean examples",
     formula="min CE(f(x), y)",
     modifiers=("plain", "logitadj", "calibrated", "fedlc", "fedrs"),

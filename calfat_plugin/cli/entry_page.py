@@ -1,0 +1,93 @@
+"""One plugin as Markdown: what ``calfat plugins NAME`` prints and ``docs/plugins.md`` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from calfat_plugin import entries
+from calfat_plugin.experiment import defined_modifiers
+from calfat_plugin.options import OptionInfo, describe_options, written
+from calfat_plugin.registry import KINDS, Registry
+
+PRESET_DATASET = "digits"  # some presets depend on the data set; this is the one they are shown for
+#: Where a recipe names a plugin of each kind.
+WHERE: Mapping[type[entries.Entry], str] = {
+    entries.TrainerEntry: "calfat.trainer",
+    entries.ModifierEntry: "calfat.trainer.loss",
+    entries.AggregatorEntry: "calfat.aggregator",
+    entries.EvaluatorEntry: "calfat.evaluators, calfat.monitor.evaluators",
+    entries.DatasetEntry: "data_args.dataset; its options in calfat.dataset",
+    entries.ModelEntry: "model_args.model; its options in calfat.model",
+    entries.PartitionEntry: "data_args.partition_method; its options in calfat.partition",
+    entries.LoggerEntry: "calfat.loggers",
+}
+
+
+def entry_page(registry: Registry, entry: entries.Entry) -> str:
+    """Everything known about an entry of ``registry`` but who offers it and its BibTeX."""
+    parts = [f"{entry.summary[:1].upper()}{entry.summary[1:]}."]
+    parts += [f"    {entry.formula}"] if entry.formula else []
+    parts.append("\n".join(f"- {fact}" for fact in _facts(registry, entry)))
+    options = describe_options(entry.config)
+    parts += [option_table(options)] if options else []
+    parts += [_preset(name, preset) for name, preset in entry.presets.items()]
+    parts += [f"{entry.citation.text}."] if entry.citation is not None else []
+    return "\n\n".join(parts) + "\n"
+
+
+def option_table(options: Iterable[OptionInfo]) -> str:
+    """Options as a table, one a row."""
+    rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
+    for info in options:
+        default = "required" if info.required else f"`{written(info.default)}`"
+        unit = f" ({info.unit})" if info.unit else ""
+        rows.append(f"| `{info.name}` | {_cell(info.expected)} | {default} | {_cell(info.help)}{unit} |")
+    return "\n".join(rows)
+
+
+def kind_of(entry: entries.Entry) -> type[entries.Entry]:
+    """The kind of an entry, which may be of a plugin's own subclass."""
+    return next(kind for kind in KINDS if isinstance(entry, kind))
+
+
+def methods_of(registry: Registry, modifier: entries.ModifierEntry) -> list[str]:
+    """Names of the local trainers that a loss modifier composes with."""
+    trainers = (trainer for trainer, _ in registry.offers(entries.TrainerEntry))
+    return [trainer.name for trainer in trainers if modifier.name in defined_modifiers(registry, trainer)]
+
+
+def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
+    yield f"In recipes: {WHERE[kind_of(entry)]}"
+    if entry.former_names:
+        yield f"Formerly: {_names(entry.former_names)}"
+    if entry.number_option is not None:
+        yield f"`{entry.name}20` is `{{name: {entry.name}, {entry.number_option}: 20}}`"
+    if isinstance(entry, entries.TrainerEntry):
+        yield f"Loss modifiers: {_names(defined_modifiers(registry, entry)) or 'none, it has its own loss'}"
+    if isinstance(entry, entries.ModifierEntry):
+        yield f"Local trainers: {_names(methods_of(registry, entry)) or 'none'}"
+    if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):
+        yield from (f"Not with `{name}`: {reason}" for name, reason in entry.conflicts.items())
+    if isinstance(entry, entries.DatasetEntry):
+        yield f"Classes: {'as the files say' if entry.num_classes is None else entry.num_classes}"
+        shape = entry.image_shape
+        yield f"Images: {'as the files say' if shape is None else ' x '.join(map(str, shape)) + ' (channels first)'}"
+    if isinstance(entry, entries.PartitionEntry) and entry.uses_alpha:
+        yield "alpha: data_args.partition_alpha"
+
+
+def _preset(name: str, preset: entries.Preset) -> str:
+    sets = [f"`{key}: {written(value)}`" for key, value in preset.options.items()]
+    fills = [f"`{key}: {written(value)}`" for key, value in preset.recipe(PRESET_DATASET).items()]
+    lines = [f"Preset `{name}`: {preset.help}." + (f" It sets {', '.join(sets)}." if sets else "")]
+    if fills:
+        lines.append(f"Where the recipe is silent (shown for {PRESET_DATASET}): {', '.join(fills)}.")
+    return " ".join(lines)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,341 @@
+"""The runtimes: each way in which FedML runs an experiment, what it refuses, how many processes it has, how to run it.
+
+This is the only place that knows what ``common_args.training_type`` and ``comm_args.backend`` mean, and the only module
+of the host that other packages need to start a run. Neither torch nor FedML is imported before a run starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.recipe.document import KeyPath
+from calfat_plugin.recipe.silo import SILO, Address
+
+if TYPE_CHECKING:
+    import torch
+
+    from calfat_plugin.datasets import Dataset, ImageData
+    from calfat_plugin.host.silo.client import ClientStates
+    from calfat_plugin.host.task import ServerTask
+    from calfat_plugin.host.transports.base import Transport
+    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.results import EvaluationResult
+
+_BACKEND: KeyPath = ("comm_args", "backend")
+_PARTITION: KeyPath = ("data_args", "partition_method")
+
+
+class Package(NamedTuple):
+    """What a backend needs to be installed: the module to look for, its distribution, and our extra that brings it."""
+
+    module: str
+    distribution: str
+    extra: str
+
+
+class Runtime(ABC):
+    """One way to run an experiment. A subclass is final and holds nothing but the experiment.
+
+    Attributes:
+        has_silos: whether each process is a party with data of its own, and not a worker for any client.
+        is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
+        package: what the backend needs beside the host.
+    """
+
+    has_silos: ClassVar[bool] = False
+    is_mpi_job: ClassVar[bool] = False
+    package: ClassVar[Package | None] = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """Processes of a run, the server's included."""
+
+    @property
+    def process_names(self) -> list[str]:
+        """What each process is called on the console, by rank; empty where only the server has much to report."""
+        return [""] * self.num_processes
+
+    @property
+    def lacks_addresses(self) -> bool:
+        """Whether processes listen on addresses that the recipe leaves open."""
+        return False
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what the host, or this version of the plugin, cannot do.
+
+        Raises:
+            RecipeError: with place, key path and what to write instead.
+        """
+        experiment = self.experiment
+        if experiment.partition.entry.name == SILO:
+            if not experiment.dataset.entry.per_party:
+                raise self._error(
+                    _PARTITION,
+                    f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is "
+                    "one for all. Take image_folder, or a data set of your own with per_party.",
+                )
+            if not self.has_silos:
+                raise self._error(
+                    _PARTITION,
+                    "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
+                )
+        if self.package is not None and _is_missing(self.package.module):
+            raise self._error(
+                _BACKEND,
+                f"{experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
+                f"pip install 'calfat-plugin[{self.package.extra}]'.",
+            )
+
+    @abstractmethod
+    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        """Be the process that holds the global model: all remaining rounds, then the final evaluation.
+
+        Raises:
+            HostError: the installed host is of an untested version, or the other processes do not come.
+            UpdateError: a round without a single usable update.
+        """
+
+    def _error(self, path: KeyPath, complaint: str) -> Exception:
+        return self.experiment.recipe.document.error(path, complaint)
+
+
+# --- simulations: any process may train any client --------------------------------------------------------------------
+
+
+class Simulation(Runtime):
+    """FedML's simulator in one process."""
+
+    @property
+    def num_processes(self) -> int:
+        return 1
+
+    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        from calfat_plugin.host.simulation import simulate
+
+        return simulate(task)
+
+
+class MPISimulation(Runtime):
+    """FedML's simulator as an MPI job: a server, and a worker for each client of a round."""
+
+    is_mpi_job = True
+    package = Package("mpi4py", "mpi4py", "mpi")
+
+    @property
+    def num_processes(self) -> int:
+        return self.experiment.recipe.clients_per_round + 1
+
+    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        from calfat_plugin.host.mpi_simulation import lead
+
+        return lead(task)
+
+
+# --- cross-silo runs: a client stays where its data is ----------------------------------------------------------------
+
+
+class CrossSilo(Runtime):
+    """FedML's cross-silo runtime: a process for each party, over one of the backends below."""
+
+    has_silos = True
+
+    @property
+    def num_processes(self) -> int:
+        return self.experiment.num_clients + 1
+
+    @property
+    def process_names(self) -> list[str]:
+        return ["server", *(f"client {client}" for client in range(self.experiment.num_clients))]
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        recipe = self.experiment.recipe
+        for section, values in recipe.host_extra.items():
+            scenario = values.get("scenario", "horizontal")
+            if scenario != "horizontal":
+                raise self._error(
+                    (section, "scenario"),
+                    f"'{scenario}' cannot be run: the host ends the process as soon as it is asked for hierarchical "
+                    "silos (fedml 0.9.6, __init__.py:389). Leave the key out, or write horizontal.",
+                )
+        if recipe.train.federated_optimizer != "FedAvg":
+            raise self._error(
+                ("train_args", "federated_optimizer"),
+                f"'{recipe.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg only. "
+                "Write FedAvg and name the algorithm in calfat.aggregator.",
+            )
+        if not recipe.silo.settings.insecure:
+            self._refuse_insecure()
+
+    @abstractmethod
+    def _refuse_insecure(self) -> None:
+        """Refuse addresses that other machines can reach, or be asked for, without TLS."""
+
+    @abstractmethod
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        """This process's end of the backend.
+
+        Args:
+            rank: of this process; 0 is the server's.
+            max_message: largest message that is accepted, in bytes.
+
+        Raises:
+            HostError: it cannot be opened.
+        """
+
+    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        from calfat_plugin.host.silo.run import serve
+
+        return serve(task, self.open_transport, all_come=self.is_mpi_job)
+
+    def work(
+        self,
+        dataset: Dataset,
+        data: ImageData,
+        rank: int,
+        device: torch.device,
+        *,
+        observer: RunObserver,
+        states: ClientStates,
+        on_round: Callable[[int, str], None],
+    ) -> None:
+        """Be client ``rank - 1``; see ``host.silo.run.work``."""
+        from calfat_plugin.host.silo.run import work
+
+        work(
+            self.experiment,
+            dataset,
+            data,
+            rank,
+            device,
+            open_transport=self.open_transport,
+            observer=observer,
+            states=states,
+            on_round=on_round,
+        )
+
+
+class _Listening(CrossSilo):
+    """Backends whose recipe may say where each party listens."""
+
+    def _refuse_insecure(self) -> None:
+        silo = self.experiment.recipe.silo
+        exposed = [str(address) for address in silo.parties if not address.is_loopback]
+        if silo.settings.bind is not None and not Address(silo.settings.bind, 1).is_loopback:
+            exposed.append(silo.settings.bind)
+        if exposed and silo.tls is None:
+            raise self._error(
+                ("calfat", "silo"),
+                f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
+                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
+                "network in which everyone may read and join.",
+            )
+
+
+class CrossSiloGRPC(_Listening):
+    """Parties that call each other over gRPC."""
+
+    package = Package("grpc", "grpcio", "grpc")
+
+    @property
+    def lacks_addresses(self) -> bool:
+        return not self.experiment.recipe.silo.parties
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.grpc import GRPCTransport
+
+        return GRPCTransport(rank, self.experiment.recipe.silo, max_message)
+
+
+class CrossSiloMPI(_Listening):
+    """Parties that are the processes of one MPI job."""
+
+    is_mpi_job = True
+    package = Package("mpi4py", "mpi4py", "mpi")
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.mpi import MPITransport
+
+        return MPITransport(rank, self.num_processes, max_message)
+
+
+class CrossSiloMQTT(CrossSilo):
+    """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
+
+    package = Package("paho.mqtt", "paho-mqtt", "mqtt-s3")
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.mqtt import MQTTTransport
+
+        return MQTTTransport(rank, self.num_processes, self.experiment.recipe.silo, max_message)
+
+    def _refuse_insecure(self) -> None:
+        silo = self.experiment.recipe.silo
+        broker = silo.mqtt.address
+        if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
+            raise self._error(
+                ("calfat", "silo"),
+                f"messages would cross the network to the broker {broker} in the open. Name certificates in "
+                "calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write calfat.silo.mqtt.tls: "
+                "true for a broker with a certificate of its own, or calfat.silo.insecure: true for a network in which "
+                "everyone may read and join.",
+            )
+        if not silo.s3.is_safe:
+            raise self._error(
+                ("calfat", "silo", "s3", "endpoint"),
+                f"models would cross the network to {silo.s3.endpoint} in the open. Give the store a certificate and "
+                "write https://, or write calfat.silo.insecure: true for a network in which everyone may read along.",
+            )
+
+
+# --- which one --------------------------------------------------------------------------------------------------------
+
+_SIMULATIONS: dict[str, type[Runtime]] = {"sp": Simulation, "MPI": MPISimulation}
+_CROSS_SILO: dict[str, type[Runtime]] = {"GRPC": CrossSiloGRPC, "MPI": CrossSiloMPI, "MQTT_S3": CrossSiloMQTT}
+_BY_TRAINING_TYPE = {"simulation": _SIMULATIONS, "cross_silo": _CROSS_SILO}
+
+
+def runtime_of(experiment: Experiment) -> Runtime:
+    """The runtime that a recipe asks for.
+
+    Raises:
+        RecipeError: the host has no such runtime.
+    """
+    training_type, backend = experiment.recipe.common.training_type, experiment.recipe.comm.backend
+    runtimes = _BY_TRAINING_TYPE[training_type]
+    if backend in runtimes:
+        return runtimes[backend](experiment)
+    if runtimes is _CROSS_SILO:
+        complaint = f"'{backend}' cannot carry a cross-silo run; write {', '.join(runtimes)}."
+    else:
+        complaint = (
+            f"'{backend}' carries cross-silo runs only: the host simulates in one process (sp) or in an MPI job (MPI). "
+            "Write one of these, or common_args.training_type: cross_silo for one process a party."
+        )
+    raise experiment.recipe.document.error(_BACKEND, complaint)
+
+
+def supported_runtime(experiment: Experiment) -> Runtime:
+    """:func:`runtime_of`, once it is known that it can run the experiment.
+
+    Raises:
+        RecipeError: with place, key path and what to write instead.
+    """
+    runtime = runtime_of(experiment)
+    runtime.refuse_unsupported()
+    return runtime
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:  # of a dotted name, the first part
+        return True

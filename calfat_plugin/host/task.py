@@ -1,0 +1,58 @@
+"""What the process that holds the global model is to do, whatever the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.interfaces import RunObserver
+
+if TYPE_CHECKING:
+    import torch
+
+    from calfat_plugin.datasets import Dataset, ImageData
+    from calfat_plugin.federation.server import Server, Snapshot
+    from calfat_plugin.results import RoundRecord
+
+
+@dataclass(frozen=True)
+class ServerTask:
+    """All remaining rounds of an experiment, then its final evaluation.
+
+    Attributes:
+        experiment: what to run.
+        dataset: only its test split is used, except where this process also trains.
+        device: where to evaluate, and to train if this process does.
+        observer: is informed of progress.
+        on_round: called with each record and a snapshot to save, before observers are informed of the round.
+        shards: client id to its training examples, on ``device``; empty where each party has its own.
+        resume_from: the snapshot to continue from, made by any runtime.
+        used: client to the last round in which its update was used, for a resumed cross-silo run.
+        scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
+    """
+
+    experiment: Experiment
+    dataset: Dataset
+    device: torch.device
+    observer: RunObserver
+    on_round: Callable[[RoundRecord, Snapshot], None]
+    shards: Mapping[int, ImageData] = field(default_factory=dict)
+    resume_from: Snapshot | None = None
+    used: Mapping[int, int] = field(default_factory=dict)
+    scratch: Path | None = None
+
+    def start_server(self) -> Server:
+        """The server, at the end of the last finished round.
+
+        Raises:
+            UpdateError: when the snapshot does not fit this experiment's model.
+        """
+        from calfat_plugin.federation.server import Server
+
+        server = Server(self.experiment, self.dataset, self.device, self.observer)
+        if self.resume_from is not None:
+            server.restore(self.resume_from)
+        return server

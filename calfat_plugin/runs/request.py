@@ -1,0 +1,53 @@
+"""What a user asks to run: a recipe with its overrides, checked, and where to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.host.runtimes import supported_runtime
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.registry import Registry
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run, or the continuation of one.
+
+    Attributes:
+        experiment: the recipe, from :func:`checked_experiment`.
+        run_dir: ``--run-dir``, or None.
+        resume: ``--resume``.
+        command: the command line, for the record.
+    """
+
+    experiment: Experiment
+    run_dir: Path | None
+    resume: bool
+    command: list[str]
+
+
+def checked_experiment(
+    document: Document, overrides: Iterable[str] = (), seed: int | None = None, *, download: bool = False
+) -> Experiment:
+    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
+
+    Args:
+        document: the recipe.
+        overrides: ``SECTION.KEY=VALUE`` texts.
+        seed: instead of the recipe's.
+        download: fetch a missing data set.
+
+    Raises:
+        CalfatError: whatever is wrong with it.
+    """
+    document = document.with_overrides(overrides)
+    if seed is not None:
+        document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
+    if download:
+        document = document.with_value(("calfat", "dataset", "download"), True, "--download")
+    experiment = assemble(document, Registry.load())
+    supported_runtime(experiment)
+    return experiment
