@@ -156,13 +156,12 @@ def _run(plan: Plan, output: Path | None, plain: bool) -> None:
 
 
 def _report(run: Path) -> None:
-    """The run's page anew, with what was found. The results are written: nothing here may look like a failed attack."""
-    from calfat_plugin.report import write_run_report
+    """The run's page anew, with what was found."""
+    from calfat_plugin.report import try_report, write_run_report
 
-    try:
-        print(f"report: {write_run_report(run)}")
-    except Exception as error:
-        warn(f"the report was not written ({type(error).__name__}: {error}); try again with: calfat report {run}")
+    page = try_report(lambda: write_run_report(run), run, warn)
+    if page is not None:
+        print(f"report: {page}")
 
 
 def _show(console: Console, outcome: Outcome) -> None:
@@ -178,7 +177,7 @@ def _show(console: Console, outcome: Outcome) -> None:
 def _table(outcome: Outcome) -> Table:
     from rich.table import Table
 
-    from calfat_plugin.cli.progress import percent
+    from calfat_plugin.report.numbers import percent
 
     table = Table()
     table.add_column("attack")

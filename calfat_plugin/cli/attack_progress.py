@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from calfat_plugin.analyses.attack import Listener
-from calfat_plugin.cli.progress import Lines, percent
+from calfat_plugin.cli.progress import Lines
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult
 
 _BAR_WIDTH = 24

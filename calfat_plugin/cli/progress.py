@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from calfat_plugin.interfaces import BatchProgress, RunObserver
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 
 _REFRESH_PER_SECOND = 5
@@ -52,11 +53,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def percent(fraction: float) -> str:
-    """``0.8342`` becomes ``83.4 %``."""
-    return f"{100 * fraction:.1f} %"
 
 
 def mean_loss(record: RoundRecord) -> float:

@@ -132,13 +132,12 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
 
 
 def _report(directory: Path) -> None:
-    """The page beside the tables, which are written: nothing that goes wrong here may look like a failed suite."""
-    try:
-        from calfat_plugin.report import write_comparison
+    """The page beside the tables."""
+    from calfat_plugin.report import try_report, write_comparison
 
-        click.echo(f"report: {write_comparison([directory])}")
-    except Exception as error:
-        warn(f"the report was not written ({type(error).__name__}: {error}); try again with: calfat report {directory}")
+    page = try_report(lambda: write_comparison([directory]), directory, warn)
+    if page is not None:
+        click.echo(f"report: {page}")
 
 
 def _show_plan(plan: Plan) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calfat_plugin.report import theme
-from calfat_plugin.report.canvas import Chart, Series
+from calfat_plugin.report.canvas import Chart, label
+from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
-from calfat_plugin.report.words import counted, listing, percent
+from calfat_plugin.report.words import listing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,24 +40,25 @@ def per_class(
         indexes: series to the index of its style, where other charts of the page show it, too; None: in order.
     """
     style = indexes or {series: index for index, series in enumerate(values)}
-    if len(classes) > _NAMED_CLASSES:
-        return _profile(name, title, caption, values, style)
-    few = len(values) <= _BARS
+    named, few = len(classes) <= _NAMED_CLASSES, len(values) <= _BARS
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
+        if not named:
+            _draw_profile(axes, values, style)
+            return
         (_draw_bars if few else _draw_dots)(axes, values, style)
-        axes.set_yticks(range(len(classes)), [_short(label) for label in classes])
+        axes.set_yticks(range(len(classes)), list(map(_short, classes)))
         axes.set_ylim(len(classes) - 0.45, -0.55)
-        axes.set_xlim(0 if few else -2, 103)
+        axes.set_xlim(0 if few else -2, 112 if few else 103)
+        axes.set_xticks(range(0, 101, 20))
         axes.set_xlabel("accuracy (%)")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
 
     each = 0.12 * len(values) + 0.1 if few else 0.3
-    legend = [Series(series, style[series], "bar" if few else "dot") for series in values]
-    return Chart(name, title, caption, 0.75 + each * len(classes), draw, legend)
+    return Chart(name, title, caption, 0.75 + each * len(classes) if named else 3.1, draw)
 
 
 def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
@@ -63,52 +66,28 @@ def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, i
     for index, (series, fractions) in enumerate(values.items()):
         places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
         lengths = [100 * (value or 0.0) for value in fractions]
-        axes.barh(places, lengths, height=thick * 0.88, color=theme.series(style[series]).light)
-        for place, value in zip(places, fractions, strict=True):
-            inside = value is not None and value > 0.9
-            axes.annotate(
-                "no example" if value is None else f"{100 * value:.0f}",
-                (100 * (value or 0.0), place),
-                xytext=(-3 if inside else 3, 0),
-                textcoords="offset points",
-                ha="right" if inside else "left",
-                va="center",
-                fontsize=8,
-                color="white" if inside else theme.MUTED.light,
-            )
+        bars = axes.barh(places, lengths, thick * 0.88, color=theme.series(style[series]), label=label(series))
+        shown = ["no example" if value is None else f"{100 * value:.0f}" for value in fractions]
+        axes.bar_label(bars, shown, padding=3, fontsize=8, color=theme.MUTED.light)
 
 
 def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
-    for place in range(max(map(len, values.values()))):
-        axes.axhline(place, color=theme.LINE.light, linewidth=0.6)
+    axes.grid(axis="y", linewidth=0.6)
     for series, fractions in values.items():
-        known = [(100 * value, place) for place, value in enumerate(fractions) if value is not None]
-        axes.plot(
-            [x for x, _ in known],
-            [y for _, y in known],
-            linestyle="",
-            marker=theme.marker(style[series]),
-            markersize=6,
-            color=theme.series(style[series]).light,
-        )
+        lengths = [float("nan") if value is None else 100 * value for value in fractions]
+        dots = {**theme.line_style(style[series]), "marker": theme.marker(style[series]), "linestyle": ""}
+        axes.plot(lengths, range(len(lengths)), label=label(series), markersize=6, **dots)
 
 
-def _profile(name: str, title: str, caption: str, values: Mapping[str, PerClass], style: Mapping[str, int]) -> Chart:
+def _draw_profile(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
     """Many classes: their accuracies in descending order, one line a series."""
-
-    def draw(figure: Figure) -> None:
-        from calfat_plugin.report.canvas import line_style
-
-        axes = figure.subplots()
-        for series, fractions in values.items():
-            known = sorted((100 * value for value in fractions if value is not None), reverse=True)
-            axes.plot(range(1, len(known) + 1), known, **line_style(style[series]))
-        axes.set_xlabel("classes, each line sorted from best to worst")
-        axes.set_ylabel("accuracy (%)")
-        axes.set_ylim(0, 101)
-        axes.grid(axis="y")
-
-    return Chart(name, title, caption, 3.1, draw, [Series(series, style[series]) for series in values])
+    for series, fractions in values.items():
+        known = sorted((100 * value for value in fractions if value is not None), reverse=True)
+        axes.plot(range(1, len(known) + 1), known, label=label(series), **theme.line_style(style[series]))
+    axes.set_xlabel("classes, each line sorted from best to worst")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_ylim(0, 101)
+    axes.grid(axis="y")
 
 
 def final_per_class(run: RunFiles) -> Chart | None:
@@ -116,70 +95,66 @@ def final_per_class(run: RunFiles) -> Chart | None:
     chosen = [evaluation for evaluation in run.evaluations if evaluation.get("per_class")]
     if not chosen:
         return None
-    first = chosen[0]
     # Of equals the last one: recipes list attacks from weak to strong.
     worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
-    values = {str(evaluation["label"]): evaluation["per_class"] for evaluation in ([first, worst])}
-    caption = (
-        f"Final global model on the test split. {_spread(str(worst['label']), worst['per_class'], run.class_names)}"
-    )
+    values = {str(evaluation["label"]): evaluation["per_class"] for evaluation in (chosen[0], worst)}
+    caption = "Final global model on the test split. "
+    for low, high in _extremes(worst["per_class"], run.class_names):
+        caption += f"Under {worst['label']} from {low} to {high}."
     return per_class("per_class", "Accuracy per class", caption, values, run.class_names)
 
 
-def _spread(label: str, fractions: PerClass, classes: Sequence[str]) -> str:
+def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
+    """The weakest class of every series."""
+    weakest = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
+    return f"Weakest class: {listing(weakest)}." if weakest else ""
+
+
+def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The worst and the best class in words; nothing where no class has examples."""
     known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
-    if not known:
-        return ""
-    (low, worst), (high, best) = min(known), max(known)
-    return f"Under {label} from {percent(low)} ({worst}) to {percent(high)} ({best})."
+    if known:
+        low, high = (f"{percent(value)} ({name})" for value, name in (min(known), max(known)))
+        yield low, high
 
 
-def label_distribution(run: RunFiles) -> Chart | None:
-    """Training examples per client and class."""
+def label_distribution(run: RunFiles, name: str = "label_distribution", of: str = "") -> Chart | None:
+    """Training examples per client and class; ``of`` says whose they are, when there are several on a page."""
     counts, classes = run.class_counts, run.class_names
     if not counts:
         return None
     absent = [sum(count == 0 for count in row) for row in counts]
     totals = [sum(row) for row in counts]
-    sizes = (
-        f"from {min(totals):,} to {max(totals):,} examples" if min(totals) < max(totals) else f"{totals[0]:,} examples"
-    )
+    sizes = f"from {min(totals):,} to {max(totals):,}" if min(totals) < max(totals) else f"{totals[0]:,}"
     caption = (
-        f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} each; "
+        f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} examples each; "
         f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
     )
     few = len(counts) <= _HISTOGRAMS and len(classes) <= _NAMED_CLASSES
     height = 0.72 * len(counts) + 0.7 if few else min(0.5 + 0.2 * len(counts), 4.5)
     draw = _histograms if few else _matrix
-    return Chart("label_distribution", "Labels on each client", caption, height, lambda figure: draw(figure, run))
+    title = "Labels on each client" + (f": {of}" if of else "")
+    return Chart(name, title, caption, height, lambda figure: draw(figure, run))
 
 
 def _histograms(figure: Figure, run: RunFiles) -> None:
     """A row of bars a client, all on one scale."""
-    counts, classes = run.class_counts, run.class_names
+    counts, classes = run.class_counts, list(map(_short, run.class_names))
     top = max(max(row) for row in counts) or 1
     rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
     for client, (axes, row) in enumerate(zip(rows, counts, strict=True)):
-        axes.bar(range(len(row)), row, width=0.72, color=theme.SERIES[0].light)
-        for place, count in enumerate(row):
-            if count:
-                axes.annotate(
-                    f"{count:,}", (place, count), xytext=(0, 1.5), textcoords="offset points", ha="center", fontsize=8,
-                    color=theme.MUTED.light,
-                )  # fmt: skip
+        bars = axes.bar(range(len(row)), row, width=0.72, color=theme.series(0))
+        shown = [f"{count:,}" if count else "" for count in row]
+        axes.bar_label(bars, shown, padding=1.5, fontsize=8, color=theme.MUTED.light)
         axes.set_ylim(0, top * 1.35)
         axes.set_yticks([])
         axes.set_ylabel(f"client {client}", rotation=0, ha="right", va="center", fontsize=9)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="x", length=0)
-    slanted = max(len(_short(name)) for name in classes) > 3
-    rows[-1].set_xticks(range(len(classes)), [_short(name) for name in classes])
-    if slanted:
-        rows[-1].tick_params(axis="x", labelrotation=40)
-        for text in rows[-1].get_xticklabels():
-            text.set_ha("right")
-            text.set_rotation_mode("anchor")
+    if max(map(len, classes)) > 3:
+        rows[-1].set_xticks(range(len(classes)), classes, rotation=40, ha="right", rotation_mode="anchor")
     else:
+        rows[-1].set_xticks(range(len(classes)), classes)
         rows[-1].set_xlabel("class")
 
 
@@ -191,10 +166,10 @@ def _matrix(figure: Figure, run: RunFiles) -> None:
 
     counts = np.asarray(run.class_counts, dtype=float)
     pixels = np.empty((*counts.shape, 4))
-    pixels[..., :3] = to_rgb(theme.SERIES[0].light)
+    pixels[..., :3] = to_rgb(theme.series(0))
     pixels[..., 3] = np.sqrt(counts / max(1.0, counts.max()))  # the square root keeps small shares in sight
     axes = figure.subplots()
-    axes.imshow(pixels, aspect="auto", interpolation="nearest")
+    axes.imshow(pixels, aspect="auto", interpolation="none")
     axes.set_xlabel("class")
     axes.set_ylabel("client")
     for axis in (axes.xaxis, axes.yaxis):
@@ -203,14 +178,3 @@ def _matrix(figure: Figure, run: RunFiles) -> None:
 
 def _short(name: str, longest: int = 14) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
-
-
-def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
-    """The weakest class of every series."""
-    weakest = []
-    for series, fractions in values.items():
-        known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
-        if known:
-            low, name = min(known)
-            weakest.append(f"{series} {percent(low)} ({name})")
-    return f"Weakest class: {listing(weakest)}." if weakest else ""

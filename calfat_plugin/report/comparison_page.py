@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from calfat_plugin.report import parts, words
+from calfat_plugin.report import words
 from calfat_plugin.report.bars import label_distribution, per_class, spread_sentence
-from calfat_plugin.report.canvas import Chart, render
-from calfat_plugin.report.curves import compared, natural_columns, robust_columns
+from calfat_plugin.report.canvas import Chart, Drawing, render
+from calfat_plugin.report.curves import compared
 from calfat_plugin.report.groups import Group, differences
-from calfat_plugin.report.markup import Markup, element, facts, joined, section, table
+from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, page_points
+from calfat_plugin.report.page import alarms_of, citations, environment, render_page
 from calfat_plugin.report.reading import NATURAL, RunFiles
 from calfat_plugin.report.scatter import tsne_chart
-from calfat_plugin.report.words import bare_percent, points
 
 MOST_LINES = 16  # more groups would be a tangle: the table has them all
 
@@ -28,66 +29,60 @@ def comparison_page(title: str, groups: Sequence[Group], figures: Path, *, notes
         notes: sentences about runs that are not shown.
     """
 
-    def drawn(*charts: Chart | None) -> Markup:
-        return parts.figures_block(render(chart, figures) for chart in charts if chart is not None)
+    def drawn(charts: Sequence[Chart | None]) -> list[Drawing]:
+        return [render(chart, figures) for chart in charts if chart is not None]
 
     runs = [run for group in groups for run in group.runs]
-    found = [alarm for group in groups for run in group.runs for alarm in parts.alarms_of(run, _whose(group, run))]
-    return parts.page(
+    whose = {run.path: f"{g.name}, seed {run.seed}" if len(g.runs) > 1 else g.name for g in groups for run in g.runs}
+    columns = differences(groups)
+    return render_page(
+        "comparison.html",
         title=title,
-        lead=f"{words.counted(len(groups), 'setting')}, {words.counted(len(runs), 'run')}",
-        head=[parts.alarms(found)],
-        parts=[
-            section("results", "Results", _results(groups), *(element("p", note, class_="note") for note in notes)),
-            section("rounds", "Round by round", drawn(*_curves(groups))),
-            section("classes", "Class by class", drawn(*_classes(groups))),
-            section("labels", "Labels", drawn(*_distributions(groups))),
-            section("features", "Features", drawn(*_features(groups))),
-            section("settings", "What differs", _differences(groups)),
-            section("recipe", "What is common", facts(_common(runs))),
-            parts.environment(runs[-1]),
-            parts.citations(runs),
-        ],
+        lead=f"{counted(len(groups), 'setting')}, {counted(len(runs), 'run')}",
+        alarms=[alarm for run in runs for alarm in alarms_of(run, whose[run.path])],
         figures=figures.name,
+        sections={
+            "results": {**_results(groups), "notes": notes},
+            "rounds": drawn(_curves(groups)),
+            "classes": drawn(_classes(groups)),
+            "labels": drawn(_distributions(groups)),
+            "features": drawn(
+                [
+                    tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
+                    for index, group in enumerate(groups)
+                ]
+            ),
+            "settings": columns and {"names": [group.name for group in groups], "columns": columns},
+            "recipe": _common(runs),
+            "versions": environment(runs[-1]),
+            "citations": citations(runs),
+        },
     )
-
-
-def _whose(group: Group, run: RunFiles) -> str:
-    return group.name if len(group.runs) == 1 else f"{group.name}, seed {run.seed}"
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _results(groups: Sequence[Group]) -> Markup:
+def _results(groups: Sequence[Group]) -> dict[str, Any]:
     """A row a group: mean and standard deviation over seeds, and below it what was reported."""
     labels = list(dict.fromkeys(str(e["label"]) for group in groups for run in group.runs for e in run.evaluations))
-    if not labels:
-        return element("p", "None of these runs is finished yet.")
     best = {label: _best(groups, label) for label in labels}
     rows = [
-        [
-            group.name,
-            _seeds(group),
-            *(_score(group, label, bold=group.name in best[label]) for label in labels),
-        ]
+        {
+            "name": group.name,
+            "seeds": _seeds(group),
+            "scores": [_score(group, label, best=group.name in best[label]) for label in labels],
+        }
         for group in groups
     ]
-    sources = dict.fromkeys(group.source for group in groups if group.reported and group.source)
-    note = (
-        "Final global models on the full test split, in percent; ± is the sample standard deviation over seeds. Bold: "
-        "the best mean among settings that share data, partition, model, number of clients and threat."
-    )
-    if any(group.reported for group in groups):
-        where = words.listing(list(sources)) or "as the recipe says"
-        note += f" Below each: reported ({where}) and the difference in points"
-        note += ", marked where it is beyond the suite's tolerance." if any(g.tolerable for g in groups) else "."
-    return joined(
-        [
-            table(["setting", "seeds", *labels], rows, caption="Results"),
-            element("p", note, class_="note"),
-        ]
-    )
+    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
+    reported = any(group.reported for group in groups)
+    return {
+        "labels": labels,
+        "rows": rows,
+        "reported": (words.listing(sources) or "as the recipe says") if reported else "",
+        "judged": any(group.tolerable for group in groups),
+    }
 
 
 def _seeds(group: Group) -> str:
@@ -96,23 +91,18 @@ def _seeds(group: Group) -> str:
     return str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
 
 
-def _score(group: Group, label: str, *, bold: bool) -> Markup:
+def _score(group: Group, label: str, *, best: bool) -> dict[str, Any]:
+    """A cell of the table: the mean, its spread, and what was reported with the difference."""
     score, reported = group.score(label), group.reported.get(label)
-    if score is None:
-        shown: str = words.NOTHING
-    else:
-        number = bare_percent(score.mean, 2)
-        spread = "" if score.std is None else f" ± {100 * score.std:.2f}"
-        shown = joined([element("span", number, class_="best") if bold else number, spread])
-    if reported is None:
-        return joined([shown])
-    beside = bare_percent(reported, 2)
-    if score is not None:
-        beyond = group.tolerable.get(label) is False
-        beside = joined(
-            [f"{beside}, ", element("span", points(score.mean - reported), class_="beyond" if beyond else None)]
-        )
-    return joined([shown, element("span", beside, class_="beside")])
+    difference = "" if score is None or reported is None else page_points(score.mean - reported)
+    return {
+        "mean": NOTHING if score is None else bare_percent(score.mean),
+        "best": best,
+        "spread": "" if score is None or score.std is None else f" ± {bare_percent(score.std)}",
+        "reported": "" if reported is None else bare_percent(reported),
+        "difference": difference,
+        "beyond": group.tolerable.get(label) is False,
+    }
 
 
 def _best(groups: Sequence[Group], label: str) -> set[str]:
@@ -129,17 +119,14 @@ def _best(groups: Sequence[Group], label: str) -> set[str]:
 
 
 def _curves(groups: Sequence[Group]) -> list[Chart | None]:
-    runs: dict[str, Sequence[RunFiles]] = {group.name: group.runs for group in groups[:MOST_LINES]}
-    robust = robust_columns(runs)
-    attacks = words.listing(list(dict.fromkeys(robust.values())))
+    runs = {group.name: group.runs for group in groups[:MOST_LINES]}
+    robust = {name: next((run.robust_label for run in of if run.robust_label), None) for name, of in runs.items()}
+    under = f"under {words.listing(list(dict.fromkeys(filter(None, robust.values()))))}"
+    spread = dict.fromkeys(runs, "heterogeneity")
     return [
-        compared("natural", "Natural accuracy", "natural accuracy (%)", natural_columns(runs), runs, percentages=True),
-        compared(
-            "robust", f"Accuracy under {attacks}", f"accuracy under {attacks} (%)", robust, runs, percentages=True
-        ),
-        compared(
-            "heterogeneity", "Heterogeneity s²", "s²", dict.fromkeys(runs, "heterogeneity"), runs, percentages=False
-        ),
+        compared("natural", "Natural accuracy", "natural accuracy (%)", dict.fromkeys(runs, NATURAL), runs),
+        compared("robust", f"Accuracy {under}", f"accuracy {under} (%)", robust, runs),
+        compared("heterogeneity", "Heterogeneity s²", "s²", spread, runs, percentages=False),
     ]
 
 
@@ -151,21 +138,18 @@ def _classes(groups: Sequence[Group]) -> list[Chart | None]:
         return []
     classes = names.pop()
     indexes = {group.name: index for index, group in enumerate(groups)}  # as in the curves
+    strongest = {group.name: _strongest(group) for group in chosen}
+    under = f"Under {words.listing(list(dict.fromkeys(filter(None, strongest.values()))))}. "
     charts: list[Chart | None] = []
-    for name, title, label_of in (
-        ("classes_natural", "Natural accuracy per class", lambda group: NATURAL),
-        ("classes_robust", "Robust accuracy per class", _strongest),
+    for name, title, labels, before in (
+        ("classes_natural", "Natural accuracy per class", dict.fromkeys(strongest, NATURAL), ""),
+        ("classes_robust", "Robust accuracy per class", strongest, under),
     ):
-        labels = {group.name: label_of(group) for group in chosen}
-        values = {group.name: group.mean_per_class(labels[group.name]) for group in chosen if labels[group.name]}
+        values = {group.name: group.mean_per_class(labels[group.name]) for group in chosen}
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
-            of = (
-                ""
-                if name == "classes_natural"
-                else f"Under {words.listing(list(dict.fromkeys(filter(None, labels.values()))))}. "
-            )
-            charts.append(per_class(name, title, f"{of}{spread_sentence(values, classes)}", values, classes, indexes))
+            caption = before + spread_sentence(values, classes)
+            charts.append(per_class(name, title, caption, values, classes, indexes))
     return charts
 
 
@@ -178,45 +162,19 @@ def _strongest(group: Group) -> str:
 
 def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
     """One chart for each different partition."""
-    charts: list[Chart | None] = []
-    seen: dict[tuple[tuple[int, ...], ...], None] = {}
-    for group in groups:
-        counts = group.runs[0].class_counts
-        if counts and counts not in seen and len(seen) < MOST_LINES:
-            seen[counts] = None
-            chart = label_distribution(group.runs[0])
-            if chart is not None:
-                title = f"{chart.title}: {words.plain(group.runs[0].value('data_args', 'dataset'))}"
-                title += f", {words.partition(group.runs[0])}"
-                charts.append(
-                    Chart(f"labels_{len(seen)}", title, chart.caption, chart.height, chart.draw, chart.legend)
-                )
-    return charts
-
-
-def _features(groups: Sequence[Group]) -> list[Chart | None]:
+    seen: dict[tuple[tuple[int, ...], ...], RunFiles] = {}
+    for run in (group.runs[0] for group in groups):
+        if run.class_counts and len(seen) < MOST_LINES:
+            seen.setdefault(run.class_counts, run)
     return [
-        tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
-        for index, group in enumerate(groups)
+        label_distribution(
+            run, f"labels_{number}", f"{words.plain(run.value('data_args', 'dataset'))}, {words.partition(run)}"
+        )
+        for number, run in enumerate(seen.values(), start=1)
     ]
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def _differences(groups: Sequence[Group]) -> Markup:
-    """A row a group; the trainer with its options in one column, for most of them are its own."""
-    columns = differences(groups)
-    if not columns:
-        return Markup()
-    rows = [
-        [group.name, *(element("span", values[index], class_="cell") for _, values in columns)]
-        for index, group in enumerate(groups)
-    ]
-    return table(["setting", *(key for key, _ in columns)], rows, caption="Settings that differ", numbers_from=99)
-
-
-def _common(runs: Sequence[RunFiles]) -> list[tuple[str, str]]:
+def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
     """The highlights that all runs share."""
-    every: Sequence[Mapping[str, str]] = [dict(words.highlights(run)) for run in runs]
-    return [(term, value) for term, value in every[0].items() if all(other.get(term) == value for other in every)]
+    every = [dict(words.highlights(run)) for run in runs]
+    return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

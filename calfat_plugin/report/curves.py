@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.report import theme
-from calfat_plugin.report.canvas import Chart, Series, line_style
-from calfat_plugin.report.reading import NATURAL, RunFiles
-from calfat_plugin.report.words import percent
+from calfat_plugin.report.canvas import Chart, label
+from calfat_plugin.report.numbers import unbroken_percent as percent
+from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,13 +25,15 @@ class Line:
     """A curve over rounds.
 
     Attributes:
-        series: name and style.
+        name: in the legend.
+        index: picks the style.
         points: (round, value), ascending rounds.
         band: (round, low, high) around it; empty: none.
         thin: lines in the background, such as single clients.
     """
 
-    series: Series
+    name: str
+    index: int
     points: Points
     band: Sequence[tuple[int, float, float]] = ()
     thin: Sequence[Points] = ()
@@ -39,10 +41,10 @@ class Line:
 
 def learning_curves(run: RunFiles) -> Chart | None:
     """Accuracy of the global model under every monitored evaluator, round by round."""
-    lines = [Line(Series(label, index), run.curve(label)) for index, label in enumerate(run.monitored)]
-    if not any(_is_curve(line) for line in lines):
+    lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
+    if not any(map(_is_curve, lines)):
         return None
-    last = [f"{line.series.name} {percent(line.points[-1][1])}" for line in lines]
+    last = [f"{line.name} {percent(line.points[-1][1])}" for line in lines]
     caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
     robust = run.robust_label
     if robust is not None:
@@ -59,14 +61,11 @@ def heterogeneity(run: RunFiles) -> Chart | None:
     points = run.curve("heterogeneity")
     if len(points) < 2:
         return None
-    return line_chart(
-        "heterogeneity",
-        "Heterogeneity s²",
+    caption = (
         "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
-        f"to their mean, over trainable parameters, over clients less one. Last round: {points[-1][1]:.3g}.",
-        [Line(Series("s²", 0), points)],
-        "s²",
+        f"to their mean, over trainable parameters, over clients less one. Last round: {points[-1][1]:.3g}."
     )
+    return line_chart("heterogeneity", "Heterogeneity s²", caption, [Line("s²", 0, points)], "s²")
 
 
 def losses(run: RunFiles) -> Chart | None:
@@ -76,28 +75,25 @@ def losses(run: RunFiles) -> Chart | None:
     if len(run.rounds) < 2 or not curves:
         return None
     by_round: dict[int, list[float]] = {}
-    for curve in curves:
-        for number, loss in curve:
-            by_round.setdefault(number, []).append(loss)
+    for number, loss in (point for curve in curves for point in curve):
+        by_round.setdefault(number, []).append(loss)
     mean = [(number, sum(values) / len(values)) for number, values in sorted(by_round.items())]
-    return line_chart(
-        "losses",
-        "Training loss",
+    caption = (
         f"Mean over clients (thick) and each of the {len(curves)} clients (thin). The losses of different methods are "
-        f"different functions and do not compare. Last round: {mean[-1][1]:.3g}.",
-        [Line(Series("mean over clients", 0), mean, thin=curves)],
-        "mean training loss",
+        f"different functions and do not compare. Last round: {mean[-1][1]:.3g}."
     )
+    lines = [Line("mean over clients", 0, mean, thin=curves)]
+    return line_chart("losses", "Training loss", caption, lines, "mean training loss")
 
 
 def compared(
     name: str,
     title: str,
     what: str,
-    column: dict[str, str],
-    groups: dict[str, Sequence[RunFiles]],
+    column: Mapping[str, str | None],
+    groups: Mapping[str, Sequence[RunFiles]],
     *,
-    percentages: bool,
+    percentages: bool = True,
 ) -> Chart | None:
     """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
 
@@ -105,33 +101,29 @@ def compared(
         name: of the chart.
         title: of the chart.
         what: the y-axis.
-        column: group to the column of ``rounds.csv``.
+        column: group to the column of ``rounds.csv``; None: it has none.
         groups: group to its runs, one a seed.
         percentages: whether the numbers are accuracies.
     """
     lines = []
-    most = 1
     for index, (group, runs) in enumerate(groups.items()):
-        curves = [dict(curve) for curve in (run.curve(column[group]) for run in runs if group in column) if curve]
-        if not curves:
-            continue
-        most = max(most, len(curves))
-        rounds = sorted(set.intersection(*map(set, curves)))
-        stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
-        lines.append(
-            Line(
-                Series(group, index),
-                [(number, mean) for number, mean, _ in stats],
-                [(number, mean - std, mean + std) for number, mean, std in stats if std is not None],
-            )
-        )
-    if not any(_is_curve(line) for line in lines):
+        curves = [dict(curve) for run in runs if (curve := run.curve(column[group] or ""))]
+        if curves:
+            rounds = sorted(set.intersection(*map(set, curves)))
+            stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
+            mean = [(number, mean) for number, mean, _ in stats]
+            band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
+            lines.append(Line(group, index, mean, band))
+    if not any(map(_is_curve, lines)):
         return None
-    last = [line.points[-1][1] if line.points else float("nan") for line in lines]
-    shown = [percent(value) if percentages else f"{value:.3g}" for value in last]
-    ends = ", ".join(f"{line.series.name} {value}" for line, value in zip(lines, shown, strict=True))
-    band = " Mean over seeds; the band is one sample standard deviation." if most > 1 else ""
-    return line_chart(name, title, f"At the end: {ends}.{band}", lines, what, percentages=percentages)
+    ends = []
+    for line in lines:
+        last = line.points[-1][1] if line.points else float("nan")
+        ends.append(f"{line.name} {percent(last) if percentages else f'{last:.3g}'}")
+    caption = f"At the end: {', '.join(ends)}."
+    if any(line.band for line in lines):
+        caption += " Mean over seeds; the band is one sample standard deviation."
+    return line_chart(name, title, caption, lines, what, percentages=percentages)
 
 
 def line_chart(
@@ -144,7 +136,7 @@ def line_chart(
 
         axes = figure.subplots()
         for line in lines:
-            _draw_line(axes, line, 100.0 if percentages else 1.0)
+            _draw_line(axes, line, 100.0 if percentages else 1.0, label(line.name) if len(lines) > 1 else None)
         axes.set_xlabel("round")
         axes.set_ylabel(y_label)
         axes.grid(axis="y")
@@ -156,7 +148,7 @@ def line_chart(
         elif all(value >= 0 for line in lines for _, value in line.points):
             axes.set_ylim(bottom=0)
 
-    return Chart(name, title, caption, 3.1, draw, [line.series for line in lines] if len(lines) > 1 else ())
+    return Chart(name, title, caption, 3.1, draw)
 
 
 def _is_curve(line: Line) -> bool:
@@ -164,31 +156,16 @@ def _is_curve(line: Line) -> bool:
     return len(line.points) > 1
 
 
-def _draw_line(axes: Axes, line: Line, factor: float) -> None:
-    style = line_style(line.series.index)
+def _draw_line(axes: Axes, line: Line, factor: float, name: str | None) -> None:
     for thin in line.thin:
         axes.plot(*_columns(thin, factor), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
     if line.band:
         rounds, low, high = zip(*line.band, strict=True)
-        axes.fill_between(
-            rounds, [factor * v for v in low], [factor * v for v in high], color=style["color"], alpha=0.16, linewidth=0
-        )
-    sparse = len(line.points) <= _SPARSE
-    axes.plot(*_columns(line.points, factor), marker=theme.marker(line.series.index) if sparse else "", **style)
+        edges = [factor * value for value in low], [factor * value for value in high]
+        axes.fill_between(rounds, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
+    marker = theme.marker(line.index) if len(line.points) <= _SPARSE else ""
+    axes.plot(*_columns(line.points, factor), label=name, marker=marker, **theme.line_style(line.index))
 
 
 def _columns(points: Points, factor: float) -> tuple[list[int], list[float]]:
     return [number for number, _ in points], [factor * value for _, value in points]
-
-
-def robust_columns(groups: dict[str, Sequence[RunFiles]]) -> dict[str, str]:
-    """Group to its robust label, for groups that have one."""
-    found = (
-        (group, next((run.robust_label for run in runs if run.robust_label), None)) for group, runs in groups.items()
-    )
-    return {group: label for group, label in found if label is not None}
-
-
-def natural_columns(groups: dict[str, Sequence[RunFiles]]) -> dict[str, str]:
-    """Group to ``natural``, for groups that measured it."""
-    return {group: NATURAL for group, runs in groups.items() if any(run.curve(NATURAL) for run in runs)}

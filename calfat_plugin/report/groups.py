@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from calfat_plugin.maths.metrics import MeanStd, mean_std
+from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
-from calfat_plugin.report.words import NOTHING, aggregator, method, pick, plain
+from calfat_plugin.report.words import aggregator, method, pick, plain
 
 _SEED = ("common_args.random_seed",)
 _NOT_THE_PROBLEM = ("calfat.loggers", "calfat.reported.", "calfat.runtime.", "device_args.", "tracking_args.")
@@ -58,16 +59,6 @@ class Group:
         return [None if None in column else sum(column) / len(column) for column in columns]
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """What a suite says of a run."""
-
-    name: str
-    reported: Mapping[str, float]
-    source: str
-    tolerable: Mapping[str, bool]
-
-
 def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group]:
     """Sort runs into groups, in the order in which they first appear (a suite's order where there is one).
 
@@ -78,25 +69,21 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
         root: a directory that may hold a suite's ``suite.json``.
     """
     cells = _suite_cells(root)
-    order = {name: index for index, name in enumerate(dict.fromkeys(cell.name for cell in cells.values()))}
-    together: dict[Any, dict[int, RunFiles]] = {}
+    order = list(dict.fromkeys(cell.name for cell in cells.values()))
+    together: dict[str, dict[int, RunFiles]] = {}
     for run in runs:
         cell = cells.get(run.path.resolve())
-        key = cell.name if cell else tuple(sorted((key, repr(value)) for key, value in _settings(run).items()))
+        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(_settings(run).items()))
         seeds = together.setdefault(key, {})
         if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
             seeds[run.seed] = run
     members = [tuple(found[seed] for seed in sorted(found)) for found in together.values()]
-    members.sort(key=lambda group: order.get(_name_in(cells, group), len(order)))
     names = _names([group[0] for group in members])
     groups = []
     for name, group in zip(names, members, strict=True):
-        cell = cells.get(group[0].path.resolve())
-        if cell is not None:
-            groups.append(Group(cell.name, group, cell.reported, cell.source, cell.tolerable))
-        else:
-            groups.append(Group(name, group, *_reported(group[0]), {}))
-    return groups
+        cell = cells.get(group[0].path.resolve()) or Group(name, (), *reported_of(group[0]), {})
+        groups.append(replace(cell, runs=group))
+    return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -127,16 +114,11 @@ def _settings(run: RunFiles) -> dict[str, Any]:
     return {key: value for key, value in flat(run.recipe) if not key.startswith((*_SEED, *_NOT_THE_PROBLEM))}
 
 
-def _reported(run: RunFiles) -> tuple[dict[str, float], str]:
-    """(accuracies as fractions, source) of the recipe's ``calfat.reported``."""
+def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
+    """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
     section = dict(run.value("calfat", "reported") or {})
     source = str(section.pop("source", "") or "")
     return {label: float(value) / 100 for label, value in section.items()}, source
-
-
-def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
-    """What a paper reports for one run: (accuracies as fractions, source)."""
-    return _reported(run)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -146,7 +128,7 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
     """The facets in which the runs differ, as many as it takes until no two names are equal."""
     facets: list[Callable[[RunFiles], str]] = [
         method,
-        lambda run: aggregator(run),
+        aggregator,
         lambda run: plain(run.value("data_args", "dataset")),
         lambda run: plain(run.value("data_args", "partition_method")),
         lambda run: f"β {plain(run.value('data_args', 'partition_alpha'))}",
@@ -170,29 +152,17 @@ def _names(runs: Sequence[RunFiles]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} · {run.path}" for name, run in zip(names, runs, strict=True)]
 
 
-def _suite_cells(root: Path | None) -> dict[Path, _Cell]:
-    """Resolved run directory to what ``suite.json`` says of it; empty where there is none."""
-    suite = read_json(root / SUITE) if root is not None else {}
-    found = {}
-    for cell in suite.get("cells", ()):
+def _suite_cells(root: Path | None) -> dict[Path, Group]:
+    """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
+    found: dict[Path, Group] = {}
+    if root is None:
+        return found
+    for cell in read_json(root / SUITE).get("cells", ()):
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
-        said = _Cell(
-            name=str(cell["name"]),
-            reported={label: score["reported"] for label, score in scores.items() if score.get("reported") is not None},
-            source=str(cell.get("source") or ""),
-            tolerable={
-                label: not score["beyond_tolerance"]
-                for label, score in scores.items()
-                if score.get("beyond_tolerance") is not None
-            },
-        )
-        for run in cell.get("runs", ()):
-            place = listed_run(root, Path(run["directory"])) if root is not None else None
-            if place is not None:
-                found[place.resolve()] = said
+        reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
+        beyond = {label: score.get("beyond_tolerance") for label, score in scores.items()}
+        tolerable = {label: not is_beyond for label, is_beyond in beyond.items() if is_beyond is not None}
+        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), tolerable)
+        places = (listed_run(root, Path(run["directory"])) for run in cell.get("runs", ()))
+        found |= {place.resolve(): group for place in places if place is not None}
     return found
-
-
-def _name_in(cells: Mapping[Path, _Cell], group: Sequence[RunFiles]) -> str:
-    cell = cells.get(group[0].path.resolve())
-    return cell.name if cell else ""

@@ -25,43 +25,22 @@ def tsne_chart(content: Mapping[str, Any], name: str = "tsne", of: str = "") -> 
         return None
     points: Sequence[Sequence[float]] = content["points"]
     labels: Sequence[int] = content["labels"]
-    classes = [str(word) for word in content["class_names"]]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
+        dots: dict[str, Any] = {"linestyle": "", "markersize": 3.2, "markeredgewidth": 0, "alpha": 0.75}
+        name: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
+        name["bbox"] = {"boxstyle": "round,pad=0.2", "facecolor": theme.PAPER.light, "alpha": 0.8, "linewidth": 0}
         for label in sorted(set(labels)):
-            mine = [point for point, other in zip(points, labels, strict=True) if other == label]
-            axes.plot(
-                [x for x, _ in mine],
-                [y for _, y in mine],
-                linestyle="",
-                marker=theme.marker(label),
-                markersize=3.2,
-                markeredgewidth=0,
-                alpha=0.75,
-                color=theme.series(label).light,
-            )
-        for label in sorted(set(labels)):
-            mine = [point for point, other in zip(points, labels, strict=True) if other == label]
-            axes.annotate(
-                classes[label],
-                (median(x for x, _ in mine), median(y for _, y in mine)),
-                ha="center",
-                va="center",
-                fontsize=9,
-                fontweight="bold",
-                bbox={"boxstyle": "round,pad=0.2", "facecolor": theme.PAPER.light, "alpha": 0.8, "linewidth": 0},
-            )
-        axes.set_xticks([])
-        axes.set_yticks([])
+            x, y = zip(*(point for point, other in zip(points, labels, strict=True) if other == label), strict=True)
+            axes.plot(x, y, marker=theme.marker(label), color=theme.series(label), **dots)
+            axes.annotate(str(content["class_names"][label]), (median(x), median(y)), **name)
         axes.set_aspect("equal", adjustable="datalim")
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes.set_axis_off()
 
     caption = (
         f"{len(points):,} clean test examples, as many of each class as can be; features of checkpoint "
         f"{content['checkpoint']} (round {content['round']}); perplexity {content['perplexity']:g}, seed "
         f"{content['seed']}. Distances between far groups mean nothing in t-SNE."
     )
-    title = "t-SNE of penultimate features" + (f": {of}" if of else "")
-    return Chart(name, title, caption, 4.4, draw)
+    return Chart(name, "t-SNE of penultimate features" + (f": {of}" if of else ""), caption, 4.4, draw)

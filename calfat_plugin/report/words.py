@@ -1,4 +1,4 @@
-"""Numbers and recipes in words."""
+"""Recipes and settings in words."""
 
 from __future__ import annotations
 
@@ -6,39 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 
-NOTHING = "\N{EN DASH}"  # in a table, where there is no number
 _SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-]*=)\S+")
-
-
-def percent(fraction: float, digits: int = 1) -> str:
-    """``0.8342`` becomes ``83.4 %``, never broken at the end of a line."""
-    return f"{100 * fraction:.{digits}f}\N{NO-BREAK SPACE}%"
-
-
-def bare_percent(fraction: float | None, digits: int = 1) -> str:
-    """``0.8342`` becomes ``83.4``; nothing becomes a dash."""
-    return NOTHING if fraction is None else f"{100 * fraction:.{digits}f}"
-
-
-def points(difference: float) -> str:
-    """A difference of two fractions in percentage points, with its sign: ``+0.31``, and a true minus."""
-    return f"{100 * difference:+.2f}".replace("-", "\N{MINUS SIGN}")
-
-
-def duration(seconds: float) -> str:
-    """``75`` becomes ``1 min 15 s``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """``5 clients``, ``1 client``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def listing(names: Sequence[str]) -> str:

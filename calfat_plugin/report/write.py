@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.report.parts import GENERATOR
+from calfat_plugin.report.page import GENERATOR
 from calfat_plugin.report.reading import SUITE, find_runs, read_json, read_run
 
 PAGE = "report.html"
 FIGURES = "figures"
+
+log = logging.getLogger(__name__)
 
 
 def write_run_report(directory: Path, out: Path | None = None) -> Path:
@@ -28,14 +31,10 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     Raises:
         RunError: there is no run, a file of it is damaged, or the page cannot be written.
     """
+    from calfat_plugin.report.run_page import run_page
+
     run = read_run(directory)
-
-    def compose(figures: Path) -> str:
-        from calfat_plugin.report.run_page import run_page
-
-        return run_page(run, figures)
-
-    return _write(out or directory / PAGE, compose)
+    return _write(out or directory / PAGE, lambda figures: run_page(run, figures))
 
 
 def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Path:
@@ -51,6 +50,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     Raises:
         RunError: no run is found, a file is damaged, or the page cannot be written.
     """
+    from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
+    from calfat_plugin.report.groups import group_runs
+
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
     runs = [read_run(_as_given(path)) for path in paths]
     begun = [run for run in runs if run.rounds or run.finished]
@@ -60,20 +62,40 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     notes = []
     if len(begun) < len(runs):
         notes.append(f"{len(runs) - len(begun)} of {len(runs)} runs have not finished a round and are left out.")
+    groups = group_runs(begun, root)
+    repeats = len(begun) - sum(len(group.runs) for group in groups)
+    if repeats:
+        notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
+    if len(groups) > MOST_LINES:
+        notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
+    title = _title(root, [group.name for group in groups])
+    out = out or (root or Path()) / PAGE
+    return _write(out, lambda figures: comparison_page(title, groups, figures, notes=notes))
 
-    def compose(figures: Path) -> str:
-        from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
-        from calfat_plugin.report.groups import group_runs
 
-        groups = group_runs(begun, root)
-        repeats = len(begun) - sum(len(group.runs) for group in groups)
-        if repeats:
-            notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
-        if len(groups) > MOST_LINES:
-            notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
-        return comparison_page(_title(root, [group.name for group in groups]), groups, figures, notes=notes)
+def try_report(
+    write: Callable[[], Path], directory: Path, warn: Callable[[str], None], *, after: str = "", traceback: bool = False
+) -> Path | None:
+    """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure.
 
-    return _write(out or (root or Path()) / PAGE, compose)
+    Args:
+        write: writes the page.
+        directory: what ``calfat report`` would be given to try again.
+        warn: shows the warning.
+        after: what the warning says about the results.
+        traceback: whether to log it, where a log is kept.
+
+    Returns:
+        The page's path; None where it was not written.
+    """
+    try:
+        return write()
+    except Exception as error:
+        if traceback:
+            log.exception("no report")
+        what = f"the report was not written ({type(error).__name__}: {error}){after}"
+        warn(f"{what}; try again with: calfat report {directory}")
+        return None
 
 
 def _title(root: Path | None, names: Sequence[str]) -> str:

@@ -95,7 +95,16 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             raise
         observer.run_finished(result)
         listeners.run_finished(info, result)
-        _report(directory, warn)
+
+        from calfat_plugin.report import try_report, write_run_report
+
+        try_report(
+            lambda: write_run_report(directory.path),
+            directory.path,
+            warn,
+            after=" The results are complete",
+            traceback=True,
+        )
     return result
 
 
@@ -119,20 +128,6 @@ def _run_info(
 def _write_partition(directory: RunDirectory, dataset: Dataset, info: RunInfo) -> None:
     counts = [list(of_client) for of_client in info.class_counts]
     directory.write_json(directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts})
-
-
-def _report(directory: RunDirectory, warn: Callable[[str], None]) -> None:
-    """``report.html``. The results are safe by now, so nothing that goes wrong here may look like a failed run."""
-    try:
-        from calfat_plugin.report import write_run_report
-
-        write_run_report(directory.path)
-    except Exception as error:
-        log.exception("no report")
-        warn(
-            f"the report was not written ({type(error).__name__}: {error}). The results are complete; "
-            f"try again with: calfat report {directory.path}"
-        )
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:

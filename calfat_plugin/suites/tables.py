@@ -13,6 +13,8 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.options import to_plain
+from calfat_plugin.report.numbers import bare_percent as percent
+from calfat_plugin.report.numbers import points
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 
 NOTHING = "-"
@@ -31,11 +33,6 @@ _LATEX = {
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
-def percent(fraction: float) -> str:
-    """``0.6469`` becomes ``64.69``."""
-    return f"{100 * fraction:.2f}"
-
-
 def measured(score: Score) -> str:
     """``61.35 ± 0.42``; without the deviation for a single seed, ``-`` for none."""
     if score.mean is None:
@@ -49,7 +46,7 @@ def beside(score: Score) -> str:
         return ""
     if score.difference is None:
         return percent(score.reported)
-    return f"{percent(score.reported)}, {100 * score.difference:+.2f}{'!' if score.beyond else ''}"
+    return f"{percent(score.reported)}, {points(score.difference)}{'!' if score.beyond else ''}"
 
 
 def caption(summary: SuiteSummary) -> str:
@@ -63,7 +60,7 @@ def caption(summary: SuiteSummary) -> str:
     if sources:
         text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
         headings = {metric.label: metric.heading for metric in summary.metrics}
-        limits = ", ".join(f"{headings[label]} {points:g}" for label, points in summary.suite.tolerance.items())
+        limits = ", ".join(f"{headings[label]} {limit:g}" for label, limit in summary.suite.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
     if left:

@@ -43,7 +43,16 @@ _MEASURE = """
 <script>
   window.addEventListener("load", () => {
     const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.width, r.right, r.height]; };
-    const words = svg => [...svg.querySelectorAll("text")].map(t => t.getBoundingClientRect().height);
+    // A figure's words have no size in an <img>: its drawing is laid out once more, as wide, in the page itself.
+    const words = img => {
+      const drawing = new DOMParser().parseFromString(atob(img.src.split(",")[1]), "image/svg+xml").documentElement;
+      drawing.removeAttribute("height");
+      drawing.setAttribute("width", img.getBoundingClientRect().width);
+      document.body.append(drawing);
+      const heights = [...drawing.querySelectorAll("text")].map(t => t.getBoundingClientRect().height);
+      drawing.remove();
+      return heights;
+    };
     const shown = e => e.getBoundingClientRect().height > 0;
     const outside = [...document.querySelectorAll("body *")].filter(e =>
       shown(e) && !e.closest(".scroll, pre, svg, details:not([open])") &&
@@ -53,7 +62,8 @@ _MEASURE = """
       inner: window.innerWidth,
       scroll: document.documentElement.scrollWidth,
       outside: outside,
-      figures: [...document.querySelectorAll("figure > svg")].map(e => ({box: box(e), text: Math.min(...words(e))})),
+      figures: [...document.querySelectorAll("figure > img")].map(e =>
+        ({box: box(e), text: Math.min(...words(e)), filter: getComputedStyle(e).filter})),
       broken: [...document.images].filter(i => !i.complete || !i.naturalWidth).length,
       background: style.backgroundColor, color: style.color,
       fetched: performance.getEntriesByType("resource").map(e => e.name).filter(n => !n.startsWith("data:")),
@@ -80,7 +90,7 @@ class Seen:
         inner: width of the view in CSS pixels.
         scroll: width of what is in it; more means a horizontal scroll bar.
         outside: elements that reach beyond the right edge, outside of boxes that scroll by themselves.
-        figures: per figure the box (left, width, right, height) and the height of its smallest text.
+        figures: per figure the box (left, width, right, height), the height of its smallest text, and its CSS filter.
         broken: images that did not load.
         background, color: of the page, as computed.
         fetched: addresses that were asked for.

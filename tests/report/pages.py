@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -56,6 +57,12 @@ class Page:
             if key in ("src", "href", "xlink:href", "srcset", "data", "action", "poster")
         ]
         return found + re.findall(r"url\(([^)]*)\)", self.source) + re.findall(r"@import\s+(\S+)", self.source)
+
+    @property
+    def figures(self) -> list[str]:
+        """The SVG of every figure."""
+        prefix = "data:image/svg+xml;base64,"
+        return [base64.b64decode(image["src"].removeprefix(prefix)).decode() for image in self.all("img")]
 
 
 class _Parser(HTMLParser):

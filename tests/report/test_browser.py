@@ -69,6 +69,7 @@ def test_a_page_follows_the_reader_into_the_dark(dark: bool, pages: dict[str, Pa
     seen = look(pages["run"], 1280, dark=dark)
     mode = "dark" if dark else "light"
     assert (seen.background, seen.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
+    assert {figure["filter"] for figure in seen.figures} == {theme.DARK_FILTER if dark else "none"}
 
 
 def test_a_page_that_does_not_fit_would_be_noticed(tmp_path: Path) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
-from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.canvas import Chart, Series, render
+from calfat_plugin.report import try_report, write_comparison, write_run_report
+from calfat_plugin.report.canvas import Chart, Drawing, label, render
 from tests.report.made import made_run
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +28,9 @@ FINAL = {"natural": 0.6, "pgd20": 0.3}
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, where the test is about something else."""
-    monkeypatch.setattr("calfat_plugin.report.parts.figures_block", lambda charts: "")
+    drawing = Drawing("title", "caption", False, "data:,")
+    for page in ("run_page", "comparison_page", "attacks", "protocol_view"):
+        monkeypatch.setattr(f"calfat_plugin.report.{page}.render", lambda chart, figures: drawing)
 
 
 def calfat(*arguments: str) -> tuple[int, str]:
@@ -141,14 +147,49 @@ def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("error")
 def test_many_long_names_leave_a_figure_its_room(tmp_path: Path) -> None:
-    """The legend stands inside the files; matplotlib warns, and draws over it, where nothing is left for the axes."""
-    chart = Chart(
-        name="crowded",
-        title="Crowded",
-        caption="",
-        height=2.6,
-        draw=lambda figure: figure.subplots().plot([0, 1]),
-        legend=[Series(f"0.05 · CalFAT, the paper's constants, {number}", number) for number in range(16)],
-    )
-    render(chart, tmp_path)
+    """The legend is inside the figures; matplotlib warns, and draws over it, where nothing is left for the axes."""
+    names = [f"0.05 · CalFAT, the paper's constants, and options that nobody would write down, {n}" for n in range(16)]
+    drawing = render(Chart("crowded", "Crowded", "", 2.6, lines(*names)), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["crowded.png", "crowded.svg"]
+    svg = ElementTree.fromstring(base64.b64decode(drawing.source.partition(",")[2]))
+    words = " ".join("".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text"))
+    assert all(name in words for name in names)
+    assert float(svg.attrib["height"].removesuffix("pt")) > 72 * 2.6 + 32 * 9  # two rows each, nine points high
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_legend_has_every_name_as_it_is(tmp_path: Path) -> None:
+    """matplotlib would leave out names that begin with an underscore, and read formulas between dollar signs."""
+    render(Chart("nasty", "$\\frac$", "", 2.6, lines("_hidden", "$\\frac$", "<b>&amp;")), tmp_path)
+    svg = ElementTree.parse(tmp_path / "nasty.svg")
+    words = ["".join(text.itertext()).strip() for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert set(words) > {"_hidden", "$\\frac$", "<b>&amp;"}
+    assert words.count("$\\frac$") == 2
+
+
+def lines(*names: str) -> Callable[[Figure], None]:
+    """A line for each name."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name in names:
+            axes.plot([0, 1], label=label(name))
+
+    return draw
+
+
+def test_a_page_after_the_results_fails_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    assert try_report(lambda: write_run_report(run), run, pytest.fail) == run / "report.html"
+    (run / "report.html").write_text("<h1>my thesis</h1>")
+    warnings: list[str] = []
+    assert try_report(lambda: write_run_report(run), run, warnings.append) is None
+    assert caplog.records == []
+    safe = ". The results are complete"
+    assert try_report(lambda: write_run_report(run), run, warnings.append, after=safe, traceback=True) is None
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    what = f"the report was not written (RunError: {run / 'report.html'}: there is a file that calfat did not make; "
+    again = f"; try again with: calfat report {run}"
+    assert warnings == [f"{what}choose another with --out.){said}{again}" for said in ("", safe)]

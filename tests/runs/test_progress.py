@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock, percent, results_table
+from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock, results_table
 from calfat_plugin.interfaces import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 
@@ -217,10 +217,6 @@ def test_the_first_line_says_where_the_run_begins(num_rounds: int, start_round: 
 )
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
-
-
-def test_percent() -> None:
-    assert [percent(x) for x in (0.0, 0.83424, 1.0)] == ["0.0 %", "83.4 %", "100.0 %"]
 
 
 def test_results_table_says_how_each_number_was_made() -> None:

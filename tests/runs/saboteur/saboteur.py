@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
+from calfat_plugin import report
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress
 from calfat_plugin.hookspecs import hookimpl
 
@@ -122,6 +121,4 @@ class Saboteur:
 if os.environ.get("SABOTAGE"):
     Saboteur(**json.loads(os.environ["SABOTAGE"]))
 if os.environ.get("WITHOUT_REPORT"):
-    undrawn = types.ModuleType("calfat_plugin.report")
-    undrawn.write_run_report = lambda path: None  # type: ignore[attr-defined]
-    sys.modules["calfat_plugin.report"] = undrawn
+    report.write_run_report = lambda path, out=None: path

@@ -1,0 +1,1 @@
+"""The HTML and CSS of pages."""

@@ -1,0 +1,29 @@
+"""Numbers in words, as pages, the console and tables have them."""
+
+from __future__ import annotations
+
+from calfat_plugin.report.numbers import (
+    bare_percent,
+    counted,
+    duration,
+    page_points,
+    percent,
+    points,
+    unbroken_percent,
+)
+
+
+def test_percent() -> None:
+    assert [percent(x) for x in (0.0, 0.83424, 1.0)] == ["0.0 %", "83.4 %", "100.0 %"]
+    assert unbroken_percent(0.83424) == "83.4\N{NO-BREAK SPACE}%"
+    assert [bare_percent(0.83424), bare_percent(0.83424, 1), bare_percent(None)] == ["83.42", "83.4", "\N{EN DASH}"]
+
+
+def test_differences_have_a_sign() -> None:
+    assert [points(x) for x in (0.0031, -0.1)] == ["+0.31", "-10.00"]
+    assert [page_points(x) for x in (0.0031, -0.1)] == ["+0.31", "\N{MINUS SIGN}10.00"]
+
+
+def test_durations_and_counts() -> None:
+    assert [duration(x) for x in (7.25, 75, 3725)] == ["7.2 s", "1 min 15 s", "1 h 2 min"]
+    assert [counted(x, "client") for x in (0, 1, 1200)] == ["0 clients", "1 client", "1,200 clients"]
