@@ -85,7 +85,7 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise PluginError(
-                f"{self.kind} name {self.name!r} must begin with a letter and hold only lower-case letters, digits, "
+                f"{self.kind} name {self.name!r} must begin with a letter and contain only lower-case letters, digits, "
                 "'-', '_'."
             )
         try:
@@ -134,7 +134,7 @@ class TrainerEntry(Entry):
 
     Attributes:
         modifiers: names of the loss modifiers that this method composes with; empty when it brings its own loss.
-        conflicts: aggregator name to the reason why it cannot work with this method; either side may say so.
+        conflicts: aggregator name to the reason why it cannot work with this method; either side may declare it.
     """
 
     kind: ClassVar[str] = "local trainer"
@@ -216,7 +216,7 @@ class PartitionEntry(Entry):
 class LoggerEntry(Entry):
     """A logger. ``build(options)`` returns an object with hooks of a run's life (``calfat_run_started`` ...).
 
-    It hears of a run only when the recipe names it under ``calfat.loggers``; see ``hookspecs``.
+    It is called for a run only if the recipe lists it under ``calfat.loggers``; see ``hookspecs``.
     """
 
     kind: ClassVar[str] = "logger"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class CalfatError(Exception):
-    """Base of all errors that the user can mend. The text says what was found, where, and what to do."""
+    """Base of all errors that the user can fix. The text states what was found, where, and what to do."""
 
 
 class OptionError(CalfatError):

@@ -8,8 +8,8 @@ Register a module or object that implements some of them under the entry-point g
 
 Hooks that offer something are called once, while the registry is built. Hooks of a run's life are called in the
 process that holds the global model, in the order ``run_started``, ``round_finished`` (once a round), then
-``run_finished`` or ``run_stopped``. A plugin whose hook raises there is told to the user and hears no more of that run;
-the run itself goes on.
+``run_finished`` or ``run_stopped``. If a plugin raises an exception there, it is reported once, and the plugin is not
+called again for that run; the run itself continues.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def parse_number(value: object) -> Fraction:
     try:
         float(number)
     except OverflowError:
-        raise ValueError(f"{_short(value)} is too large: no float can hold it") from None
+        raise ValueError(f"{_short(value)} is too large for a float") from None
     return number
 
 

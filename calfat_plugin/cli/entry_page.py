@@ -63,7 +63,7 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
     if entry.number_option is not None:
         yield f"`{entry.name}20` is `{{name: {entry.name}, {entry.number_option}: 20}}`"
     if isinstance(entry, entries.TrainerEntry):
-        yield f"Loss modifiers: {_names(defined_modifiers(registry, entry)) or 'none, it brings its own loss'}"
+        yield f"Loss modifiers: {_names(defined_modifiers(registry, entry)) or 'none, it has its own loss'}"
     if isinstance(entry, entries.ModifierEntry):
         yield f"Local trainers: {_names(methods_of(registry, entry)) or 'none'}"
     if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):

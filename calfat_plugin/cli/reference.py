@@ -20,27 +20,27 @@ _MADE_BY = "<!-- Made by `python -m calfat_plugin.cli.reference docs`; change th
 _RECIPE_HEAD = """\
 # Recipes
 
-A recipe is a FedML configuration file with one section more, `calfat:`. The host's sections keep their names and
-meaning, and keys of theirs that are not listed here are passed on to the host; a key that neither FedML nor we know
-draws a warning. The `calfat:` section is strict: an unknown key, name, type or unit is an error.
+A recipe is a FedML configuration file with one additional section, `calfat:`. FedML's own sections keep their names and
+meaning. Their keys that are not listed here are passed on to FedML. A key that is unknown to FedML and to this package
+causes a warning. The `calfat:` section is strict: an unknown key, name, type or unit is an error.
 
-Numbers may be written as `0.1`, `1e-3` or `8/255`. Any value can be overridden on the command line:
+Numbers can be written as `0.1`, `1e-3` or `8/255`. Any value can be overridden on the command line:
 `--set train_args.comm_round=20 --set "calfat.trainer={name: fedpgd}"`.
 
-A plugin is picked by name (`aggregator: fedavg`) or with its options (`aggregator: {name: fedavg, weights: uniform}`);
-`calfat plugins NAME` and [plugins.md](plugins.md) list them. Where an entry takes a number, the name may end in it:
-`pgd20` is `{name: pgd, steps: 20}`, `label2` is two shards a client.
+Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator: {name: fedavg, weights: uniform}`).
+`calfat plugins NAME` and [plugins.md](plugins.md) list the options. Some names can end with a number: `pgd20` means
+`{name: pgd, steps: 20}`, and `label2` means two shards per client.
 """
 
 _CHOICES = (
     (
         "`name`",
-        "what runs of this recipe are called, and the folder they lie in; a run's own recipe.yaml says it. "
+        "name of the runs of this recipe and of their folder; a run's own recipe.yaml contains it. "
         "Default: the file's name",
     ),
     (
         "`trainer`",
-        "a local trainer with its options; `preset` picks a set of defaults, `loss` a loss modifier with its options. "
+        "a local trainer with its options; `preset` selects a set of defaults, `loss` a loss modifier. "
         "Default: `calfat`",
     ),
     ("`aggregator`", "an aggregator with its options. Default: `fedavg`"),
@@ -53,17 +53,17 @@ _CHOICES = (
     ("`loggers`", "list of loggers, each with its options. Default: none"),
     (
         "`reported`",
-        "what a paper reports for this recipe, shown beside what was measured: `source` (a text), and for each "
-        "evaluator's label an accuracy in percent. Default: nothing",
+        "the numbers that a paper reports for this recipe, shown next to the measured ones: `source` (a text), and "
+        "for each evaluator's label an accuracy in percent. Default: nothing",
     ),
     (
         "`silo.parties`",
         "list of `host:port` of the parties of a cross-silo run, the server's first. Default: `fedml run --local` "
-        "takes free ports of this machine",
+        "uses free ports of this machine",
     ),
     (
         "`dataset`, `model`, `partition`",
-        "options of what `data_args.dataset`, `model_args.model` and `data_args.partition_method` name",
+        "options of the plugins in `data_args.dataset`, `model_args.model` and `data_args.partition_method`",
     ),
 )
 
@@ -94,7 +94,7 @@ def plugin_reference(registry: Registry) -> str:
     parts = [
         _MADE_BY,
         "# Plugins\n",
-        "What the package itself offers, by kind; `calfat plugins` also lists what is installed beside it.\n",
+        "The plugins of this package, by kind. `calfat plugins` also lists other installed plugins.\n",
     ]
     for kind in KINDS:
         parts.append(f"## {kind.kind.capitalize()}s\n")

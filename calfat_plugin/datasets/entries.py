@@ -12,7 +12,7 @@ from calfat_plugin.options import option
 class DownloadOptions:
     """Options of a data set that its publisher offers for download."""
 
-    download: bool = option(False, help="fetch missing files from the publisher into data_args.data_cache_dir")
+    download: bool = option(False, help="download missing files from the publisher to data_args.data_cache_dir")
     verify: bool = option(True, help="compare files with the published checksums; false reads any file of the format")
 
 
@@ -20,7 +20,7 @@ class DownloadOptions:
 class SubsetOptions:
     """Options of the ImageNet subset."""
 
-    size: int = option(64, low=8, help="height and width that images are brought to", unit="pixels")
+    size: int = option(64, low=8, help="height and width to which images are resized", unit="pixels")
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class FolderOptions(SubsetOptions):
     flip: bool = option(False, help="mirror training images left-right at random")
     classes: str | None = option(
         None,
-        help="class folders in the order of their labels, separated by commas, which all parties of partition_method: "
-        "silo have to agree on; null: the folders below train, sorted",
+        help="class folders in the order of their labels, separated by commas, the same for all parties of "
+        "partition_method: silo; null: the folders below train, sorted",
     )
 
 

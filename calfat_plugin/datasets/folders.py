@@ -48,7 +48,7 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
                 raise DataError(
                     f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
                     f"in {places[0]} and {places[1]}). Get ImageNet (ILSVRC 2012) from https://image-net.org "
-                    "(it wants an account, so --download cannot) and put the class folders "
+                    "(it requires an account, so --download cannot fetch it) and put the class folders "
                     f"{', '.join(classes)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
                 )
     return _load("imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION)
@@ -124,12 +124,12 @@ def _load_one(
     if classes is None:
         raise DataError(
             "data set image_folder: with partition_method: silo, name the class folders in calfat.dataset.classes, "
-            "such as classes: cat,dog; else two parties could number them differently."
+            "such as classes: cat,dog; otherwise parties could number them differently."
         )
     unknown = sorted(set(_folder_names(folder)) - set(classes))
     if unknown:
         raise DataError(
-            f"data set image_folder: {folder / unknown[0]} is none of calfat.dataset.classes ({', '.join(classes)})."
+            f"data set image_folder: {folder / unknown[0]} is not one of calfat.dataset.classes ({', '.join(classes)})."
         )
     split = _read_split("image_folder", folder, classes, size, channels)
     return Dataset("image_folder", split, split, len(classes), classes, augment)

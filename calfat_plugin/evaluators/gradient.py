@@ -179,7 +179,7 @@ BIM_ENTRY = EvaluatorEntry(
     "bim",
     build=PGD,
     config=BIMOptions,
-    summary="PGD from the clean image, 20 steps unless told otherwise",
+    summary="PGD from the clean image, 20 steps by default",
     formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y)), first x' = x",
     citation=Citation(
         "Kurakin et al., Adversarial Machine Learning at Scale, ICLR 2017",

@@ -17,7 +17,8 @@ _FREE = (
 )
 _SHOWN = 3  # keys that a message names
 _REASONS = {
-    "calfat.runtime.threads": "Another number of threads adds up in another order, so the run would end with other bits"
+    "calfat.runtime.threads": "A different number of threads changes the order of sums, "
+    "so the last bits of the result would differ"
 }
 
 

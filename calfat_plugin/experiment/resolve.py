@@ -97,7 +97,7 @@ def _pick(
     if clash:
         raise document.error(
             (*choice.path, clash[0]),
-            f"'{choice.name}' already says {clash[0]} = {named[clash[0]]}; keep one of the two.",
+            f"'{choice.name}' already sets {clash[0]} = {named[clash[0]]}; keep one of the two.",
         )
     preset: Mapping[str, Any] = {}
     if choice.preset is not None:
@@ -180,11 +180,9 @@ def _pick_modifier(
     pick = _pick(recipe, registry, entries.ModifierEntry, choice)
     defined_for = defined_modifiers(registry, entry)
     if pick.entry.name not in defined_for:
-        defined = (
-            f"It composes with: {listed(defined_for)}." if defined_for else "It brings its own loss; leave the key out."
-        )
+        defined = f"It supports: {listed(defined_for)}." if defined_for else "It has its own loss; remove the key."
         raise recipe.document.error(
-            path, f"local trainer '{entry.name}' does not compose with the loss modifier '{pick.entry.name}'. {defined}"
+            path, f"local trainer '{entry.name}' does not support the loss modifier '{pick.entry.name}'. {defined}"
         )
     return pick
 

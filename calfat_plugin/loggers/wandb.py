@@ -119,5 +119,5 @@ ENTRY = LoggerEntry(
     "wandb",
     build=Wandb,
     config=WandbOptions,
-    summary="Weights & Biases, offline unless told otherwise",
+    summary="Weights & Biases, offline by default",
 )

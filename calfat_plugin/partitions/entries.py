@@ -27,7 +27,7 @@ class PartitionOptions:
         2021,
         low=0,
         high=2**32 - 1,
-        help="seed of the split, apart from the run's seed so that seeds compare on one split; null: the run's seed",
+        help="seed of the split; the same for all seeds of the run, so that they can be compared; null: the run's seed",
     )
 
 
@@ -35,7 +35,7 @@ class PartitionOptions:
 class DirichletOptions(PartitionOptions):
     """Options of the release's Dirichlet partition."""
 
-    min_size: int = option(10, low=1, help="try again until every client has this many examples")
+    min_size: int = option(10, low=1, help="repeat the draw until every client has this many examples")
     max_tries: int = option(1000, low=1, help="give up after this many tries")
 
 
@@ -43,7 +43,7 @@ class DirichletOptions(PartitionOptions):
 class PlainDirichletOptions(PartitionOptions):
     """Options of the plain Dirichlet partition."""
 
-    min_size: int = option(1, low=1, help="try again until every client has this many examples")
+    min_size: int = option(1, low=1, help="repeat the draw until every client has this many examples")
     max_tries: int = option(1000, low=1, help="give up after this many tries")
 
 
@@ -51,7 +51,7 @@ class PlainDirichletOptions(PartitionOptions):
 class ShardOptions(PartitionOptions):
     """Options of the shard partition."""
 
-    k: int = option(2, low=1, help="shards a client gets; label2 is k = 2")
+    k: int = option(2, low=1, help="shards per client; label2 is k = 2")
 
 
 ENTRIES = (
@@ -68,7 +68,7 @@ ENTRIES = (
         "dirichlet_plain",
         build="calfat_plugin.partitions.split:dirichlet_plain",
         config=PlainDirichletOptions,
-        summary="label skew as the CalFAT paper words it: plain Dirichlet shares",
+        summary="label skew as described in the CalFAT paper: plain Dirichlet shares",
         formula="p^y ~ Dir(alpha)",
         uses_alpha=True,
     ),
@@ -82,12 +82,12 @@ ENTRIES = (
         "label",
         build="calfat_plugin.partitions.split:label_shards",
         config=ShardOptions,
-        summary="sorted by label, cut into shards, k random shards a client: label2",
+        summary="sorted by label, cut into shards, k random shards per client: label2",
         number_option="k",
     ),
     PartitionEntry(
         SILO,
         build="calfat_plugin.partitions.split:silo",
-        summary="no split: across silos each party reads its own data_args.data_cache_dir, where {rank} is its rank",
+        summary="no split: each party of a cross-silo run reads its own data_args.data_cache_dir; {rank} is its rank",
     ),
 )

@@ -103,7 +103,7 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     """
     checked = _checked_labels(labels)
     if k < 1:
-        raise OptionError(f"label<k> partition: k is {k}; expected the shards a client gets, 1 or more.")
+        raise OptionError(f"label<k> partition: k is {k}; expected the number of shards per client, 1 or more.")
     _check_clients(len(checked), num_clients, min_size=k)
     shard_count = num_clients * k
     shard_size = len(checked) // shard_count
@@ -136,7 +136,7 @@ def _dirichlet(
     by_class = [np.flatnonzero(checked == label) for label in range(int(checked.max()) + 1)]
     share = len(checked) / num_clients if balanced else None
     best = 0
-    for _ in range(max_tries):  # on purpose without reseeding: each try goes on in the same stream
+    for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
         parts = _deal(by_class, num_clients, alpha, rng, share=share)
         smallest = min((len(part) for part in parts), default=0)
         if parts and smallest >= min_size:
@@ -145,9 +145,9 @@ def _dirichlet(
             return parts
         best = max(best, smallest)
     raise DataError(
-        f"dirichlet partition: in {max_tries} tries never did all {num_clients} clients get "
-        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; the best try left "
-        f"a client with {best}). Raise alpha or max_tries, or lower min_size or the number of "
+        f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
+        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; in the best try one "
+        f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of "
         "clients."
     )
 
@@ -187,7 +187,7 @@ def _checked_labels(labels: npt.ArrayLike) -> IndexArray:
     if array.ndim != 1 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(
             f"cannot partition labels of shape {array.shape} and type {array.dtype}: "
-            "expected one integer class id an example."
+            "expected one integer class id per example."
         )
     if array.min() < 0:
         raise DataError(f"cannot partition labels with the negative class id {array.min()}: class ids start at 0.")

@@ -1,4 +1,4 @@
-"""YAML text to plain values that remember where they stood.
+"""YAML text to plain values with their places in the file.
 
 A :class:`Document` is a tree of plain Python values plus, for every key path, the place it came from: a line of the
 file, a ``--set`` on the command line, or a preset. All recipe errors get their location from here.
@@ -76,7 +76,7 @@ class Document:
         return value
 
     def has(self, path: KeyPath) -> bool:
-        """Whether the recipe says something at ``path``."""
+        """Whether the recipe has a value at ``path``."""
         parent = self.get(path[:-1])
         return isinstance(parent, Mapping) and path[-1] in parent
 
@@ -129,8 +129,8 @@ class Kind:
 
     Attributes:
         name: ``recipe``.
-        example: where to begin with a new one.
-        top: what stands at its top.
+        example: a template for a new one.
+        top: what is expected at its top level.
     """
 
     name: str
@@ -226,9 +226,9 @@ class _Loader(yaml.SafeLoader):
 class _Builder:
     """YAML nodes to plain values, with the place of each key path.
 
-    Stricter than YAML: keys are texts and stand once, no tags of other languages, and no numbers that YAML 1.1 reads
+    Stricter than YAML: keys are texts and unique, no tags of other languages, and no numbers that YAML 1.1 reads
     as something else than they look like. Nesting and size are bounded, because an alias may contain itself, or many
-    aliases of aliases may stand for millions of values.
+    aliases of aliases may expand to millions of values.
 
     Args:
         at: the place of a 1-based line.
@@ -254,7 +254,7 @@ class _Builder:
         return node
 
     def build(self, node: yaml.Node, path: KeyPath, depth: int = 0) -> Any:
-        """The value of ``node``, which stands at ``path``."""
+        """The value of ``node`` at ``path``."""
         self.places.setdefault(path, self._at(node.start_mark.line + 1))
         self._values += 1
         if depth > _MAX_DEPTH:
@@ -264,7 +264,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if node.tag not in _PLAIN_TAGS:
-            raise self._error(node, path, f"the tag {node.tag} has no meaning in a recipe; leave it out.")
+            raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         return [self.build(child, (*path, index), depth + 1) for index, child in enumerate(node.value)]
@@ -279,7 +279,7 @@ class _Builder:
             raise self._error(
                 node,
                 path,
-                f"YAML reads {node.value} as {value:g}; write the number meant, or '{node.value}' for a text.",
+                f"YAML reads {node.value} as {value:g}; write the intended number, or '{node.value}' for a text.",
             )
         return value
 
@@ -296,10 +296,10 @@ class _Builder:
             if not isinstance(key, str):
                 raise self._error(key_node, path, f"the key {describe(key)} is not a text.{quoting_hint(key)}")
             if key in result:
-                raise self._error(key_node, (*path, key), "this key stands here twice; keep one.")
+                raise self._error(key_node, (*path, key), "duplicate key; keep one.")
             self.places.setdefault((*path, key), self._at(key_node.start_mark.line + 1))
             result[key] = self.build(value_node, (*path, key), depth + 1)
-        for base in merged:  # what stands here wins, then the first base that has the key
+        for base in merged:  # the mapping's own keys win, then the first base that has the key
             values = self.build(base, path, depth + 1)
             if not isinstance(values, dict):
                 raise self._error(base, path, f"<< got {describe(values)}, expected a section or a list of them.")
@@ -307,7 +307,7 @@ class _Builder:
         return result
 
     def _too_much(self, path: KeyPath, complaint: str) -> RecipeError:
-        """Told of the section: an alias's own nodes stand elsewhere in the file."""
+        """An error at the section: the nodes of an alias are elsewhere in the file."""
         section = dotted(path[:1])
         return RecipeError(f"{self.places[path[:1]]}: {section + ': ' if section else ''}{complaint}")
 

@@ -1,7 +1,7 @@
 """Configuration keys that FedML 0.9.6 reads from its flat ``args`` object.
 
-Collected once from the host's sources, so that a recipe can be checked without importing the host. Only used to tell a
-misspelt key from one that is the host's business.
+Collected once from the host's sources, so that a recipe can be checked without importing the host. Only used to
+distinguish a misspelt key from a key of the host.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[A
         if key not in ours and key not in HOST_KEYS:
             hint = did_you_mean(key, ours) or did_you_mean(key, HOST_KEYS)
             warnings.append(
-                f"{document.place((name, key))}: {name}.{key}: neither FedML nor calfat_plugin knows this key, so it "
+                f"{document.place((name, key))}: {name}.{key}: this key is unknown to FedML and calfat_plugin and "
                 f"has no effect.{hint}"
             )
     return options_at(document, (name,), config, typed), passed_on
@@ -188,8 +188,8 @@ def _check_optimizer(
     if asked.lower() not in ("fedavg", aggregator.name.lower()):
         path: KeyPath = ("train_args", "federated_optimizer")
         warnings.append(
-            f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator decides, "
-            f"and it is '{aggregator.name}'."
+            f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator selects "
+            f"the algorithm, here '{aggregator.name}'."
         )
 
 
@@ -236,7 +236,7 @@ def _named_elsewhere(document: Document, key: str, name: str) -> schema.Choice:
     value = document.get(path)
     if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
         where = {"dataset": "data_args.dataset", "model": "model_args.model"}.get(key, "data_args.partition_method")
-        raise document.error(path, f"the {key} is named by {where}; here stand only its options.")
+        raise document.error(path, f"the {key} is set by {where}; only its options belong here.")
     return schema.Choice(name, dict(section_at(document, path)), path, label=name)
 
 
@@ -257,7 +257,7 @@ def _picks(
         if choice.label in seen:
             raise document.error(
                 choice.path,
-                f"the {kind} '{choice.label}' stands here twice; remove one, or give it a 'label' of its own.",
+                f"the {kind} '{choice.label}' is listed twice; remove one, or give it its own 'label'.",
             )
         seen.add(choice.label)
     return tuple(choices)
@@ -282,7 +282,7 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
         if not 0 <= percent[label] <= 100:
             raise document.error(
                 (*path, label),
-                f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as the source has it.",
+                f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as in the source.",
             )
         near = did_you_mean(label, labels)
         if label not in labels and near:

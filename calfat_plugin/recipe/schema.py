@@ -22,7 +22,7 @@ TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
 
 @dataclass(frozen=True)
 class CommonArgs:
-    """``common_args``: what kind of run this is."""
+    """``common_args``: the kind of run."""
 
     training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
     random_seed: int = option(
@@ -35,7 +35,7 @@ class DataArgs:
     """``data_args``: the data set and how it is split over clients."""
 
     dataset: str = option("digits", help="name of a data set")
-    data_cache_dir: str = option("~/data", help="folder in which data sets are found or downloaded to")
+    data_cache_dir: str = option("~/data", help="folder that holds the data sets and receives downloads")
     partition_method: str = option("dirichlet", help="name of a partition")
     partition_alpha: float = option(
         0.1, low=0, open_low=True, help="Dirichlet concentration beta of the label skew; smaller is more skewed"
@@ -53,15 +53,15 @@ class ModelArgs:
 class TrainArgs:
     """``train_args``: clients, rounds and the local optimiser (SGD)."""
 
-    federated_optimizer: str = option("FedAvg", help="the host's own key; calfat.aggregator decides what it means here")
+    federated_optimizer: str = option("FedAvg", help="FedML's own key, unused here; see calfat.aggregator")
     client_num_in_total: int = option(5, low=1, help="number of clients")
     client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
     comm_round: int = option(150, low=1, help="rounds")
-    epochs: int = option(1, low=1, help="local epochs a round")
-    batch_size: int = option(128, low=1, help="examples a mini-batch")
+    epochs: int = option(1, low=1, help="local epochs per round")
+    batch_size: int = option(128, low=1, help="examples per mini-batch")
     client_optimizer: str = option("sgd", choices=("sgd",), help="local optimiser")
     learning_rate: float = option(0.01, low=0, open_low=True, help="constant learning rate")
-    momentum: float = option(0.9, low=0, high=0.9999, help="SGD momentum, zeroed every round")
+    momentum: float = option(0.9, low=0, high=0.9999, help="SGD momentum, reset every round")
     weight_decay: float = option(2e-4, low=0, help="L2 coefficient")
 
 
@@ -69,28 +69,28 @@ class TrainArgs:
 class DeviceArgs:
     """``device_args``: where to compute."""
 
-    using_gpu: bool = option(False, help="train on the GPU when there is one, else on the CPU with a warning")
+    using_gpu: bool = option(False, help="train on the GPU if there is one, else on the CPU with a warning")
     gpu_id: int = option(0, low=0, help="which GPU")
 
 
 @dataclass(frozen=True)
 class CommArgs:
-    """``comm_args``: how parties talk."""
+    """``comm_args``: how parties communicate."""
 
     backend: str = option(
         "sp",
         choices=("sp", "MPI", "GRPC", "MQTT_S3"),
         refused={"NCCL": "the host's NCCL simulator is not in its wheel (fedml 0.9.6, simulation/simulator.py:220)"},
-        help="sp: one process; the others: one process a party",
+        help="sp: one process; the others: one process per party",
     )
 
 
 @dataclass(frozen=True)
 class TrackingArgs:
-    """``tracking_args``: the host's own tracking, off unless asked for."""
+    """``tracking_args``: FedML's own tracking, off by default."""
 
-    enable_tracking: bool = option(False, help="let the host talk to its MLOps platform")
-    enable_wandb: bool = option(False, help="let the host log to Weights & Biases")
+    enable_tracking: bool = option(False, help="connect to FedML's MLOps platform")
+    enable_wandb: bool = option(False, help="log to Weights & Biases through FedML")
 
 
 HOST_SECTIONS: Mapping[str, type] = {
@@ -111,7 +111,7 @@ class Choice:
     Attributes:
         name: as the recipe spells it (``pgd20``).
         options: option name to raw value.
-        path: where it stands in the recipe.
+        path: its key path in the recipe.
         preset: name of a preset of the entry, or None.
         label: the name of its results, for evaluators; defaults to ``name``.
     """
@@ -146,7 +146,7 @@ class ThreatOptions:
 class MonitorOptions:
     """``calfat.monitor``: evaluation of the global model during the run, on the test split."""
 
-    every: int = option(1, low=1, help="evaluate every so many rounds; the last round always")
+    every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
         None, low=1, help="evaluate on a fixed random subset of this many test examples; null: all"
     )
@@ -156,7 +156,7 @@ class MonitorOptions:
 class EvaluationOptions:
     """``calfat.evaluation``: how evaluators run."""
 
-    batch_size: int = option(500, low=1, help="test examples a batch; changes speed and random starts, not definitions")
+    batch_size: int = option(500, low=1, help="test examples per batch; affects only speed and random starts")
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,10 @@ class RuntimeOptions:
 
 @dataclass(frozen=True)
 class Reported:
-    """``calfat.reported``: what a paper reports for this recipe, shown beside what was measured.
+    """``calfat.reported``: what a paper reports for this recipe, shown next to the measured numbers.
 
     Attributes:
-        source: where the numbers stand, such as ``arXiv:2205.14926, Table 1``.
+        source: where the numbers are published, such as ``arXiv:2205.14926, Table 1``.
         percent: label of an evaluator to accuracy in percent, as the source prints it.
     """
 
@@ -184,7 +184,7 @@ class Recipe:
     """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
 
     Attributes:
-        name: ``calfat.name``, or the file's stem; runs lie in a folder of this name.
+        name: ``calfat.name``, or the file's stem; its runs are in a folder of this name.
         document: raw values with their places, for later errors.
         common, data, model, train, device, comm, tracking: the host's sections.
         host_extra: section to the keys that we only pass on to the host.
@@ -195,7 +195,7 @@ class Recipe:
         monitor, monitor_evaluators: during the run.
         evaluation, runtime: how to compute.
         silo: the parties of a cross-silo run.
-        loggers: who else hears of the run.
+        loggers: further observers of the run.
         reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
     """

@@ -1,4 +1,4 @@
-"""Sections of a document as typed options, with errors that say where."""
+"""Sections of a document as typed options, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str], RecipeError]:
-    """The ``fail`` argument of ``parse_options`` for options that stand below ``path``."""
+    """The ``fail`` argument of ``parse_options`` for options below ``path``."""
     return lambda name, complaint: document.error(path if name is None else (*path, name), complaint)
 
 
@@ -21,7 +21,7 @@ def section_at(document: Document, path: KeyPath) -> Mapping[str, Any]:
     """The section at ``path``; empty where the recipe leaves it out.
 
     Raises:
-        RecipeError: something else stands there.
+        RecipeError: there is something else.
     """
     value = document.get(path)
     if value is None:
@@ -42,7 +42,7 @@ def options_at(
 
     Args:
         document: the recipe.
-        path: where they stand.
+        path: their key path.
         config: a frozen options dataclass.
         raw: their values, where they are not just those of the section.
         also: further keys that are legal there.

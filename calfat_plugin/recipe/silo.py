@@ -1,4 +1,4 @@
-"""``calfat.silo``: where the parties of a cross-silo run are, how long they wait, and how they trust each other."""
+"""``calfat.silo``: the parties of a cross-silo run, their addresses, deadlines and credentials."""
 
 from __future__ import annotations
 
@@ -58,30 +58,32 @@ def parse_address(text: str) -> Address | None:
 
 @dataclass(frozen=True)
 class SiloSettings:
-    """``calfat.silo``: how the parties of a cross-silo run find, await and trust each other."""
+    """``calfat.silo``: addresses, deadlines and security of a cross-silo run."""
 
     min_clients: int | None = option(
         None,
         low=1,
-        help="quorum: answers that a round needs, and clients that a start needs; null: all that were asked",
+        help="quorum: clients needed to start, and answers needed to end a round; null: all of them",
     )
-    start_deadline: float = option(120, low=0, open_low=True, help="wait so long for all parties to come", unit="s")
-    round_deadline: float = option(600, low=0, open_low=True, help="a round ends after this time", unit="s")
+    start_deadline: float = option(
+        120, low=0, open_low=True, help="maximum time to wait for all parties at the start", unit="s"
+    )
+    round_deadline: float = option(600, low=0, open_low=True, help="maximum duration of a round", unit="s")
     server_deadline: float = option(
-        600, low=0, open_low=True, help="a client waits so long for a lost server", unit="s"
+        600, low=0, open_low=True, help="time that a client waits for a lost server", unit="s"
     )
     max_message_mb: int | None = option(
         None, low=1, help="largest message that is accepted, in MB; null: eight times the model"
     )
-    bind: str | None = option(None, help="host or IP address to listen on, where it is not the one that the others use")
+    bind: str | None = option(None, help="host or IP address to listen on, if it differs from the party's address")
     insecure: bool = option(
-        False, help="allow other addresses than loopback without certificates: anyone who reaches them can read along"
+        False, help="allow other addresses than loopback without certificates; the network can then read all messages"
     )
 
 
 @dataclass(frozen=True)
 class TLSSettings:
-    """``calfat.silo.tls``: certificates for mutual TLS. ``{rank}`` in a path stands for the party's rank."""
+    """``calfat.silo.tls``: certificates for mutual TLS. ``{rank}`` in a path is replaced by the party's rank."""
 
     ca: str = option(help="certificate of the authority that signed all parties' certificates (PEM)")
     cert: str = option(help="this party's certificate (PEM), for the name rank-<rank>.calfat")
@@ -93,13 +95,13 @@ class MQTTSettings:
     """``calfat.silo.mqtt``: the broker of ``backend: MQTT_S3``. Passwords stay in files, never in a recipe."""
 
     broker: str = option("127.0.0.1:1883", help="host:port of the MQTT 5 broker")
-    run: str = option("run", help="name of this federation in the topics; two at one broker need two names")
+    run: str = option("run", help="name of this federation in the topics; must be unique at the broker")
     username: str | None = option(
-        None, help="for a broker that asks for passwords; `{rank}` stands for the party's rank; null: none"
+        None, help="user name, if the broker requires one; `{rank}` is replaced by the party's rank; null: none"
     )
     password_file: str | None = option(None, help="file whose first line is the password; `{rank}` as above")
     tls: bool = option(
-        False, help="TLS with this machine's authorities, without certificates of the parties; calfat.silo.tls is more"
+        False, help="TLS with this machine's authorities and without client certificates; calfat.silo.tls adds those"
     )
 
     @property
@@ -113,14 +115,14 @@ class MQTTSettings:
 
 @dataclass(frozen=True)
 class S3Settings:
-    """``calfat.silo.s3``: the store of ``backend: MQTT_S3``. Who may use it is told as boto3 expects it, not here."""
+    """``calfat.silo.s3``: the store of ``backend: MQTT_S3``. boto3 reads the credentials from its usual places."""
 
     endpoint: str | None = option(
         "http://127.0.0.1:9000", help="URL of the S3-compatible store; null: Amazon's. Credentials: as for boto3"
     )
     bucket: str = option("calfat", help="bucket, which must exist")
     prefix: str = option("calfat", help="first part of all keys")
-    region: str | None = option(None, help="region, where the store has any; null: as for boto3")
+    region: str | None = option(None, help="region, if the store has regions; null: as for boto3")
     ca: str | None = option(None, help="authority of the store's certificate (PEM); null: this machine's")
 
     @property
@@ -176,7 +178,7 @@ def parse_parties(raw: Any, num_clients: int, fail: Fail) -> tuple[Address, ...]
         if address is None:
             raise fail((rank,), f"got {describe(text)}, expected host:port such as 127.0.0.1:8890.")
         if address in addresses:
-            raise fail((rank,), f"{address} is the address of rank {addresses.index(address)} already.")
+            raise fail((rank,), f"{address} is already the address of rank {addresses.index(address)}.")
         addresses.append(address)
     if len(addresses) != num_clients + 1:
         raise fail(
@@ -205,7 +207,7 @@ def check_s3(settings: S3Settings, fail: Fail) -> None:
             ("endpoint",), f"got {describe(settings.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null."
         )
     if url.username or url.password:
-        raise fail(("endpoint",), "credentials do not belong into a recipe; boto3 takes them from the environment.")
+        raise fail(("endpoint",), "credentials do not belong in a recipe; boto3 reads them from the environment.")
     for key in ("bucket", "prefix"):
         if not _NAME.fullmatch(getattr(settings, key)):
             raise fail((key,), f"got {describe(getattr(settings, key))}, expected letters, digits, '.', '_' and '-'.")

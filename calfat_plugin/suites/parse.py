@@ -89,7 +89,7 @@ def check_selector(selector: Selector, axes: tuple[Axis, ...]) -> str:
     parts = selector.text.split("/")
     if len(parts) not in (1, len(axes)):
         shape = "/".join(axis.name for axis in axes)
-        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite is written {shape}."
+        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite has the form {shape}."
     labels = [variant.label for axis in axes for variant in axis.variants]
     names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
     hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
@@ -125,21 +125,21 @@ def _settings(document: Document, path: KeyPath) -> tuple[Setting, ...]:
         steps: KeyPath = tuple(key.split("."))
         if len(steps) < 2 or not all(steps):
             raise document.error(
-                (*path, key), "this is no SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
+                (*path, key), "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
             )
         if steps == SEED_PATH:
-            raise document.error((*path, key), "the suite's 'seeds' say which seeds to run; leave this out.")
+            raise document.error((*path, key), "the suite's 'seeds' set the seeds; remove this key.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             raise document.error(
-                (*path, key), f"got {describe(value)}, which a recipe cannot hold; quote it to make it a text."
+                (*path, key), f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
             ) from None
         settings.append(Setting(steps, value, document.place((*path, key))))
     for first, second in itertools.combinations(settings, 2):
         if _same_or_below(first.path, second.path) or _same_or_below(second.path, first.path):
             raise document.error(
-                (*path, second.key), f"'{first.key}' stands here too, and the two overlap; write them as one."
+                (*path, second.key), f"this key overlaps with '{first.key}' in the same mapping; combine the two."
             )
     return tuple(settings)
 
@@ -155,7 +155,7 @@ def _axes(document: Document) -> tuple[Axis, ...]:
         _check_label(document, ("axes", name), name)
         written = _mapping(document, ("axes", name), "{CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}")
         if not written:
-            raise document.error(("axes", name), "the axis has no labels; give it at least one, or leave it out.")
+            raise document.error(("axes", name), "the axis has no labels; add at least one, or remove the axis.")
         folders: dict[str, str] = {}
         for label in written:
             path: KeyPath = ("axes", name, label)
@@ -174,7 +174,7 @@ def _axes(document: Document) -> tuple[Axis, ...]:
 def _check_label(document: Document, path: KeyPath, label: str) -> None:
     bad = [character for character in label if character in _FORBIDDEN_IN_LABELS or not character.isprintable()]
     if bad or not slug(label):
-        what = f"holds {bad[0]!r}" if bad else "holds no letter or digit"
+        what = f"holds {bad[0]!r}" if bad else "contains no letter or digit"
         raise document.error(path, f"the label '{label}' {what}; labels name folders and are matched by --only.")
 
 
@@ -187,7 +187,7 @@ def _refuse_wiped_out(document: Document, axes: list[Axis]) -> None:
                     raise document.error(
                         ("axes", late.name, second.label, after.key),
                         f"replaces '{before.key}' of axes.{early.name}.{first.label}. Two axes must not set the same "
-                        f"value; where one sets a part of the other's, put it last.",
+                        f"value; if one axis sets a part of the other's value, put it last.",
                     )
 
 
@@ -203,7 +203,7 @@ def _seeds(document: Document) -> tuple[int, ...]:
                 ("seeds", index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {_MAX_SEED}."
             )
         if seed in seeds:
-            raise document.error(("seeds", index), f"the seed {seed} stands here twice; keep one.")
+            raise document.error(("seeds", index), f"the seed {seed} is listed twice; keep one.")
         seeds.append(seed)
     return tuple(seeds)
 
@@ -218,7 +218,7 @@ def _metrics(document: Document) -> tuple[Metric, ...]:
         if not isinstance(label, str) or not isinstance(heading, str):
             raise document.error(path, f"got {describe(heading)}, expected a text.")
         if label in [metric.label for metric in metrics]:
-            raise document.error(path, f"the metric '{label}' stands here twice; keep one.")
+            raise document.error(path, f"the metric '{label}' is listed twice; keep one.")
         metrics.append(Metric(label, heading))
     if not metrics:
         raise document.error(

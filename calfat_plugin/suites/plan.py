@@ -59,7 +59,7 @@ class PlannedRun:
     """One cell with one seed.
 
     Attributes:
-        state: ``finished``: its results are there; ``unfinished``: a run directory to go on with; else ``new``.
+        state: ``finished``: its results are there; ``unfinished``: a run directory to resume; else ``new``.
     """
 
     cell: Cell
@@ -199,8 +199,8 @@ def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
             for setting in variant.settings:
                 if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
                     raise OptionError(
-                        f"--set: '{setting.key}' is what the axis '{axis.name}' of {suite.document.file} sets "
-                        f"({setting.place}); choose cells with --only, or change the suite file."
+                        f"--set: '{setting.key}' is set by the axis '{axis.name}' of {suite.document.file} "
+                        f"({setting.place}); select cells with --only, or change the suite file."
                     )
 
 
@@ -261,7 +261,7 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
             other = seen.setdefault(key, cell.name)
             if other != cell.name:
                 raise suite.document.error(
-                    ("axes",), f"the cells '{other}' and '{cell.name}' are the same run; nothing tells them apart."
+                    ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
                 )
 
 
@@ -294,8 +294,8 @@ def as_run(experiment: Experiment, seed: int) -> dict[str, Any]:
 def _changed(changes: list[str]) -> str:
     more = f"\n  and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
     return (
-        "these runs were started with another recipe than the suite gives them now:\n  "
+        "these runs were started with a recipe that differs from the suite's current one:\n  "
         + "\n  ".join(changes[:_SHOWN])
         + more
-        + "\nTake the change back, or move these directories away to run them anew."
+        + "\nUndo the change, or move these directories away to run the cells again."
     )

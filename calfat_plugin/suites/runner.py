@@ -22,7 +22,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
-GRACE_SECONDS = 20.0  # a run that is told to stop ends its batch and says so; then it is killed
+GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
 ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
 _ETA = re.compile(r"ETA (\S+)$")
@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
-            before its first round was done.
+            before its first round was finished.
         message: what went wrong, for people.
         seconds: wall-clock time in this session.
     """
@@ -120,7 +120,7 @@ def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outco
         outcomes: gets one outcome a run, in the order they end, also when interrupted.
 
     Raises:
-        KeyboardInterrupt: it was told to stop; no process is left.
+        KeyboardInterrupt: a stop was requested; no process is left.
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
@@ -175,7 +175,7 @@ class _Pool:
         """Start one run, unless it is known not to work or another process is at it."""
         failed = self._hopeless.get(run.cell.name)
         if failed is not None:
-            self._end(Outcome(run, "not tried", f"seed {failed.seed} failed before its first round was done"))
+            self._end(Outcome(run, "not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
         try:
             run.output.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ class _Pool:
         """Handle one event.
 
         Raises:
-            KeyboardInterrupt: the event was a wish to stop.
+            KeyboardInterrupt: the event was a stop request.
         """
         event = self._events.get()
         if event is None:
@@ -270,7 +270,7 @@ class _Pool:
             raise AssertionError("the process was started with a pipe")
         with kept:
             for line in output:
-                with suppress(OSError):  # a full disk: the run itself says so
+                with suppress(OSError):  # a full disk: the run itself reports it
                     kept.write(line)
                     kept.flush()
                 self._events.put((child, line.rstrip("\n")))
@@ -300,7 +300,7 @@ class _Pool:
 
 @contextmanager
 def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
-    """Turn Ctrl-C, a polite kill and a closed terminal into a wish to stop."""
+    """Turn Ctrl-C, SIGTERM and a closed terminal into a stop request."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return

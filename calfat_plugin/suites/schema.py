@@ -40,7 +40,7 @@ class Setting:
     Attributes:
         path: where in the recipe.
         value: the raw YAML value.
-        place: where the suite says so, for messages.
+        place: its place in the suite file, for messages.
     """
 
     path: KeyPath
@@ -88,7 +88,7 @@ class Reported:
     """Published numbers of one cell.
 
     Attributes:
-        source: where they stand, such as ``arXiv:2205.14926, Table 1``.
+        source: where they are published, such as ``arXiv:2205.14926, Table 1``.
         accuracy: evaluator label to accuracy, a fraction in [0, 1].
     """
 

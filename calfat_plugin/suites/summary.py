@@ -77,7 +77,7 @@ class CellSummary:
     Attributes:
         runs: one a seed; none for a skipped cell.
         scores: one a metric, in the suite's order.
-        source: where the published numbers stand, or None.
+        source: where the numbers are published, or None.
     """
 
     cell: Cell
@@ -175,9 +175,9 @@ def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(results, dict):
-            raise ValueError("it holds no mapping")
+            raise ValueError("it is not a mapping")
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{path}: the results cannot be read ({error}). Move {run.directory} away to run it anew."
+            f"{path}: the results cannot be read ({error}). Move {run.directory} away to run it again."
         ) from None
     return RunSummary(run, "finished", message, results)

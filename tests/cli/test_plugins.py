@@ -226,7 +226,7 @@ def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed) -> 
         ("mnist", [" • Classes: 10", " • Images: 1 x 28 x 28 (channels first)"]),
         ("image_folder", [" • Classes: as the files say", " • Images: as the files say"]),
         ("dirichlet", [" • alpha: data_args.partition_alpha"]),
-        ("calfat", [" • Loss modifiers: none, it brings its own loss"]),
+        ("calfat", [" • Loss modifiers: none, it has its own loss"]),
     ],
 )
 def test_what_only_some_entries_have(name: str, lines: list[str]) -> None:

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- floors: made by `python tests/contract/layers.py` -->", "<!--
 
 #: (name, what stands there, parts); a part imports from its own floor and from those above it in this list.
 FLOORS = (
-    ("words", "errors, exact numbers, options, derived seeds, safe files", "errors compat threat seeds options disk"),
+    ("basics", "errors, exact numbers, options, derived seeds, safe files", "errors compat threat seeds options disk"),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (
         "contract",
@@ -26,12 +26,12 @@ FLOORS = (
     ),
     (
         "built-ins",
-        "our plugins, offered through the same hooks as anyone's",
+        "the built-in plugins, registered through the same hooks as third-party plugins",
         "partitions models trainers modifiers aggregators evaluators loggers builtin",
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
-    ("host", "FedML; nothing outside imports it", "host"),
-    ("runs", "run directories and what is made from them", "runs report analyses suites"),
+    ("host", "FedML; no other package imports it", "host"),
+    ("runs", "run directories, and the reports and analyses made from them", "runs report analyses suites"),
     ("commands", "the command line", "cli"),
     ("Python", "what programs and notebooks call; `__init__` offers it", "api"),
 )
@@ -111,7 +111,7 @@ def file_cycles(package: Path = PACKAGE) -> list[list[str]]:
 
 def table() -> str:
     """The floors as a Markdown table, the lowest first."""
-    rows = ["| floor | what | parts |", "| --- | --- | --- |"]
+    rows = ["| layer | purpose | parts |", "| --- | --- | --- |"]
     for number, (name, what, parts) in enumerate(FLOORS):
         shown = " ".join(f"`{part}/`" if (PACKAGE / part).is_dir() else f"`{part}`" for part in parts.split())
         rows.append(f"| {number} {name} | {what} | {shown} |")

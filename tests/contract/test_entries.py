@@ -54,7 +54,7 @@ def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
 @pytest.mark.parametrize("name", ["Pgd", "20pgd", "p g d", "", "pgd/20", None, 3])
 def test_a_name_that_recipes_could_not_write_is_refused(name: Any) -> None:
     assert refusal(EvaluatorEntry, name, build=dict) == (
-        f"evaluator name {name!r} must begin with a letter and hold only lower-case letters, digits, '-', '_'."
+        f"evaluator name {name!r} must begin with a letter and contain only lower-case letters, digits, '-', '_'."
     )
 
 
@@ -154,8 +154,8 @@ def test_a_modifier_may_say_with_which_methods_it_composes() -> None:
     assert assembled("{trainer: {name: fedpgd, loss: new}}").modifier.name == "new"
     known = ", ".join(sorted(REGISTRY.find(TrainerEntry, "fedtrades")[0].modifiers))
     assert complaint("{trainer: {name: fedtrades, loss: new}}") == (
-        "a.yaml:2: calfat.trainer.loss: local trainer 'fedtrades' does not compose with the loss modifier 'new'. "
-        f"It composes with: {known}."
+        "a.yaml:2: calfat.trainer.loss: local trainer 'fedtrades' does not support the loss modifier 'new'. "
+        f"It supports: {known}."
     )
 
 

@@ -247,7 +247,7 @@ BROKEN = {
     ),
     "name in upper case": (
         f"{YIELD}yield TrainerEntry('MyFAT', build=dict)",
-        "local trainer name 'MyFAT' must begin with a letter and hold only lower-case letters, digits, '-', '_'.",
+        "local trainer name 'MyFAT' must begin with a letter and contain only lower-case letters, digits, '-', '_'.",
     ),
 }
 

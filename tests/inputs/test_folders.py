@@ -178,8 +178,8 @@ def test_a_missing_imagenet_says_where_to_get_it(download, tmp_path):
     refused(
         lambda: load_imagenet_subset(tmp_path, download=download),
         f"data set imagenet_subset: there is no folder {lost} (looked in {tmp_path} and "
-        f"{tmp_path}/imagenet_subset). Get ImageNet (ILSVRC 2012) from https://image-net.org (it wants an account, so "
-        "--download cannot) and put the class folders n01440764, n02099601, n02102040, "
+        f"{tmp_path}/imagenet_subset). Get ImageNet (ILSVRC 2012) from https://image-net.org (it requires an account, "
+        "so --download cannot fetch it) and put the class folders n01440764, n02099601, n02102040, "
         "n02123045, n02979186, n03000684, n03028079, n03394916, n03417042, n03425413, n03445777, "
         f"n03888257 (some 2 GB) into {tmp_path}/train and {tmp_path}/val.",
     )

@@ -183,21 +183,21 @@ ERRORS = [
     (
         lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20),
         DataError,
-        "dirichlet partition: in 20 tries never did all 100 clients get 10 of the 50000 examples "
-        "(alpha 0.05, seed 2021; the best try left a client with 0). "
+        "dirichlet partition: no split in 20 tries gave each of 100 clients 10 of the 50000 examples "
+        "(alpha 0.05, seed 2021; in the best try one client had 0). "
         "Raise alpha or max_tries, or lower min_size or the number of clients.",
     ),
     (
         lambda: dirichlet([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=3),
         DataError,
-        "dirichlet partition: in 3 tries never did all 5 clients get 10 of the 100 examples "
-        "(alpha 1e-09, seed 0; the best try left a client with 0). "
+        "dirichlet partition: no split in 3 tries gave each of 5 clients 10 of the 100 examples "
+        "(alpha 1e-09, seed 0; in the best try one client had 0). "
         "Raise alpha or max_tries, or lower min_size or the number of clients.",
     ),
     (
         lambda: label_shards(CIFAR10, 5, k=0, seed=0),
         OptionError,
-        "label<k> partition: k is 0; expected the shards a client gets, 1 or more.",
+        "label<k> partition: k is 0; expected the number of shards per client, 1 or more.",
     ),
     (
         lambda: label_shards([0, 1, 2], 2, k=2, seed=0),
@@ -213,7 +213,7 @@ ERRORS = [
     (
         lambda: iid([], 1, seed=0),
         DataError,
-        "cannot partition labels of shape (0,) and type float64: expected one integer class id an example.",
+        "cannot partition labels of shape (0,) and type float64: expected one integer class id per example.",
     ),
     (
         lambda: iid([0, -1], 1, seed=0),

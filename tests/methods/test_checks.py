@@ -83,20 +83,20 @@ def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
         (
             {"name": "fedgairat", "loss": "calibrated"},
             "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'fedgairat' does not compose with the loss modifier "
-            "'calibrated'. It composes with: plain.",
+            "test.yaml:1: calfat.trainer.loss: local trainer 'fedgairat' does not support the loss modifier "
+            "'calibrated'. It supports: plain.",
         ),
         (
             {"name": "standard", "loss": "robal"},
             "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'standard' does not compose with the loss modifier "
-            "'robal'. It composes with: calibrated, fedlc, fedrs, logitadj, plain.",
+            "test.yaml:1: calfat.trainer.loss: local trainer 'standard' does not support the loss modifier "
+            "'robal'. It supports: calibrated, fedlc, fedrs, logitadj, plain.",
         ),
         (
             {"name": "calfat", "loss": "calibrated"},
             "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'calfat' does not compose with the loss modifier "
-            "'calibrated'. It brings its own loss; leave the key out.",
+            "test.yaml:1: calfat.trainer.loss: local trainer 'calfat' does not support the loss modifier "
+            "'calibrated'. It has its own loss; remove the key.",
         ),
         (
             "fedpgd",

@@ -229,14 +229,14 @@ def test_junk_in_a_process_of_its_own_imports_nothing_heavy(name: str, tmp_path:
         (
             "epochs: 1",
             "momentun: 0",
-            "r.yaml:8: train_args.momentun: neither FedML nor calfat_plugin knows this key, so it has no effect. "
+            "r.yaml:8: train_args.momentun: this key is unknown to FedML and calfat_plugin and has no effect. "
             "Did you mean 'momentum'?",
         ),
         (
             "epochs: 1",
             "federated_optimizer: FedProx",
-            "r.yaml:8: train_args.federated_optimizer: 'FedProx' has no effect; calfat.aggregator decides, and it is "
-            "'fedavg'.",
+            "r.yaml:8: train_args.federated_optimizer: 'FedProx' has no effect; calfat.aggregator selects the "
+            "algorithm, here 'fedavg'.",
         ),
         (
             "comm_args: {backend: sp}",

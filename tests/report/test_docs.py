@@ -59,6 +59,6 @@ def test_names_and_numbers_are_those_of_the_code() -> None:
     assert f"`{FOLDER}/`" in TEXT
     result = evaluation("natural", 0.5)
     known = {*round_scalars(record(1, {"natural": 0.5})), *accuracies("final", result)}
-    told = set(re.findall(r"`([a-z_]+(?:/[a-z_<>]+)?)`", TEXT.partition("Both hear")[2].partition("A run that")[0]))
+    told = set(re.findall(r"`([a-z_]+(?:/[a-z_<>]+)?)`", TEXT.partition("Both log")[2].partition("A resumed run")[0]))
     shown = {re.sub(r"client_\d+", "client_<k>", name).replace("natural", "<evaluator>") for name in known}
     assert told - {"_strict"} == {name for name in shown if not name.endswith("_strict")}

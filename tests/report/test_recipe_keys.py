@@ -45,7 +45,7 @@ def test_neither_keeps_a_run_from_being_resumed() -> None:
         ),
         (
             "calfat.loggers=[wandb, wandb]",
-            "calfat.loggers[1]: the logger 'wandb' stands here twice; remove one, or give it a 'label' of its own.",
+            "calfat.loggers[1]: the logger 'wandb' is listed twice; remove one, or give it its own 'label'.",
         ),
         (
             "calfat.loggers=[{name: wandb, mode: onlin}]",
@@ -57,12 +57,11 @@ def test_neither_keeps_a_run_from_being_resumed() -> None:
         ),
         (
             "calfat.reported={natural: many}",
-            "calfat.reported.natural: got 'many' (text), expected an accuracy in percent, 0 to 100, as the source has "
-            "it.",
+            "calfat.reported.natural: got 'many' (text), expected an accuracy in percent, 0 to 100, as in the source.",
         ),
         (
             "calfat.reported={natural: 101}",
-            "calfat.reported.natural: got 101 (int), expected an accuracy in percent, 0 to 100, as the source has it.",
+            "calfat.reported.natural: got 101 (int), expected an accuracy in percent, 0 to 100, as in the source.",
         ),
     ],
 )

@@ -90,8 +90,8 @@ def test_another_recipe(warm: WarmServer, folder: Path) -> None:
 def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
     assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2") == (
         "error: run: the recipe is not the one this run was started with. "
-        "calfat.runtime.threads: 1 when started, 2 now. Another number of threads adds up in another order, so the run "
-        "would end with other bits. "
+        "calfat.runtime.threads: 1 when started, 2 now. A different number of threads changes the order of sums, "
+        "so the last bits of the result would differ. "
         "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
     )
 

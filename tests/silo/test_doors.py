@@ -74,7 +74,7 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
         ),
         (
             ["calfat.silo.s3.endpoint='https://me:secret@s3.example.org'"],
-            "calfat.silo.s3.endpoint: credentials do not belong into a recipe; boto3 takes them from the environment.",
+            "calfat.silo.s3.endpoint: credentials do not belong in a recipe; boto3 reads them from the environment.",
         ),
         (
             ["calfat.silo.s3.endpoint=s3.example.org"],
@@ -96,7 +96,7 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
         ),
         (
             ["calfat.silo.parties=[127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:2]"],
-            "calfat.silo.parties[2]: 127.0.0.1:2 is the address of rank 1 already.",
+            "calfat.silo.parties[2]: 127.0.0.1:2 is already the address of rank 1.",
         ),
         (
             ["calfat.silo.min_clients=3"],

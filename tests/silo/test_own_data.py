@@ -90,5 +90,5 @@ def test_unnamed_classes_are_refused(tmp_path: Path) -> None:
         assert federation.exit_status(1) == 2
         assert federation.output(1).splitlines()[-1] == (
             "error: data set image_folder: with partition_method: silo, name the class folders in "
-            "calfat.dataset.classes, such as classes: cat,dog; else two parties could number them differently."
+            "calfat.dataset.classes, such as classes: cat,dog; otherwise parties could number them differently."
         )

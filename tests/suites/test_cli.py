@@ -125,10 +125,10 @@ def test_a_changed_suite_is_refused_before_anything_runs(tmp_path):
     assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "error: these runs were started with another recipe than the suite gives them now:\n"
+        "error: these runs were started with a recipe that differs from the suite's current one:\n"
         "  runs/suites/tiny/calfat/seed-0: calfat.threat.steps: 2 then, 3 now\n"
         "  runs/suites/tiny/fedpgd/seed-0: calfat.threat.steps: 2 then, 3 now\n"
-        "Take the change back, or move these directories away to run them anew.\n"
+        "Undo the change, or move these directories away to run the cells again.\n"
     )
 
 

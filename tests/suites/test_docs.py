@@ -30,7 +30,7 @@ def test_the_example_resolves(tmp_path, monkeypatch):
 
 def test_every_key_and_option_is_told():
     keys = {*STRUCTURED_KEYS, *(info.name for info in describe_options(SuiteOptions))}
-    told = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("## Writing one")[1], flags=re.M))
+    told = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("## Writing a suite")[1], flags=re.M))
     assert told == keys
     options = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
     assert set(re.findall(r"^\| `(--[\w-]+)", PAGE, flags=re.M)) == options

@@ -94,7 +94,7 @@ BAD = {
     ),
     "nested set": (
         SUITE.replace("{train_args.comm_round: 1}", "{train_args: {comm_round: 1}}"),
-        "tiny.yaml:3: set.train_args: this is no SECTION.KEY of a recipe, such as train_args.comm_round or "
+        "tiny.yaml:3: set.train_args: this is not a SECTION.KEY of a recipe, such as train_args.comm_round or "
         "calfat.trainer.",
     ),
     "set is no mapping": (
@@ -103,17 +103,17 @@ BAD = {
     ),
     "set holds a date": (
         SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 2026-01-01}"),
-        "tiny.yaml:3: set.train_args.comm_round: got 2026-01-01 (date), which a recipe cannot hold; quote it to make "
-        "it a text.",
+        "tiny.yaml:3: set.train_args.comm_round: got 2026-01-01 (date), which is not allowed in a recipe; quote it "
+        "to make it a text.",
     ),
     "set the seed": (
         SUITE.replace("train_args.comm_round: 1", "common_args.random_seed: 1"),
-        "tiny.yaml:3: set.common_args.random_seed: the suite's 'seeds' say which seeds to run; leave this out.",
+        "tiny.yaml:3: set.common_args.random_seed: the suite's 'seeds' set the seeds; remove this key.",
     ),
     "overlapping settings": (
         SUITE.replace("{train_args.comm_round: 1}", "{calfat.trainer: fedpgd, calfat.trainer.loss: plain}"),
-        "tiny.yaml:3: set.calfat.trainer.loss: 'calfat.trainer' stands here too, and the two overlap; write them as "
-        "one.",
+        "tiny.yaml:3: set.calfat.trainer.loss: this key overlaps with 'calfat.trainer' in the same mapping; combine "
+        "the two.",
     ),
     "no axes": (
         SUITE[: SUITE.index("axes:")],
@@ -122,7 +122,7 @@ BAD = {
     ),
     "empty axis": (
         SUITE + "  seedless: {}\n",
-        "tiny.yaml:10: axes.seedless: the axis has no labels; give it at least one, or leave it out.",
+        "tiny.yaml:10: axes.seedless: the axis has no labels; add at least one, or remove the axis.",
     ),
     "label with a slash": (
         SUITE.replace("FedPGD:", "Fed/PGD:"),
@@ -136,7 +136,7 @@ BAD = {
     "an axis wipes another out": (
         SUITE.replace("axes:\n", "axes:\n  r:\n    half: {calfat.trainer.adv_ratio: 0.5}\n"),
         "tiny.yaml:11: axes.method.FedPGD.calfat.trainer: replaces 'calfat.trainer.adv_ratio' of axes.r.half. Two axes "
-        "must not set the same value; where one sets a part of the other's, put it last.",
+        "must not set the same value; if one axis sets a part of the other's value, put it last.",
     ),
     "seeds are no list": (
         SUITE.replace("[0, 1]", "3"),
@@ -152,7 +152,7 @@ BAD = {
     ),
     "a seed twice": (
         SUITE.replace("[0, 1]", "[7, 7]"),
-        "tiny.yaml:4: seeds[1]: the seed 7 stands here twice; keep one.",
+        "tiny.yaml:4: seeds[1]: the seed 7 is listed twice; keep one.",
     ),
     "no metrics": (
         SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}\n", ""),
@@ -161,7 +161,7 @@ BAD = {
     ),
     "a metric twice": (
         SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20, pgd20]"),
-        "tiny.yaml:5: metrics[1]: the metric 'pgd20' stands here twice; keep one.",
+        "tiny.yaml:5: metrics[1]: the metric 'pgd20' is listed twice; keep one.",
     ),
     "unknown key of reported": (
         REPORTED + "  percents: {}\n",
@@ -227,7 +227,7 @@ def test_selectors(text, matching):
 
 def test_a_selector_of_another_shape_is_told_so(tmp_path):
     axes = parse(tmp_path, SUITE).axes
-    assert check_selector(Selector("a/b"), axes) == "'a/b' has 2 parts, but a cell of this suite is written method."
+    assert check_selector(Selector("a/b"), axes) == "'a/b' has 2 parts, but a cell of this suite has the form method."
     assert check_selector(Selector("zzz"), axes) == "'zzz' matches no cell. Labels: CalFAT, FedPGD."
 
 

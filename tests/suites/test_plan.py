@@ -123,7 +123,7 @@ def test_two_names_for_one_run_are_refused(tmp_path, registry):
     with pytest.raises(RecipeError) as caught:
         plan_of(tmp_path, registry, SUITE + "    Ours: {calfat.trainer: calfat}\n")
     assert str(caught.value) == (
-        "tiny.yaml:6: axes: the cells 'CalFAT' and 'Ours' are the same run; nothing tells them apart."
+        "tiny.yaml:6: axes: the cells 'CalFAT' and 'Ours' are the same run: all their values are equal."
     )
 
 
@@ -131,8 +131,8 @@ def test_an_override_of_what_an_axis_sets_is_refused(tmp_path, registry):
     with pytest.raises(OptionError) as caught:
         plan_of(tmp_path, registry, SUITE, overrides=["calfat.trainer=fedtrades"])
     assert str(caught.value) == (
-        "--set: 'calfat.trainer' is what the axis 'method' of tiny.yaml sets (tiny.yaml:9); "
-        "choose cells with --only, or change the suite file."
+        "--set: 'calfat.trainer' is set by the axis 'method' of tiny.yaml (tiny.yaml:9); "
+        "select cells with --only, or change the suite file."
     )
 
 
@@ -159,10 +159,10 @@ def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry):
     with pytest.raises(RunError) as caught:
         plan_of(tmp_path, registry, text)
     assert str(caught.value) == (
-        "these runs were started with another recipe than the suite gives them now:\n"
+        "these runs were started with a recipe that differs from the suite's current one:\n"
         "  runs/suites/tiny/calfat/seed-0: train_args.learning_rate: 0.05 then, 0.1 now; train_args.comm_round: 5 "
         "then, 4 now\n"
-        "Take the change back, or move these directories away to run them anew."
+        "Undo the change, or move these directories away to run the cells again."
     )
 
 
@@ -193,7 +193,7 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
 def test_warnings_are_told_once(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.epocs: 1"))
     assert plan.warnings == (
-        "tiny.yaml:3: train_args.epocs: neither FedML nor calfat_plugin knows this key, so it has no effect. "
+        "tiny.yaml:3: train_args.epocs: this key is unknown to FedML and calfat_plugin and has no effect. "
         "Did you mean 'epochs'?",
     )
 

@@ -80,7 +80,7 @@ def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, 
         ("CalFAT seed 0", "finished", ""),
         ("FedPGD seed 0", "failed", "the data set is missing. Do something."),
         ("CalFAT seed 1", "finished", ""),
-        ("FedPGD seed 1", "not tried", "seed 0 failed before its first round was done"),
+        ("FedPGD seed 1", "not tried", "seed 0 failed before its first round was finished"),
     ]
 
 

@@ -221,7 +221,7 @@ def test_a_damaged_results_file_is_told(summary):
     with pytest.raises(RunError) as caught:
         summarise(plan)
     assert str(caught.value) == (
-        f"{path}: the results cannot be read (it holds no mapping). Move {run.directory} away to run it anew."
+        f"{path}: the results cannot be read (it is not a mapping). Move {run.directory} away to run it again."
     )
 
 
