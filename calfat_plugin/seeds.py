@@ -1,9 +1,8 @@
 """Derived randomness: every random stream is a function of (seed, purpose, round, client).
 
-Nothing here, or anywhere in this package, reads or advances a global generator. Were streams
-ambient, the order in which clients happen to run would change the result; derived, the same recipe
-and seed give the same model in one process, over MPI, over gRPC, and after a kill and a resume,
-because no stream's state has to be kept or sent.
+Nothing here, or anywhere in this package, reads or advances a global generator. Were streams ambient, the order in
+which clients happen to run would change the result; derived, the same recipe and seed give the same model in one
+process, over MPI, over gRPC, and after a kill and a resume, because no stream's state has to be kept or sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The threat model: what an adversary may do to an image, in exact units.
 
-One object carries norm, eps, step size, number of steps and pixel range, and owns every operation
-that depends on
-them: starts, steps, projection, the final check. Training and evaluation use the same one.
+One object carries norm, eps, step size, number of steps and pixel range, and owns every operation that depends on them:
+starts, steps, projection, the final check. Training and evaluation use the same one.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up 
 def parse_number(value: object) -> Fraction:
     """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
 
-    YAML 1.1 hands over the first two as text; this is the one place that turns them into numbers. A
-    float becomes the simplest fraction that is the same float, so ``8 / 255`` computed in Python is
-    8/255 again.
+    YAML 1.1 hands over the first two as text; this is the one place that turns them into numbers. A float becomes the
+    simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
 
     Raises:
         ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type), or one that no float
@@ -101,13 +99,11 @@ UNIT_RANGE = Bounds()
 class ThreatModel:
     """Norm, budget and schedule of an attack.
 
-    ``eps`` and ``step_size`` may be given as int, float, text or Fraction; they are kept as exact
-    fractions, so that a result file says 8/255 and not 0.03137254901960784. Both are fractions of
-    the pixel range, never 8.
+    ``eps`` and ``step_size`` may be given as int, float, text or Fraction; they are kept as exact fractions, so that a
+    result file says 8/255 and not 0.03137254901960784. Both are fractions of the pixel range, never 8.
 
     Attributes:
-        norm: ``linf`` (largest change of a pixel value) or ``l2`` (Euclidean length of the change
-            of an image).
+        norm: ``linf`` (largest change of a pixel value) or ``l2`` (Euclidean length of the change of an image).
         eps: radius of the ball, >= 0. For ``linf`` at most the width of ``bounds``.
         step_size: length of one ascent step in ``norm``, > 0, same unit.
         steps: ascent steps, >= 1.
@@ -175,18 +171,15 @@ class ThreatModel:
         return self.project(x + noise.to(x.device), x)
 
     def gaussian_start(self, x: Tensor, generator: Generator, std: float) -> Tensor:
-        """Start at x plus ``std`` times a standard normal, **not** projected (methods.md 2: TRADES,
-        MART, CalFAT).
+        """Start at x plus ``std`` times a standard normal, **not** projected (methods.md 2: TRADES, MART, CalFAT).
 
-        The first gradient is taken at this point; the projection after the first step brings it
-        into the budget.
+        The first gradient is taken at this point; the projection after the first step brings it into the budget.
         """
         noise = _empty_on(x, generator).normal_(generator=generator).mul_(std)
         return x + noise.to(x.device)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Nearest point of the ball around x, then of the pixel range. (N, ...) in, a new (N, ...)
-        out.
+        """Nearest point of the ball around x, then of the pixel range. (N, ...) in, a new (N, ...) out.
 
         Clipping to the range cannot leave the ball again, because x itself lies inside the range.
         """
@@ -202,8 +195,7 @@ class ThreatModel:
         return inside.clamp(*self.bounds)
 
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
-        """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made
-        unit length.
+        """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
 
         A zero gradient moves nothing (sign(0) = 0).
         """
@@ -211,9 +203,7 @@ class ThreatModel:
         return x_adv.add(direction, alpha=step_size)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Distance of every example from its clean image in ``norm``: (N, ...) in, (N,) out, at
-        least float32.
-        """
+        """Distance of every example from its clean image in ``norm``: (N, ...) in, (N,) out, at least float32."""
         change = (x_adv - x).flatten(1)
         if change.element_size() < 4:
             change = change.float()
@@ -290,8 +280,7 @@ def _per_example(values: Tensor, like: Tensor) -> Tensor:
 def _unit(direction: Tensor) -> Tensor:
     """Make every example of (N, ...) unit length; zero stays zero."""
     flat = direction.flatten(1)
-    # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the
-    # example.
+    # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the example.
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
     return (flat / _length(flat)[:, None].clamp_min(_TINY)).view_as(direction)
 

@@ -18,8 +18,7 @@ class Augmentation:
     """Random changes to training images.
 
     Attributes:
-        crop_padding: black pixels added to each side before cropping back at a random place; 0
-            means no crop.
+        crop_padding: black pixels added to each side before cropping back at a random place; 0 means no crop.
         flip: mirror left-right with probability 1/2.
     """
 

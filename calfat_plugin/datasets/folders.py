@@ -23,11 +23,10 @@ IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) -> Dataset:
     """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
 
-    Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or
-    ``root/imagenet_subset``; other classes may lie beside them. Which twelve: the manifest
-    ``imagenet_subset.json`` beside this module, for the paper does not list its own. Images are
-    resized and cropped as :func:`load_image_folder` does. Augmented by a crop with padding 8 and a
-    flip.
+    Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; other
+    classes may lie beside them. Which twelve: the manifest ``imagenet_subset.json`` beside this module, for the paper
+    does not list its own. Images are resized and cropped as :func:`load_image_folder` does. Augmented by a crop with
+    padding 8 and a flip.
 
     Args:
         root: data root.

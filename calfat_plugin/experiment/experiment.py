@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from calfat_plugin import entries
 from calfat_plugin.options import options_to_plain, to_plain
 from calfat_plugin.recipe.schema import HOST_SECTIONS, TRAINING_TYPES, Recipe
-from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Experiment:
         """
         if self.partition.entry.name != SILO:
             return self.load_dataset()
-        root = Path(self.recipe.data.data_cache_dir.replace("{rank}", str(rank))).expanduser()
+        root = Path(for_rank(self.recipe.data.data_cache_dir, rank)).expanduser()
         dataset: Dataset = self.dataset.entry.load()(
             root, **asdict(self.dataset.options), only="train" if rank else "test"
         )

@@ -45,8 +45,7 @@ def gradient_ascent(
         start: (N, ...), first iterate; need not lie in the budget, the first projection sees to it.
 
     Returns:
-        x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or
-            start.
+        x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or start.
 
     Raises:
         ModelError: the loss does not depend on x_adv.
@@ -73,8 +72,7 @@ def gradient_ascent(
 
 @contextmanager
 def attack_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Evaluation mode for every submodule and no parameter gradients, both restored exactly on
-    leaving.
+    """Evaluation mode for every submodule and no parameter gradients, both restored exactly on leaving.
 
     Restored per module and per parameter, also after an exception: a model whose normalisation
     layers the user froze comes back with those frozen and the rest in training.

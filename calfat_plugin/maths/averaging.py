@@ -1,8 +1,7 @@
 """Arithmetic on state dicts: weighted means, checks of what arrives, drift figures.
 
-Mappings from name to tensor in, new mappings out: inputs are never written to and results share no
-storage with them. Sums run in float64 and in the order given, so a result depends on no library's
-choice of order.
+Mappings from name to tensor in, new mappings out: inputs are never written to and results share no storage with them.
+Sums run in float64 and in the order given, so a result depends on no library's choice of order.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ State = Mapping[str, "Tensor"]
 def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:
     """sum_i w_i state_i / sum_i w_i, tensor by tensor (FedAvg, methods.md 7.1).
 
-    Weights are the clients' numbers of examples (preset ``paper``) or all equal (``release``).
-    Integer and boolean buffers, such as batch counters, are averaged as numbers, rounded and cast
-    back.
+    Weights are the clients' numbers of examples (preset ``paper``) or all equal (``release``). Integer and boolean
+    buffers, such as batch counters, are averaged as numbers, rounded and cast back.
 
     Args:
         states: at least one; all with the same names and shapes.
-        weights: one per state, finite, none negative, not all zero. A state of weight 0 counts for
-            nothing.
+        weights: one per state, finite, none negative, not all zero. A state of weight 0 counts for nothing.
 
     Returns:
         A fresh state in the names' order and the dtypes of the first state.

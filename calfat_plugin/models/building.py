@@ -30,10 +30,9 @@ def model_from_factory(
     """Build a user's own model.
 
     Args:
-        path: ``package.module:factory``. The factory is called with keywords in_channels,
-            image_size (H, W), num_classes and the options, and returns a module that maps
-            (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read
-            features or replace the last layer need an :class:`ImageClassifier`.
+        path: ``package.module:factory``. The factory is called with keywords in_channels, image_size (H, W),
+            num_classes and the options, and returns a module that maps (N, C, H, W) float pixels in [0, 1] to (N,
+            num_classes) logits. Methods that read features or replace the last layer need an :class:`ImageClassifier`.
         in_channels: colour channels of the data set.
         image_size: height and width in pixels.
         num_classes: of the data set.

@@ -87,9 +87,8 @@ class BasicBlock(nn.Module):
 class AlexNet64(ImageClassifier):
     """torchvision's AlexNet (Krizhevsky 2014) on 64x64 images.
 
-    The last map is 1x1 there, and the pooling to 6x6 merely repeats it; kept, for the topology's
-    sake. Dropout, so attacks must run in eval mode. 57,053,004 parameters for 3 channels and 12
-    classes. Smallest image: 63x63.
+    The last map is 1x1 there, and the pooling to 6x6 merely repeats it; kept, for the topology's sake. Dropout, so
+    attacks must run in eval mode. 57,053,004 parameters for 3 channels and 12 classes. Smallest image: 63x63.
     """
 
     def __init__(

@@ -24,8 +24,7 @@ def log_frequencies(class_counts: Tensor, *, delta: float = 1e-6) -> Tensor:
 
 
 def log_counts(class_counts: Tensor) -> Tensor:
-    """log of the counts, a missing class counted once: the prior of preset ``release``, (C,) to
-    (C,) float32.
+    """log of the counts, a missing class counted once: the prior of preset ``release``, (C,) to (C,) float32.
 
     The 1e-7 inside the log is the release's; only a count of 1 feels it (methods.md 2).
     """

@@ -1,8 +1,7 @@
 """Who holds which training examples: labels + number of clients + seed -> one index array a client.
 
-Pure functions over numpy's legacy generator, whose streams are frozen across numpy versions: a
-seed means the same partition for ever. All of them hand out every index exactly once unless they
-say otherwise.
+Pure functions over numpy's legacy generator, whose streams are frozen across numpy versions: a seed means the same
+partition for ever. All of them hand out every index exactly once unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ def dirichlet(
 ) -> list[IndexArray]:
     """Label skew by Dirichlet draws, balanced: the procedure behind the published CalFAT numbers.
 
-    Class by class the examples are dealt out in proportions drawn from Dir(alpha), but a client
-    that already holds its even share of all examples gets none of the next class; the whole deal
-    is repeated until every client holds ``min_size`` examples. This is the "noniid-labeldir" of
-    NIID-Bench (Li et al. 2022, arXiv 2102.02079), with its random stream consumed in exactly the
-    same order, so that seed 2021 gives the partition of the CalFAT release.
+    Class by class the examples are dealt out in proportions drawn from Dir(alpha), but a client that already holds its
+    even share of all examples gets none of the next class; the whole deal is repeated until every client holds
+    ``min_size`` examples. This is the "noniid-labeldir" of NIID-Bench (Li et al. 2022, arXiv 2102.02079), with its
+    random stream consumed in exactly the same order, so that seed 2021 gives the partition of the CalFAT release.
 
     Args:
         labels: (N,) class ids 0..C-1 in data set order.
@@ -43,8 +41,7 @@ def dirichlet(
 
     Raises:
         OptionError: an argument is out of range.
-        DataError: the labels are unusable, or no deal within ``max_tries`` gave every client
-            ``min_size`` examples.
+        DataError: the labels are unusable, or no deal within ``max_tries`` gave every client ``min_size`` examples.
     """
     return _dirichlet(labels, num_clients, alpha, seed, min_size, max_tries, balanced=True)
 
@@ -87,9 +84,8 @@ def iid(labels: npt.ArrayLike, num_clients: int, *, seed: int) -> list[IndexArra
 def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) -> list[IndexArray]:
     """``label<k>``: sort by label, cut into equal shards, deal k random ones to each client.
 
-    A client therefore sees about k classes (McMahan et al. 2017, section 3, used k = 2). There are
-    num_clients * k shards; the remainder of the division, less than one example a shard, is left
-    out.
+    A client therefore sees about k classes (McMahan et al. 2017, section 3, used k = 2). There are num_clients * k
+    shards; the remainder of the division, less than one example a shard, is left out.
 
     Args:
         labels: (N,) class ids.
