@@ -86,23 +86,29 @@ def test_it_is_as_short_as_the_page_says() -> None:
 def test_it_is_found_and_explained(site: Site) -> None:
     shown = site.calfat("plugins", "half-fat")
     assert (shown.code, shown.err) == (0, "")
-    assert shown.out == (
-        "half-fat (local trainer)\n"
-        "  adversarial and clean examples, mixed by one number\n"
-        "\n"
-        "  formula     min r CE(f(x~), y) + (1 - r) CE(f(x), y)\n"
-        "  in recipes  calfat.trainer\n"
-        "  offered by  half-fat 0.1 (half-fat)\n"
-        "  losses      plain, calibrated\n"
-        "\n"
-        "options\n"
-        "  share: a number, 0 <= value <= 1; default 0.5\n"
-        "      r, weight of the adversarial examples' loss\n"
-        "\n"
-        "cite\n"
-        "  Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015,\n"
-        "    section 6\n"
-    )
+    assert [line.rstrip() for line in shown.out.splitlines()] == [
+        "half-fat (local trainer), offered by half-fat 0.1 (half-fat)",
+        "--------------------------------------------------------------------------------",
+        "",
+        "Adversarial and clean examples, mixed by one number.",
+        "",
+        "",
+        " min r CE(f(x~), y) + (1 - r) CE(f(x), y)",
+        "",
+        "",
+        " • In recipes: calfat.trainer",
+        " • Loss modifiers: plain, calibrated",
+        "",
+        "",
+        " key    expected                   default  meaning",
+        " ──────────────────────────────────────────────────────────────────────────────",
+        " share  a number, 0 <= value <= 1  0.5      r, weight of the adversarial",
+        "                                            examples' loss",
+        "",
+        "",
+        "Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015,",
+        "section 6.",
+    ]
 
 
 def test_its_options_are_checked(site: Site) -> None:
