@@ -74,23 +74,10 @@ class Runtime(ABC):
         Raises:
             RecipeError: with place, key path and what to write instead.
         """
-        experiment = self.experiment
-        if experiment.partition.entry.name == SILO:
-            if not experiment.dataset.entry.per_party:
-                raise self._error(
-                    _PARTITION,
-                    f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is "
-                    "one for all. Take image_folder, or a data set of your own with per_party.",
-                )
-            if not self.has_silos:
-                raise self._error(
-                    _PARTITION,
-                    "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
-                )
         if self.package is not None and _is_missing(self.package.module):
             raise self._error(
                 _BACKEND,
-                f"{experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
+                f"{self.experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
                 f"pip install 'calfat-plugin[{self.package.extra}]'.",
             )
 
@@ -329,9 +316,26 @@ def supported_runtime(experiment: Experiment) -> Runtime:
     Raises:
         RecipeError: with place, key path and what to write instead.
     """
+    _refuse_foreign_partition(experiment)
     runtime = runtime_of(experiment)
     runtime.refuse_unsupported()
     return runtime
+
+
+def _refuse_foreign_partition(experiment: Experiment) -> None:
+    """Refuse data that stays with the parties where there are none, or where a data set cannot be read in parts."""
+    if experiment.partition.entry.name != SILO:
+        return
+    if not experiment.dataset.entry.per_party:
+        complaint = (
+            f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
+            "all. Take image_folder, or a data set of your own with per_party."
+        )
+    elif _BY_TRAINING_TYPE[experiment.recipe.common.training_type] is not _CROSS_SILO:
+        complaint = "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
+    else:
+        return
+    raise experiment.recipe.document.error(_PARTITION, complaint)
 
 
 def _is_missing(module: str) -> bool:
