@@ -106,8 +106,8 @@ def table(measured: dict[Way, list[Measured]]) -> str:
     """A row a way: means over the seeds, with standard deviations where there are several."""
     simulated = next(iter(measured.values()))
     lines = [
-        "| | a round, s | to the simulator's | start and end, s | bytes of tensors a round | bytes on the wire a round "
-        "| to the tensors' |",
+        "| | seconds per round | ratio to the simulator | start and end, s | tensor bytes per round "
+        "| bytes on the wire per round | ratio to the tensors |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for way, runs in measured.items():
