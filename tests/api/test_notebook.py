@@ -47,7 +47,7 @@ def lines(tmp_path: Path) -> str:
 
 
 def test_the_lines_of_the_page_run_as_a_script(lines: str, tmp_path: Path) -> None:
-    ended = python("\n".join([DATA, lines, RESULTS]), cwd=tmp_path, timeout=300)
+    ended = python("\n".join([DATA, lines, RESULTS]), cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.endswith(PRINTED)
     assert re.findall(r"^round (\d)/5  natural", ended.out, re.MULTILINE) == list("12345")
