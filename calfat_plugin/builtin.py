@@ -27,55 +27,23 @@ from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, f
 
 @hookimpl
 def calfat_local_trainers() -> Iterable[TrainerEntry]:
-    return (
-        calfat.ENTRY,
-        fedawp.ENTRY,
-        fedgairat.ENTRY,
-        fedmart.ENTRY,
-        fedpgd.ENTRY,
-        fedrbn.ENTRY,
-        fedtrades.ENTRY,
-        mixfat.ENTRY,
-        standard.ENTRY,
-    )
+    methods = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
+    return [method.ENTRY for method in methods]
 
 
 @hookimpl
 def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
-    return (
-        plain.ENTRY,
-        logitadj.ENTRY,
-        robal.ENTRY,
-        calibrated.ENTRY,
-        fedlc.ENTRY,
-        gear.ENTRY,
-        fedrs.ENTRY,
-    )
+    return [modifier.ENTRY for modifier in (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)]
 
 
 @hookimpl
 def calfat_aggregators() -> Iterable[AggregatorEntry]:
-    return (
-        fedavg.ENTRY,
-        fedprox.ENTRY,
-        scaffold.ENTRY,
-        sfat.ENTRY,
-        server_optimizers.ADAM_ENTRY,
-        server_optimizers.YOGI_ENTRY,
-        server_optimizers.ADAGRAD_ENTRY,
-    )
+    return [fedavg.ENTRY, fedprox.ENTRY, scaffold.ENTRY, sfat.ENTRY, *server_optimizers.ENTRIES]
 
 
 @hookimpl
 def calfat_evaluators() -> Iterable[EvaluatorEntry]:
-    return (
-        natural.ENTRY,
-        gradient.FGSM_ENTRY,
-        gradient.BIM_ENTRY,
-        gradient.PGD_ENTRY,
-        cw.ENTRY,
-        *autoattack.ENTRIES,
-    )
+    return [natural.ENTRY, gradient.FGSM_ENTRY, gradient.BIM_ENTRY, gradient.PGD_ENTRY, cw.ENTRY, *autoattack.ENTRIES]
 
 
 @hookimpl
@@ -95,4 +63,4 @@ def calfat_partitions() -> Iterable[PartitionEntry]:
 
 @hookimpl
 def calfat_loggers() -> Iterable[LoggerEntry]:
-    return (tensorboard.ENTRY, wandb.ENTRY)
+    return [tensorboard.ENTRY, wandb.ENTRY]
