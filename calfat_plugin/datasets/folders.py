@@ -146,13 +146,7 @@ def _folder_names(parent: Path) -> list[str]:
 
 
 def _load(
-    name: str,
-    train: Path,
-    test: Path,
-    classes: Mapping[str, str],
-    size: int,
-    channels: int,
-    augment: Augmentation,
+    name: str, train: Path, test: Path, classes: Mapping[str, str], size: int, channels: int, augment: Augmentation
 ) -> Dataset:
     """Read both splits; ``classes``: folder name to class name, in the order of the labels."""
     if size < 1:

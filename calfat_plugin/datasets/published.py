@@ -123,13 +123,7 @@ def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> D
 
 
 def _load_cifar(
-    name: str,
-    cifar: Any,
-    num_classes: int,
-    megabytes: int,
-    root: Path,
-    download: bool,
-    verify: bool,
+    name: str, cifar: Any, num_classes: int, megabytes: int, root: Path, download: bool, verify: bool
 ) -> Dataset:
     """Load one of torchvision's two CIFAR classes, ``cifar``."""
     base, meta = cifar.base_folder, cifar.meta
@@ -172,13 +166,7 @@ def _load_cifar(
 
 
 def _load_idx(
-    name: str,
-    mnist: Any,
-    megabytes: int,
-    class_names: tuple[str, ...],
-    root: Path,
-    download: bool,
-    verify: bool,
+    name: str, mnist: Any, megabytes: int, class_names: tuple[str, ...], root: Path, download: bool, verify: bool
 ) -> Dataset:
     """Load one of torchvision's MNIST-like classes, ``mnist``."""
     from torchvision.datasets.mnist import read_image_file, read_label_file
@@ -214,7 +202,4 @@ def _image_data(x: npt.NDArray[np.uint8], y: npt.ArrayLike) -> ImageData:
     """x: (N, C, H, W) in any memory layout."""
     import torch
 
-    return ImageData(
-        torch.from_numpy(np.ascontiguousarray(x)),
-        torch.from_numpy(np.asarray(y, dtype=np.int64)),
-    )
+    return ImageData(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.asarray(y, dtype=np.int64)))

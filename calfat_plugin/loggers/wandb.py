@@ -115,9 +115,4 @@ def _identity(run: RunInfo) -> str:
     return hashlib.sha256(os.fspath(run.directory.resolve()).encode()).hexdigest()[:16]
 
 
-ENTRY = LoggerEntry(
-    "wandb",
-    build=Wandb,
-    config=WandbOptions,
-    summary="Weights & Biases, offline by default",
-)
+ENTRY = LoggerEntry("wandb", build=Wandb, config=WandbOptions, summary="Weights & Biases, offline by default")

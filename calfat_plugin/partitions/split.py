@@ -16,13 +16,7 @@ IndexArray = npt.NDArray[np.int64]
 
 
 def dirichlet(
-    labels: npt.ArrayLike,
-    num_clients: int,
-    *,
-    alpha: float,
-    seed: int,
-    min_size: int = 10,
-    max_tries: int = 1000,
+    labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 10, max_tries: int = 1000
 ) -> list[IndexArray]:
     """Label skew by Dirichlet draws, balanced: the procedure behind the published CalFAT numbers.
 
@@ -47,13 +41,7 @@ def dirichlet(
 
 
 def dirichlet_plain(
-    labels: npt.ArrayLike,
-    num_clients: int,
-    *,
-    alpha: float,
-    seed: int,
-    min_size: int = 1,
-    max_tries: int = 1000,
+    labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 1, max_tries: int = 1000
 ) -> list[IndexArray]:
     """Label skew by Dirichlet draws as the CalFAT paper words it, without balancing.
 
@@ -110,14 +98,7 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
 
 
 def _dirichlet(
-    labels: npt.ArrayLike,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    min_size: int,
-    max_tries: int,
-    *,
-    balanced: bool,
+    labels: npt.ArrayLike, num_clients: int, alpha: float, seed: int, min_size: int, max_tries: int, *, balanced: bool
 ) -> list[IndexArray]:
     checked = _checked_labels(labels)
     if not 0 < alpha < np.inf:
@@ -149,12 +130,7 @@ def _dirichlet(
 
 
 def _deal(
-    by_class: list[IndexArray],
-    num_clients: int,
-    alpha: float,
-    rng: np.random.RandomState,
-    *,
-    share: float | None,
+    by_class: list[IndexArray], num_clients: int, alpha: float, rng: np.random.RandomState, *, share: float | None
 ) -> list[IndexArray]:
     """Deal once. Clients holding ``share`` examples are passed over; empty when nobody is open."""
     hands: list[list[IndexArray]] = [[] for _ in range(num_clients)]

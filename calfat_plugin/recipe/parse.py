@@ -256,8 +256,7 @@ def _picks(
     for choice in choices:
         if choice.label in seen:
             raise document.error(
-                choice.path,
-                f"the {kind} '{choice.label}' is listed twice; remove one, or give it its own 'label'.",
+                choice.path, f"the {kind} '{choice.label}' is listed twice; remove one, or give it its own 'label'."
             )
         seen.add(choice.label)
     return tuple(choices)
@@ -281,8 +280,7 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
             percent[label] = -1.0
         if not 0 <= percent[label] <= 100:
             raise document.error(
-                (*path, label),
-                f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as in the source.",
+                (*path, label), f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as in the source."
             )
         near = did_you_mean(label, labels)
         if label not in labels and near:
