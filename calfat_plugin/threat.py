@@ -271,5 +271,5 @@ def _unit(direction: Tensor) -> Tensor:
     flat = direction.flatten(1)
     # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the example.
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
-    flat = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
-    return flat.view_as(direction)
+    unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
+    return unit.view_as(direction)
