@@ -295,10 +295,8 @@ def _silo(document: Document, num_clients: int) -> silo.Silo:
     parties = silo.parse_parties(document.get((*path, "parties")), num_clients, failing_below("parties"))
     has_tls = document.get((*path, "tls")) is not None
     tls = options_at(document, (*path, "tls"), silo.TLSSettings) if has_tls else None
-    mqtt, s3 = (
-        options_at(document, (*path, "mqtt"), silo.MQTTSettings),
-        options_at(document, (*path, "s3"), silo.S3Settings),
-    )
+    mqtt = options_at(document, (*path, "mqtt"), silo.MQTTSettings)
+    s3 = options_at(document, (*path, "s3"), silo.S3Settings)
     silo.check_mqtt(mqtt, failing_below("mqtt"))
     silo.check_s3(s3, failing_below("s3"))
     settings = options_at(document, path, silo.SiloSettings, raw, also=below)
