@@ -75,9 +75,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
-        self._entries: dict[type[entries.Entry], dict[str, tuple[entries.Entry, Provider]]] = {
-            kind: {} for kind in KINDS
-        }
+        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in KINDS}
         self.failures: list[Failure] = []
 
     @classmethod

@@ -27,7 +27,7 @@ _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up 
 def parse_number(value: object) -> Fraction:
     """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
 
-    YAML 1.1 hands over the first two as text; this is the one place that turns them into numbers. A float becomes the
+    YAML 1.1 reads the first two as text; this is the one place that turns them into numbers. A float becomes the
     simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
 
     Raises:

@@ -16,7 +16,7 @@ from calfat_plugin.errors import DataError, OptionError
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-#: WordNet id to name of the 12 ImageNet (ILSVRC 2012) classes of data set imagenet_subset, in the order of their labels.
+#: WordNet id to name of the 12 classes of ImageNet (ILSVRC 2012) in data set imagenet_subset, in the labels' order.
 #: The CalFAT paper does not list its own, so results on these are not comparable with its.
 IMAGENET_SUBSET = {
     "n01440764": "tench",
@@ -39,8 +39,8 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
     """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
 
     Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; other
-    classes may lie beside them. Which twelve: :data:`IMAGENET_SUBSET`, for the paper does not list its own. Images are resized and cropped as :func:`load_image_folder` does. Augmented by a crop with
-    padding 8 and a flip.
+    classes may lie beside them. :data:`IMAGENET_SUBSET` names the twelve. Images are resized and cropped as
+    :func:`load_image_folder` does. Augmented by a crop with padding 8 and a flip.
 
     Args:
         root: data root.

@@ -11,7 +11,7 @@ from calfat_plugin.errors import ModelError
 
 
 class ImageClassifier(nn.Module):
-    """Abstract base: a subclass builds ``body`` and ``classifier`` and hands them to ``__init__``.
+    """Abstract base: a subclass builds ``body`` and ``classifier`` and passes them to ``__init__``.
 
     A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.

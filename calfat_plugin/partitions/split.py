@@ -1,7 +1,7 @@
 """Who holds which training examples: labels + number of clients + seed -> one index array a client.
 
 Pure functions over numpy's legacy generator, whose streams are frozen across numpy versions: a seed means the same
-partition for ever. All of them hand out every index exactly once unless they say otherwise.
+partition for ever. All of them assign every index exactly once unless they say otherwise.
 """
 
 from __future__ import annotations

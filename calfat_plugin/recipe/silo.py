@@ -44,7 +44,7 @@ def certificate_name(rank: int) -> str:
 
 
 def for_rank(text: str, rank: int) -> str:
-    """A recipe's text as party ``rank`` reads it: its rank stands for ``{rank}``."""
+    """A recipe's text as party ``rank`` reads it: with its rank in the place of ``{rank}``."""
     return text.replace("{rank}", str(rank))
 
 
