@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.entries import (
-    AggregatorEntry,
-    DatasetEntry,
-    EvaluatorEntry,
-    LoggerEntry,
-    ModelEntry,
-    ModifierEntry,
-    PartitionEntry,
-    TrainerEntry,
-)
 from calfat_plugin.evaluators import autoattack, cw, gradient, natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
@@ -26,73 +17,41 @@ from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, f
 
 
 @hookimpl
-def calfat_local_trainers() -> Iterable[TrainerEntry]:
-    return (
-        calfat.ENTRY,
-        fedawp.ENTRY,
-        fedgairat.ENTRY,
-        fedmart.ENTRY,
-        fedpgd.ENTRY,
-        fedrbn.ENTRY,
-        fedtrades.ENTRY,
-        mixfat.ENTRY,
-        standard.ENTRY,
-    )
+def calfat_local_trainers() -> Iterable[entries.TrainerEntry]:
+    methods = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
+    return [method.ENTRY for method in methods]
 
 
 @hookimpl
-def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
-    return (
-        plain.ENTRY,
-        logitadj.ENTRY,
-        robal.ENTRY,
-        calibrated.ENTRY,
-        fedlc.ENTRY,
-        gear.ENTRY,
-        fedrs.ENTRY,
-    )
+def calfat_loss_modifiers() -> Iterable[entries.ModifierEntry]:
+    return [modifier.ENTRY for modifier in (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)]
 
 
 @hookimpl
-def calfat_aggregators() -> Iterable[AggregatorEntry]:
-    return (
-        fedavg.ENTRY,
-        fedprox.ENTRY,
-        scaffold.ENTRY,
-        sfat.ENTRY,
-        server_optimizers.ADAM_ENTRY,
-        server_optimizers.YOGI_ENTRY,
-        server_optimizers.ADAGRAD_ENTRY,
-    )
+def calfat_aggregators() -> Iterable[entries.AggregatorEntry]:
+    return [fedavg.ENTRY, fedprox.ENTRY, scaffold.ENTRY, sfat.ENTRY, *server_optimizers.ENTRIES]
 
 
 @hookimpl
-def calfat_evaluators() -> Iterable[EvaluatorEntry]:
-    return (
-        natural.ENTRY,
-        gradient.FGSM_ENTRY,
-        gradient.BIM_ENTRY,
-        gradient.PGD_ENTRY,
-        cw.ENTRY,
-        *autoattack.ENTRIES,
-    )
+def calfat_evaluators() -> Iterable[entries.EvaluatorEntry]:
+    return [natural.ENTRY, gradient.FGSM_ENTRY, gradient.BIM_ENTRY, gradient.PGD_ENTRY, cw.ENTRY, *autoattack.ENTRIES]
 
 
 @hookimpl
-def calfat_datasets() -> Iterable[DatasetEntry]:
+def calfat_datasets() -> Iterable[entries.DatasetEntry]:
     return DATASETS
 
 
 @hookimpl
-def calfat_models() -> Iterable[ModelEntry]:
+def calfat_models() -> Iterable[entries.ModelEntry]:
     return MODELS
 
 
 @hookimpl
-def calfat_partitions() -> Iterable[PartitionEntry]:
+def calfat_partitions() -> Iterable[entries.PartitionEntry]:
     return PARTITIONS
 
 
 @hookimpl
-def calfat_loggers() -> Iterable[LoggerEntry]:
-    return (tensorboard.ENTRY, wandb.ENTRY)
+def calfat_loggers() -> Iterable[entries.LoggerEntry]:
+    return [tensorboard.ENTRY, wandb.ENTRY]

@@ -45,7 +45,7 @@ def _compiled_operators_load() -> bool:
     # Asked of the path itself: import hooks, such as wandb's, answer find_spec without saying where the package lies.
     spec = importlib.machinery.PathFinder.find_spec("torchvision")
     if spec is None or spec.origin is None:
-        return True  # nothing to mend: the import itself will say that torchvision is missing
+        return True  # nothing to fix: the import itself will say that torchvision is missing
     extension = next(Path(spec.origin).parent.glob("_C*.so"), None)
     if extension is None:
         return True  # a platform without the extension, where torchvision copes by itself

@@ -1,7 +1,7 @@
 """Every error a user can meet, and the helper that words the nearest right spelling.
 
-All of them derive from :class:`CalfatError`; the doors print their text without a traceback and exit
-with status 2. Anything else that escapes is a bug of ours and keeps its traceback.
+All of them derive from :class:`CalfatError`; the commands print their text without a traceback and exit with status 2.
+Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations

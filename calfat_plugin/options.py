@@ -10,7 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.threat import exact_text, parse_number
 
 T = TypeVar("T")
+
+_OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
 
 _TYPE_WORDS = {
     int: "a whole number",
@@ -37,30 +39,26 @@ class OptionInfo:
     optional: bool
     default: Any
     required: bool
-    help: str
-    unit: str
-    low: float | None
-    high: float | None
-    open_low: bool
-    choices: tuple[str, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    help: str = ""
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    choices: tuple[str, ...] = ()
+    refused: Mapping[str, str] | None = None
 
     @property
     def expected(self) -> str:
         """The valid values in words: ``a number, 0 <= value <= 1``."""
         words = "one of " + ", ".join(self.choices) if self.choices else _TYPE_WORDS[self.type]
-        bounds = self._bounds()
-        if bounds:
-            words += f", {bounds}"
+        low, high = ("" if end is None else exact_text(end) for end in (self.low, self.high))
+        if low and high:
+            words += f", {low} {'<' if self.open_low else '<='} value <= {high}"
+        elif low:
+            words += f", {'>' if self.open_low else '>='} {low}"
+        elif high:
+            words += f", <= {high}"
         return words + (", or null" if self.optional else "")
-
-    def _bounds(self) -> str:
-        low, high = (None if end is None else exact_text(end) for end in (self.low, self.high))
-        if low is not None and high is not None:
-            return f"{low} {'<' if self.open_low else '<='} value <= {high}"
-        if low is not None:
-            return f"{'>' if self.open_low else '>='} {low}"
-        return f"<= {high}" if high is not None else ""
 
     def parse(self, value: Any) -> Any:
         """Turn a raw YAML value into the option's type.
@@ -71,16 +69,15 @@ class OptionInfo:
         if value is None and self.optional:
             return None
         parsed = _convert(value, self.type)
-        if parsed is _NOT_CONVERTIBLE or (self.choices and parsed not in self.choices):
+        refused = parsed is None or (self.choices and parsed not in self.choices)
+        if not refused and self.low is not None:
+            refused = parsed < self.low or (self.open_low and parsed == self.low)
+        if refused or (self.high is not None and parsed > self.high):
             raise OptionError(self._complaint(value))
-        if isinstance(parsed, (int, float, Fraction)) and not isinstance(parsed, bool):
-            too_low = self.low is not None and (parsed < self.low or (self.open_low and parsed == self.low))
-            if too_low or (self.high is not None and parsed > self.high):
-                raise OptionError(self._complaint(value))
         return parsed
 
     def _complaint(self, value: Any) -> str:
-        if isinstance(value, str) and value in self.refused:
+        if self.refused and isinstance(value, str) and value in self.refused:
             return f"'{value}' cannot be run: {self.refused[value]}. Expected {self.expected}."
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
         if self.type is str:
@@ -111,17 +108,8 @@ def option(
         choices: the allowed texts.
         refused: texts that one might expect among the choices, with the reason why they are not there.
     """
-    metadata = {
-        "help": help,
-        "unit": unit,
-        "low": low,
-        "high": high,
-        "open_low": open_low,
-        "choices": choices,
-        "refused": refused or {},
-    }
-    if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata, kw_only=True)
+    limits = {"low": low, "high": high, "open_low": open_low, "choices": choices, "refused": refused}
+    metadata = {_OPTION: {"help": help, "unit": unit, **limits}}
     return dataclasses.field(default=default, metadata=metadata, kw_only=True)
 
 
@@ -148,28 +136,15 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         optional = len(members) < len(typing.get_args(hint))
         hint = members[0] if len(members) == 1 else hint
-    choices: tuple[str, ...] = field.metadata.get("choices", ())
+    details = dict(field.metadata.get(_OPTION, {}))
     if typing.get_origin(hint) is typing.Literal and all(isinstance(word, str) for word in typing.get_args(hint)):
-        choices, hint = tuple(typing.get_args(hint)), str
+        details["choices"], hint = typing.get_args(hint), str
     if hint not in _TYPE_WORDS:
         raise TypeError(
             f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}"
         )
     required = field.default is dataclasses.MISSING
-    return OptionInfo(
-        name=field.name,
-        type=hint,
-        optional=optional,
-        default=None if required else field.default,
-        required=required,
-        help=field.metadata.get("help", ""),
-        unit=field.metadata.get("unit", ""),
-        low=field.metadata.get("low"),
-        high=field.metadata.get("high"),
-        open_low=field.metadata.get("open_low", False),
-        choices=choices,
-        refused=field.metadata.get("refused", {}),
-    )
+    return OptionInfo(field.name, hint, optional, None if required else field.default, required, **details)
 
 
 def parse_options(
@@ -263,19 +238,14 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_NOT_CONVERTIBLE = object()
-
-
 def _convert(value: Any, wanted: type) -> Any:
-    if wanted is bool:
-        return value if isinstance(value, bool) else _NOT_CONVERTIBLE
-    if wanted is str:
-        return value if isinstance(value, str) else _NOT_CONVERTIBLE
+    """``value`` as an instance of ``wanted``; None where it cannot be one."""
+    if wanted in (bool, str):
+        return value if isinstance(value, wanted) else None
     try:
         number = parse_number(value)
-        as_float = float(number)
-    except (ValueError, OverflowError):  # no number, or one beyond every float
-        return _NOT_CONVERTIBLE
+    except ValueError:  # no number, or one beyond every float
+        return None
     if wanted is int:
-        return int(number) if number.denominator == 1 else _NOT_CONVERTIBLE
-    return as_float if wanted is float else number
+        return int(number) if number.denominator == 1 else None
+    return float(number) if wanted is float else number

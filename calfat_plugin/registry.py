@@ -75,7 +75,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
-        self._entries: dict[type[entries.Entry], dict[str, tuple[entries.Entry, Provider]]] = {}
+        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in KINDS}
         self.failures: list[Failure] = []
 
     @classmethod
@@ -144,12 +144,11 @@ class Registry:
 
     def listeners(self) -> tuple[tuple[Provider, Any], ...]:
         """(who offers it, plugin object) for every plugin that implements hooks of a run's life."""
-        found = []
-        for key, plugin in self._manager.list_name_plugin():
-            callers = {caller.name for caller in self._manager.get_hookcallers(plugin) or ()}
-            if callers & set(hookspecs.LIFE):
-                found.append((self._providers[key], plugin))
-        return tuple(found)
+        return tuple(
+            (self._providers[key], plugin)
+            for key, plugin in self._manager.list_name_plugin()
+            if any(caller.name in hookspecs.LIFE for caller in self._manager.get_hookcallers(plugin) or ())
+        )
 
     def plugins(self) -> tuple[Provider, ...]:
         """Everything that was loaded, built-ins first."""
@@ -191,17 +190,14 @@ class Registry:
             self._manager.unregister(name=provider.key)
 
     def _collect(self) -> None:
-        offered = {kind: self._offers(kind, hook) for kind, hook in KINDS.items()}
-        for kind, offers in offered.items():
-            table: dict[str, tuple[entries.Entry, Provider]] = {}
-            for entry, key in offers:
-                if key not in self._providers:
-                    continue  # a later hook of the same plugin failed
-                provider = self._providers[key]
-                if entry.name in table:
-                    raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
-                table[entry.name] = (entry, provider)
-            self._entries[kind] = table
+        offered = [(kind, entry, key) for kind, hook in KINDS.items() for entry, key in self._offers(kind, hook)]
+        for kind, entry, key in offered:
+            table, provider = self._entries[kind], self._providers.get(key)
+            if provider is None:
+                continue  # a later hook of the same plugin failed
+            if entry.name in table:
+                raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
+            table[entry.name] = (entry, provider)
 
     def _offers(self, kind: type[entries.Entry], hook: str) -> list[tuple[entries.Entry, str]]:
         """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""

@@ -15,7 +15,7 @@ State = Mapping[str, "Tensor"]
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What one client hands over after its local training.
+    """What one client returns after its local training.
 
     Attributes:
         state: the trained model's tensors, named as in its ``state_dict``.

@@ -32,13 +32,7 @@ def derive_seed(seed: int, purpose: str, *, round: int = 0, client: int = 0, ext
 
 
 def generator(
-    seed: int,
-    purpose: str,
-    *,
-    round: int = 0,
-    client: int = 0,
-    extra: int = 0,
-    device: str | torch.device = "cpu",
+    seed: int, purpose: str, *, round: int = 0, client: int = 0, extra: int = 0, device: str | torch.device = "cpu"
 ) -> torch.Generator:
     """A fresh generator on ``device``, seeded with :func:`derive_seed`."""
     import torch  # here, not above: recipes are checked without torch

@@ -27,48 +27,36 @@ _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up 
 def parse_number(value: object) -> Fraction:
     """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
 
-    YAML 1.1 hands over the first two as text; this is the one place that turns them into numbers. A float becomes the
+    YAML 1.1 reads the first two as text; this is the one place that turns them into numbers. A float becomes the
     simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
 
     Raises:
         ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type), or one that no float
             can hold (``1e999``).
     """
-    number = _parse_text(value) if isinstance(value, str) else _parse_number(value)
-    try:
-        float(number)
-    except OverflowError:
-        raise ValueError(f"{_short(value)} is too large for a float") from None
-    return number
-
-
-def _parse_number(value: object) -> Fraction:
-    if isinstance(value, bool) or not isinstance(value, (int, float, Fraction)):
-        raise ValueError(f"{value!r} is not a number; write 8/255, 0.1 or 1e-3")
-    if isinstance(value, float):
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
+        if denominator == 0:
+            raise ValueError(f"{value!r} divides by zero")
+        number = numerator / denominator
+    elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number")
         decimal = Fraction(repr(float(value)))
         simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
-        return simple if float(simple) == value else decimal
-    return Fraction(value)
-
-
-def _parse_text(text: str) -> Fraction:
-    match = _NUMBER.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a number; write 8/255, 0.1 or 1e-3")
-    numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
-    if denominator == 0:
-        raise ValueError(f"{text!r} divides by zero")
-    return numerator / denominator
-
-
-def _short(value: object) -> str:
-    """A number for a message. Of a long one only the size: Python itself refuses to write more than 4,300 digits."""
-    if isinstance(value, int | Fraction):
-        return f"a number of {abs(int(value)).bit_length()} bits"
-    return repr(value)
+        number = simple if float(simple) == value else decimal
+    elif isinstance(value, (int, Fraction)) and not isinstance(value, bool):
+        number = Fraction(value)
+    else:
+        raise ValueError(f"{value!r} is not a number; write 8/255, 0.1 or 1e-3")
+    try:
+        float(number)
+    except OverflowError:
+        # Of a long number only the size: Python itself refuses to write more than 4,300 digits.
+        shown = repr(value) if isinstance(value, str) else f"a number of {abs(int(number)).bit_length()} bits"
+        raise ValueError(f"{shown} is too large for a float") from None
+    return number
 
 
 def exact_text(value: Fraction | float) -> str:
@@ -188,7 +176,7 @@ class ThreatModel:
             inside = x_adv.clamp(x - eps, x + eps)
         else:
             change = x_adv - x
-            length = _length(change.flatten(1))
+            length = change.flatten(1).norm(dim=1)
             # Inside the ball x_adv comes back as it was, without the rounding of x + (x_adv - x).
             shrink = eps / length.clamp_min(_TINY)
             inside = x_adv.where(_per_example(length <= eps, x), x + change * _per_example(shrink, x))
@@ -208,7 +196,8 @@ class ThreatModel:
         if change.element_size() < 4:
             change = change.float()
         if self.norm == "l2":
-            return _length(change)
+            length: Tensor = change.norm(dim=1)
+            return length
         return change.abs().amax(dim=1) if change.shape[1] else change.new_zeros(len(change))
 
     def check(self, x_adv: Tensor, x: Tensor, *, who: str, tol: float = 1e-6) -> None:
@@ -282,10 +271,5 @@ def _unit(direction: Tensor) -> Tensor:
     flat = direction.flatten(1)
     # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the example.
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
-    return (flat / _length(flat)[:, None].clamp_min(_TINY)).view_as(direction)
-
-
-def _length(flat: Tensor) -> Tensor:
-    """Euclidean length of every row, (N, D) to (N,)."""
-    length: Tensor = flat.norm(dim=1)
-    return length
+    unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
+    return unit.view_as(direction)

@@ -6,10 +6,10 @@ in torch, and unlike in the paper, Adam and Yogi correct the moments' bias, and 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.entries import AggregatorEntry, Citation
@@ -51,11 +51,10 @@ class MomentOptions(ServerOptimizerOptions):
 class ServerOptimizer(FedAvg):
     """theta <- one step of an optimiser from theta_t along the weighted mean of theta_i - theta_t; buffers averaged."""
 
-    options: ServerOptimizerOptions
-
-    @abstractmethod
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser, fresh."""
+    def __init__(self, make: Callable[[list[nn.Parameter], Any], torch.optim.Optimizer], options: Any) -> None:
+        """make: the optimiser of these parameters, fresh, from the options."""
+        super().__init__(options)
+        self._make = make
 
     def combine(self, task: AggregationTask) -> Aggregate:
         from torch import nn
@@ -64,7 +63,7 @@ class ServerOptimizer(FedAvg):
         parameters = {name: nn.Parameter(task.global_state[name].clone()) for name in task.parameter_names}
         for name, parameter in parameters.items():
             parameter.grad = task.global_state[name] - mean.state[name]
-        optimizer = self.optimizer(list(parameters.values()))
+        optimizer = self._make(list(parameters.values()), self.options)
         _restore(optimizer, parameters, task.server_state)
         optimizer.step()
         moved = {name: parameter.detach() for name, parameter in parameters.items()}
@@ -87,64 +86,40 @@ def _restore(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Param
         optimizer.state[parameters[name]][kind] = tensor.clone()
 
 
-class FedAdam(ServerOptimizer):
-    """Adam on the server."""
+def _adam(parameters: list[nn.Parameter], options: MomentOptions) -> torch.optim.Optimizer:
+    import torch
 
-    options: MomentOptions
-
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        options = self.options
-        return torch.optim.Adam(
-            parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau, foreach=False
-        )
+    betas = (options.beta1, options.beta2)
+    return torch.optim.Adam(parameters, lr=options.server_lr, betas=betas, eps=options.tau, foreach=False)
 
 
-class FedYogi(ServerOptimizer):
-    """Yogi on the server."""
+def _yogi(parameters: list[nn.Parameter], options: MomentOptions) -> torch.optim.Optimizer:
+    from calfat_plugin.aggregators.yogi import Yogi
 
-    options: MomentOptions
-
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        from calfat_plugin.aggregators.yogi import Yogi
-
-        options = self.options
-        return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
+    return Yogi(parameters, lr=options.server_lr, betas=(options.beta1, options.beta2), eps=options.tau)
 
 
-class FedAdagrad(ServerOptimizer):
-    """Adagrad on the server."""
+def _adagrad(parameters: list[nn.Parameter], options: ServerOptimizerOptions) -> torch.optim.Optimizer:
+    import torch
 
-    def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        import torch
-
-        return torch.optim.Adagrad(parameters, lr=self.options.server_lr, eps=self.options.tau, foreach=False)
+    return torch.optim.Adagrad(parameters, lr=options.server_lr, eps=options.tau, foreach=False)
 
 
-ADAM_ENTRY = AggregatorEntry(
-    "fedadam",
-    build=FedAdam,
-    config=MomentOptions,
-    summary="Adam on the server",
-    formula="m = b1 m + (1 - b1) d, v = b2 v + (1 - b2) d^2, theta = theta + lr m / (sqrt(v) + tau), "
-    "d = sum_i w_i theta_i - theta",
-    citation=_CITATION,
-)
-YOGI_ENTRY = AggregatorEntry(
-    "fedyogi",
-    build=FedYogi,
-    config=MomentOptions,
-    summary="Yogi on the server",
-    formula="m = b1 m + (1 - b1) d, v = v - (1 - b2) d^2 sign(v - d^2), theta = theta + lr m / (sqrt(v) + tau), "
-    "d = sum_i w_i theta_i - theta",
-    citation=_CITATION,
-)
-ADAGRAD_ENTRY = AggregatorEntry(
-    "fedadagrad",
-    build=FedAdagrad,
-    config=ServerOptimizerOptions,
-    summary="Adagrad on the server",
-    formula="v = v + d^2, theta = theta + lr d / (sqrt(v) + tau), d = sum_i w_i theta_i - theta",
-    citation=_CITATION,
+def _entry(
+    name: str, make: Callable[..., torch.optim.Optimizer], config: type, moments: str, step: str
+) -> AggregatorEntry:
+    return AggregatorEntry(
+        f"fed{name.lower()}",
+        build=partial(ServerOptimizer, make),
+        config=config,
+        summary=f"{name} on the server",
+        formula=f"{moments}, theta = theta + lr {step} / (sqrt(v) + tau), d = sum_i w_i theta_i - theta",
+        citation=_CITATION,
+    )
+
+
+ENTRIES = (
+    _entry("Adam", _adam, MomentOptions, "m = b1 m + (1 - b1) d, v = b2 v + (1 - b2) d^2", "m"),
+    _entry("Yogi", _yogi, MomentOptions, "m = b1 m + (1 - b1) d, v = v - (1 - b2) d^2 sign(v - d^2)", "m"),
+    _entry("Adagrad", _adagrad, ServerOptimizerOptions, "v = v + d^2", "d"),
 )

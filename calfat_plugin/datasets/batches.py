@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ def _bounds(num_examples: int, batch_size: int, merge_single: bool) -> list[tupl
     starts = list(range(0, num_examples, batch_size))
     if merge_single and len(starts) > 1 and num_examples - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, [*starts[1:], num_examples], strict=True)) if starts else []
+    return list(pairwise([*starts, num_examples]))
 
 
 def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:

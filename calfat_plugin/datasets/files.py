@@ -27,6 +27,7 @@ class PublishedFiles:
         unpack_in: folder below the data root that they belong in.
         folders: where the data files may lie below the data root; torchvision's own place first.
         md5: checksum of each data file, by its name in that folder.
+        fetch: downloads the data set into the root given to it.
     """
 
     name: str
@@ -36,61 +37,54 @@ class PublishedFiles:
     unpack_in: str
     folders: tuple[str, ...]
     md5: Mapping[str, str]
+    fetch: Callable[[Path], object]
 
-    def locate(self, root: Path, *, verify: bool, fetch: Callable[[Path], object] | None = None) -> Path:
+    def locate(self, root: Path, *, verify: bool, download: bool) -> Path:
         """Return the folder that holds all files.
 
         Args:
             root: data root; ``~`` is understood.
             verify: compare every file with its checksum.
-            fetch: downloads the data set into the root given to it; called once, and only when
-                files are missing or do not match.
+            download: fetch the data set, once, if files are missing or do not match.
 
         Raises:
             DataError: a file is missing or does not match, or the download failed.
         """
         root = root.expanduser()
-        folder = self._folder(root)
-        complaint = self._complaint(root, folder, verify)
-        if complaint and fetch is not None:
-            self._download(root, fetch)
-            folder = self._folder(root)
-            complaint = self._complaint(root, folder, verify)
-        if complaint:
-            raise DataError(complaint)
-        return folder
-
-    def _folder(self, root: Path) -> Path:
-        """The candidate that holds most of the files; the first one among equals."""
-        candidates = [root / below for below in self.folders]
-        return max(candidates, key=lambda folder: sum((folder / f).is_file() for f in self.md5))
-
-    def _complaint(self, root: Path, folder: Path, verify: bool) -> str | None:
-        for file in self.md5:
-            if not (folder / file).is_file():
-                places = " or ".join(str(root / below) for below in self.folders)
-                return (
-                    f"data set {self.name}: {folder / file} is missing (looked in {places}). "
-                    f"{self._by_hand(root)}, or {DOWNLOAD_HINT}."
-                )
-        for file, expected in self.md5.items() if verify else ():
-            found = _md5(folder / file)
-            if found != expected:
-                return (
-                    f"data set {self.name}: {folder / file} is corrupt: its MD5 is {found}, "
-                    f"the published one {expected}. Delete it and {DOWNLOAD_HINT}. "
-                    f"By hand: {self._by_hand(root)}."
-                )
-        return None
-
-    def _download(self, root: Path, fetch: Callable[[Path], object]) -> None:
         try:
-            fetch(root)
+            return self._checked(root, verify)
+        except DataError:
+            if not download:
+                raise
+        try:
+            self.fetch(root)
         except (OSError, RuntimeError, EOFError, HTTPException, TarError) as error:
             raise DataError(
                 f"data set {self.name}: the download failed ({type(error).__name__}: {error}). "
                 f"Try again. By hand: {self._by_hand(root)}."
             ) from error
+        return self._checked(root, verify)
+
+    def _checked(self, root: Path, verify: bool) -> Path:
+        """The folder below ``root`` that holds most of the files, the first one among equals, if it is right."""
+        candidates = [root / below for below in self.folders]
+        folder = max(candidates, key=lambda folder: sum((folder / f).is_file() for f in self.md5))
+        places = " or ".join(map(str, candidates))
+        for file in self.md5:
+            if not (folder / file).is_file():
+                raise DataError(
+                    f"data set {self.name}: {folder / file} is missing (looked in {places}). "
+                    f"{self._by_hand(root)}, or {DOWNLOAD_HINT}."
+                )
+        for file, expected in self.md5.items() if verify else ():
+            found = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
+            if found != expected:
+                raise DataError(
+                    f"data set {self.name}: {folder / file} is corrupt: its MD5 is {found}, "
+                    f"the published one {expected}. Delete it and {DOWNLOAD_HINT}. "
+                    f"By hand: {self._by_hand(root)}."
+                )
+        return folder
 
     def _by_hand(self, root: Path) -> str:
         unpacked = self.downloads[0] in self.md5
@@ -117,11 +111,3 @@ def naming_file(name: str, path: Path) -> Iterator[None]:
             f"data set {name}: {path} cannot be read ({type(error).__name__}: {error}). "
             "It is damaged or not in the expected format; replace it."
         ) from error
-
-
-def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

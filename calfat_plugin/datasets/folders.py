@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files as package_files
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,23 @@ from calfat_plugin.datasets.files import naming_file
 from calfat_plugin.errors import DataError, OptionError
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+#: WordNet id to name of the 12 classes of ImageNet (ILSVRC 2012) in data set imagenet_subset, in the labels' order.
+#: The CalFAT paper does not list its own, so results on these are not comparable with its.
+IMAGENET_SUBSET = {
+    "n01440764": "tench",
+    "n02099601": "golden retriever",
+    "n02102040": "English springer",
+    "n02123045": "tabby",
+    "n02979186": "cassette player",
+    "n03000684": "chain saw",
+    "n03028079": "church",
+    "n03394916": "French horn",
+    "n03417042": "garbage truck",
+    "n03425413": "gas pump",
+    "n03445777": "golf ball",
+    "n03888257": "parachute",
+}
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 
 
@@ -24,9 +39,8 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
     """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
 
     Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; other
-    classes may lie beside them. Which twelve: the manifest ``imagenet_subset.json`` beside this module, for the paper
-    does not list its own. Images are resized and cropped as :func:`load_image_folder` does. Augmented by a crop with
-    padding 8 and a flip.
+    classes may lie beside them. :data:`IMAGENET_SUBSET` names the twelve. Images are resized and cropped as
+    :func:`load_image_folder` does. Augmented by a crop with padding 8 and a flip.
 
     Args:
         root: data root.
@@ -38,26 +52,18 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
         OptionError: ``size`` is out of range.
     """
     root = root.expanduser()
-    classes = imagenet_subset_classes()
     places = [root, root / "imagenet_subset"]
-    base = max(places, key=lambda place: (place / "train" / next(iter(classes))).is_dir())
+    base = max(places, key=lambda place: (place / "train" / next(iter(IMAGENET_SUBSET))).is_dir())
     for split in ("train", "val"):
-        for wnid in classes:
+        for wnid in IMAGENET_SUBSET:
             if not (base / split / wnid).is_dir():
                 raise DataError(
                     f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
                     f"in {places[0]} and {places[1]}). Get ImageNet (ILSVRC 2012) from https://image-net.org "
                     "(it requires an account, so --download cannot fetch it) and put the class folders "
-                    f"{', '.join(classes)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
+                    f"{', '.join(IMAGENET_SUBSET)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
                 )
-    return _load("imagenet_subset", base / "train", base / "val", classes, size, 3, IMAGENET_AUGMENTATION)
-
-
-def imagenet_subset_classes() -> dict[str, str]:
-    """Return the manifest: WordNet id to name, in the order of the labels."""
-    manifest = package_files("calfat_plugin.datasets").joinpath("imagenet_subset.json")
-    classes: dict[str, str] = json.loads(manifest.read_text("utf-8"))["classes"]
-    return classes
+    return _load("imagenet_subset", base / "train", base / "val", IMAGENET_SUBSET, size, 3, IMAGENET_AUGMENTATION)
 
 
 def load_image_folder(
@@ -146,13 +152,7 @@ def _folder_names(parent: Path) -> list[str]:
 
 
 def _load(
-    name: str,
-    train: Path,
-    test: Path,
-    classes: Mapping[str, str],
-    size: int,
-    channels: int,
-    augment: Augmentation,
+    name: str, train: Path, test: Path, classes: Mapping[str, str], size: int, channels: int, augment: Augmentation
 ) -> Dataset:
     """Read both splits; ``classes``: folder name to class name, in the order of the labels."""
     if size < 1:
@@ -190,8 +190,7 @@ def _read_split(name: str, parent: Path, folders: Sequence[str], size: int, chan
             x[position] = _read_image(path, size, channels)
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # decoding releases the GIL
-        for _ in pool.map(read, range(len(listed))):
-            pass
+        list(pool.map(read, range(len(listed))))
     y = np.array([y for _, y in listed], dtype=np.int64)
     return ImageData(torch.from_numpy(x), torch.from_numpy(y))
 

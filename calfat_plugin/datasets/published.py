@@ -1,10 +1,10 @@
 """CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, read by torchvision and kept as uint8.
 
-All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``. They keep
-the standard split whole. ``download=True`` lets torchvision fetch what is missing.
+All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``. They keep the standard split
+whole. ``download=True`` lets torchvision fetch what is missing.
 
-``verify=False`` reads any files in the same format, such as the small ones that tests write. The
-CIFAR files are pickles, which can run code when read: without the checksum, read only your own.
+``verify=False`` reads any files in the same format, such as the small ones that tests write. The CIFAR files are
+pickles, which can run code when read: without the checksum, read only your own.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
     Raises:
         DataError: files are missing, corrupt or unreadable, or the download failed.
     """
-    make_torchvision_importable()
-    from torchvision.datasets import CIFAR10
-
-    return _load_cifar("cifar10", CIFAR10, 10, 170, root, download, verify)
+    return _load_cifar("cifar10", "CIFAR10", 10, 170, root, download, verify)
 
 
 def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -58,10 +55,7 @@ def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) ->
 
     Augmented like CIFAR-10. Raises like :func:`load_cifar10`.
     """
-    make_torchvision_importable()
-    from torchvision.datasets import CIFAR100
-
-    return _load_cifar("cifar100", CIFAR100, 100, 169, root, download, verify)
+    return _load_cifar("cifar100", "CIFAR100", 100, 169, root, download, verify)
 
 
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -69,10 +63,8 @@ def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dat
 
     The "extra" split is not used. Not augmented. Raises like :func:`load_cifar10`.
     """
-    make_torchvision_importable()
-    from torchvision.datasets import SVHN
-
-    splits = {split: SVHN.split_list[split] for split in ("train", "test")}
+    svhn = _torchvision("SVHN")
+    splits = {split: svhn.split_list[split] for split in ("train", "test")}
     files = PublishedFiles(
         name="svhn",
         source=splits["train"][0].removesuffix(splits["train"][1]),
@@ -81,16 +73,12 @@ def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dat
         unpack_in="",
         folders=("", "svhn"),
         md5={file: md5 for _, file, md5 in splits.values()},
+        fetch=lambda into: [svhn(into, split=split, download=True) for split in splits],
     )
-
-    def fetch(into: Path) -> None:
-        for split in splits:
-            SVHN(into, split=split, download=True)
-
-    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+    folder = files.locate(root, verify=verify, download=download)
     # torchvision would compute the checksums again, and without the file's name
     unchecked = {split: [url, file, None] for split, (url, file, _) in splits.items()}
-    reader = type("SVHN", (SVHN,), {"split_list": unchecked})
+    reader = type("SVHN", (svhn,), {"split_list": unchecked})
 
     def read(split: str) -> ImageData:
         with naming_file("svhn", folder / splits[split][1]):
@@ -105,10 +93,7 @@ def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Da
 
     Not augmented. Raises like :func:`load_cifar10`.
     """
-    make_torchvision_importable()
-    from torchvision.datasets import MNIST
-
-    return _load_idx("mnist", MNIST, 12, _DIGIT_NAMES, root, download, verify)
+    return _load_idx("mnist", "MNIST", 12, root, download, verify)
 
 
 def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -116,22 +101,14 @@ def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> D
 
     Not augmented. Raises like :func:`load_cifar10`.
     """
-    make_torchvision_importable()
-    from torchvision.datasets import FashionMNIST
-
-    return _load_idx("fmnist", FashionMNIST, 31, tuple(FashionMNIST.classes), root, download, verify)
+    return _load_idx("fmnist", "FashionMNIST", 31, root, download, verify)
 
 
 def _load_cifar(
-    name: str,
-    cifar: Any,
-    num_classes: int,
-    megabytes: int,
-    root: Path,
-    download: bool,
-    verify: bool,
+    name: str, reader: str, num_classes: int, megabytes: int, root: Path, download: bool, verify: bool
 ) -> Dataset:
-    """Load one of torchvision's two CIFAR classes, ``cifar``."""
+    """Load with one of torchvision's two CIFAR classes, ``reader``."""
+    cifar = _torchvision(reader)
     base, meta = cifar.base_folder, cifar.meta
     listed = [*cifar.train_list, *cifar.test_list, (meta["filename"], meta["md5"])]
     files = PublishedFiles(
@@ -142,12 +119,9 @@ def _load_cifar(
         unpack_in="",
         folders=(base, f"{name}/{base}"),
         md5=dict(listed),
+        fetch=lambda into: cifar(into, download=True),
     )
-
-    def fetch(into: Path) -> None:
-        cifar(into, download=True)
-
-    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+    folder = files.locate(root, verify=verify, download=download)
 
     def read(file: str) -> Any:
         """Let torchvision read one file at a time, for then an error can name it."""
@@ -171,16 +145,9 @@ def _load_cifar(
     )
 
 
-def _load_idx(
-    name: str,
-    mnist: Any,
-    megabytes: int,
-    class_names: tuple[str, ...],
-    root: Path,
-    download: bool,
-    verify: bool,
-) -> Dataset:
-    """Load one of torchvision's MNIST-like classes, ``mnist``."""
+def _load_idx(name: str, reader: str, megabytes: int, root: Path, download: bool, verify: bool) -> Dataset:
+    """Load with one of torchvision's MNIST-like classes, ``reader``."""
+    mnist = _torchvision(reader)
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
     raw = f"{mnist.__name__}/raw"
@@ -192,12 +159,9 @@ def _load_idx(
         unpack_in=raw,
         folders=(raw, f"{name}/{raw}", name),
         md5=_IDX_MD5[name],
+        fetch=lambda into: mnist(into, download=True),
     )
-
-    def fetch(into: Path) -> None:
-        mnist(into, download=True)
-
-    folder = files.locate(root, verify=verify, fetch=fetch if download else None)
+    folder = files.locate(root, verify=verify, download=download)
 
     def read(split: str) -> ImageData:
         images, labels = (folder / f"{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
@@ -207,14 +171,20 @@ def _load_idx(
             y = read_label_file(str(labels))
         return ImageData(x.unsqueeze(1), y)
 
+    class_names = _DIGIT_NAMES if name == "mnist" else tuple(mnist.classes)
     return Dataset(name, read("train"), read("t10k"), 10, class_names)
+
+
+def _torchvision(name: str) -> Any:
+    """One of torchvision's data set classes."""
+    make_torchvision_importable()
+    from torchvision import datasets
+
+    return getattr(datasets, name)
 
 
 def _image_data(x: npt.NDArray[np.uint8], y: npt.ArrayLike) -> ImageData:
     """x: (N, C, H, W) in any memory layout."""
     import torch
 
-    return ImageData(
-        torch.from_numpy(np.ascontiguousarray(x)),
-        torch.from_numpy(np.asarray(y, dtype=np.int64)),
-    )
+    return ImageData(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.asarray(y, dtype=np.int64)))

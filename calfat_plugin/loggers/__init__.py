@@ -1,1 +1,1 @@
-"""Built-in loggers: one short file each. They hear of a run through the hooks of its life (``hookspecs``)."""
+"""Built-in loggers: one short file each. They are informed of a run through the hooks of its life (``hookspecs``)."""

@@ -57,13 +57,15 @@ class Wandb:
     def calfat_run_started(self, run: RunInfo) -> None:
         import wandb
 
+        # An id that is the same each time this run directory is continued.
+        identity = hashlib.sha256(os.fspath(run.directory.resolve()).encode()).hexdigest()[:16]
         with _at_home_in(run.directory):
             self._run = wandb.init(
                 project=self._options.project,
                 entity=self._options.entity,
                 mode=self._options.mode,
                 name=f"{run.name}/{run.directory.name}",
-                id=_identity(run),
+                id=identity,
                 # The same directory is the same W&B run, also after --resume; offline, `wandb sync` puts them together.
                 resume="allow" if self._options.mode == "online" else None,
                 reinit=True,  # a suite runs several in one process
@@ -110,14 +112,4 @@ def _at_home_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def _identity(run: RunInfo) -> str:
-    """A W&B id that is the same each time this run directory goes on."""
-    return hashlib.sha256(os.fspath(run.directory.resolve()).encode()).hexdigest()[:16]
-
-
-ENTRY = LoggerEntry(
-    "wandb",
-    build=Wandb,
-    config=WandbOptions,
-    summary="Weights & Biases, offline by default",
-)
+ENTRY = LoggerEntry("wandb", build=Wandb, config=WandbOptions, summary="Weights & Biases, offline by default")

@@ -1,1 +1,1 @@
-"""Arithmetic that several rooms share: attacks, losses, averages, metrics. Tensors in, tensors out."""
+"""Arithmetic that several packages use: attacks, losses, averages, metrics. Tensors in, tensors out."""

@@ -30,9 +30,8 @@ def gradient_ascent(
 ) -> Tensor:
     """Climb ``loss`` inside the budget by projected steps.
 
-    Only x_adv gets a gradient: no parameter's ``.grad`` is touched. Put the model under
-    :func:`attack_mode` around the call, so that batch statistics stay put and no gradients of
-    parameters are prepared.
+    Only x_adv gets a gradient: no parameter's ``.grad`` is touched. Put the model under :func:`attack_mode` around the
+    call, so that batch statistics stay put and no gradients of parameters are prepared.
 
     Args:
         model: (N, ...) to logits (N, C), differentiable.

@@ -11,7 +11,7 @@ from calfat_plugin.errors import ModelError
 
 
 class ImageClassifier(nn.Module):
-    """Abstract base: a subclass builds ``body`` and ``classifier`` and hands them to ``__init__``.
+    """Abstract base: a subclass builds ``body`` and ``classifier`` and passes them to ``__init__``.
 
     A method may replace ``classifier``, the last linear layer (a cosine classifier, say); forward
     is always ``classifier(features(x))``. Nothing here depends on the memory layout of x.
@@ -67,7 +67,7 @@ def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
     """Side of the last map for an image of ``side`` pixels; 0 or less where a layer has no room."""
     for layer in layers:
         if isinstance(layer, (nn.Conv2d, nn.MaxPool2d)):
-            kernel, stride, padding = (_side(value) for value in (layer.kernel_size, layer.stride, layer.padding))
+            kernel, stride, padding = map(_side, (layer.kernel_size, layer.stride, layer.padding))
             if side + 2 * padding < kernel:
                 return 0
             side = (side + 2 * padding - kernel) // stride + 1
@@ -76,6 +76,4 @@ def _map_size(side: int, layers: Sequence[nn.Module]) -> int:
 
 def _side(value: int | tuple[int, ...] | str) -> int:
     """The one number of a square kernel, stride or padding."""
-    if isinstance(value, str):
-        raise TypeError(f"padding {value!r} is not a number of pixels")
-    return value if isinstance(value, int) else value[0]
+    return value if isinstance(value, int) else int(value[0])

@@ -13,12 +13,7 @@ class CNN(ImageClassifier):
     319,242 parameters for 3x32x32 and 10 classes. Smallest image: 18x18.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
-        num_classes: int = 10,
-    ) -> None:
+    def __init__(self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10) -> None:
         layers = [
             *conv_block(nn.Conv2d(in_channels, 128, 3), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(128, 128, 3), pool=nn.MaxPool2d(2)),
@@ -36,12 +31,7 @@ class CNNMcMahan(ImageClassifier):
     """
 
     def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
-        num_classes: int = 10,
-        *,
-        padding: int = 0,
+        self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10, *, padding: int = 0
     ) -> None:
         convs = [
             *conv_block(nn.Conv2d(in_channels, 32, 5, padding=padding), pool=nn.MaxPool2d(2)),
@@ -58,12 +48,7 @@ class CNNSmall(ImageClassifier):
     30,634 parameters for 1x8x8 and 10 classes. Smallest image: 4x4.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 1,
-        image_size: tuple[int, int] = (8, 8),
-        num_classes: int = 10,
-    ) -> None:
+    def __init__(self, in_channels: int = 1, image_size: tuple[int, int] = (8, 8), num_classes: int = 10) -> None:
         layers = [
             *conv_block(nn.Conv2d(in_channels, 32, 3, padding=1)),
             *conv_block(nn.Conv2d(32, 32, 3, padding=1), pool=nn.MaxPool2d(2)),

@@ -41,12 +41,7 @@ class ResNet18(ImageClassifier):
     classes. Takes any image size.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        image_size: tuple[int, int] = (32, 32),
-        num_classes: int = 10,
-    ) -> None:
+    def __init__(self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10) -> None:
         layers: list[nn.Module] = [
             nn.Conv2d(in_channels, 64, 3, padding=1, bias=False),
             nn.BatchNorm2d(64),

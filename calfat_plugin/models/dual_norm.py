@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -58,7 +58,7 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
         ModelError: the model has neither, or a layer without running statistics of constant momentum.
     """
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        found = _replace(model, _BatchNorm, _dual)
+        found = _replace(model, _BatchNorm, DualNorm)
     else:
         found = _replace(model, nn.Conv2d, _normalised)
     if not found:
@@ -103,17 +103,11 @@ def _without_affine(norm: _BatchNorm) -> _BatchNorm:
     return bare
 
 
-def _dual(norm: nn.Module) -> nn.Module:
-    assert isinstance(norm, _BatchNorm)
-    return DualNorm(norm)
-
-
-def _normalised(conv: nn.Module) -> nn.Module:
-    assert isinstance(conv, nn.Conv2d)
+def _normalised(conv: nn.Conv2d) -> nn.Module:
     return nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels))))
 
 
-def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> int:
+def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:
     """Replace every descendant of ``kind`` by what ``make`` builds around it; returns how many there were."""
     count = 0
     for name, child in list(model.named_children()):

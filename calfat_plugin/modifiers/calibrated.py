@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
-from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_counts, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -93,19 +94,13 @@ class CalibratedOptions(CalibrationOptions):
     calibrate_inner: bool = option(True, help="calibrate the logits that the attack climbs, too")
 
 
-class Calibrated(LossModifier):
-    """Adds k log nu_i to the logits of client i, in training only."""
-
-    def __init__(self, options: CalibratedOptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(self.options, class_counts, calibrate_attack=self.options.calibrate_inner)
+def _loss(options: CalibratedOptions, class_counts: Tensor) -> ClientLoss:
+    return CalibratedLoss(options, class_counts, calibrate_attack=options.calibrate_inner)
 
 
 ENTRY = ModifierEntry(
     "calibrated",
-    build=Calibrated,
+    build=partial(LossOfClient, _loss),
     config=CalibratedOptions,
     summary="add the client's log class prior to the logits in training",
     formula="CE(s (z + k log nu), y); divergences and attacks on z + k log nu",

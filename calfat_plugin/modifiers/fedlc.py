@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
-from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ class FedLCOptions:
 
 
 class FedLCLoss(ClientLoss):
-    """CE(z - tau n^(-1/4), y)."""
+    """CE(z - tau n^(-1/4), y): presses rare classes down, and missing ones out of the softmax."""
 
     def __init__(self, options: FedLCOptions, class_counts: Tensor) -> None:
         # A missing class counts as 1e-8 examples, a margin of 100 tau, which takes it out of the softmax.
@@ -31,19 +33,9 @@ class FedLCLoss(ClientLoss):
         return super().cross_entropy(logits - self.margins, y)
 
 
-class FedLC(LossModifier):
-    """Presses the logits of a client's rare classes down, and those of its missing classes out of the softmax."""
-
-    def __init__(self, options: FedLCOptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return FedLCLoss(self.options, class_counts)
-
-
 ENTRY = ModifierEntry(
     "fedlc",
-    build=FedLC,
+    build=partial(LossOfClient, FedLCLoss),
     config=FedLCOptions,
     summary="subtract a margin that grows as a class gets rarer on the client from each logit",
     formula="CE(z_k - tau n_k^(-1/4), y)",

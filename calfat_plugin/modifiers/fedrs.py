@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
-from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -32,19 +34,9 @@ class FedRSLoss(ClientLoss):
         return super().cross_entropy(logits * self.factors, y)
 
 
-class FedRS(LossModifier):
-    """Restricts the softmax of client i to the classes it has, more or less."""
-
-    def __init__(self, options: FedRSOptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return FedRSLoss(self.options, class_counts)
-
-
 ENTRY = ModifierEntry(
     "fedrs",
-    build=FedRS,
+    build=partial(LossOfClient, FedRSLoss),
     config=FedRSOptions,
     summary="scale the logits of classes that the client misses",
     formula="CE(a_k z_k, y), a_k = alpha for missing classes, else 1",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
-from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.priors import rarest_present, subtract_at_label
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -33,19 +34,9 @@ class GEARLoss(ClientLoss):
         return super().cross_entropy(subtract_at_label(logits, y, self.margins), y)
 
 
-class GEAR(LossModifier):
-    """Asks for a larger margin where a client has few examples."""
-
-    def __init__(self, options: GEAROptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return GEARLoss(self.options, class_counts)
-
-
 ENTRY = ModifierEntry(
     "gear",
-    build=GEAR,
+    build=partial(LossOfClient, GEARLoss),
     config=GEAROptions,
     summary="subtract a margin that is larger for the client's rare classes from the true class's logit",
     formula="CE(z_k - 1[k = y] delta (n_min / n_y)^(1/4), y)",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry
-from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient, calibrated_logits, log_frequencies
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -40,19 +41,9 @@ class LogitAdjLoss(ClientLoss):
         return calibrated_logits(logits, self.log_prior, prior_weight=self.options.tau)
 
 
-class LogitAdj(LossModifier):
-    """Adds tau log pi_i to the logits of client i, where it classifies in training."""
-
-    def __init__(self, options: LogitAdjOptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return LogitAdjLoss(self.options, class_counts)
-
-
 ENTRY = ModifierEntry(
     "logitadj",
-    build=LogitAdj,
+    build=partial(LossOfClient, LogitAdjLoss),
     config=LogitAdjOptions,
     summary="add the client's log class prior to the logits of the classification loss, not of attack or divergence",
     formula="CE(z + tau log pi, y)",

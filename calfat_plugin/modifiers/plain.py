@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from calfat_plugin.entries import ModifierEntry
-from calfat_plugin.interfaces import ClientLoss, LossModifier
-from calfat_plugin.options import NoOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class Plain(LossModifier):
-    """Leaves every logit as it is."""
-
-    def __init__(self, options: NoOptions) -> None:
-        self.options = options
-
-    def bind(self, class_counts: Tensor) -> ClientLoss:
-        return ClientLoss()
-
+from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.modifiers.priors import LossOfClient
 
 ENTRY = ModifierEntry(
     "plain",
-    build=Plain,
+    build=partial(LossOfClient, lambda options, class_counts: ClientLoss()),
     summary="the method's own losses, unchanged",
     formula="CE(z, y)",
 )

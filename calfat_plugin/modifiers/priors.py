@@ -7,17 +7,29 @@ a floor: log 0 turns the CE of a missing class into inf and the KL into nan (met
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.interfaces import ClientLoss, LossModifier
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+class LossOfClient(LossModifier):
+    """A modifier that is nothing but the loss of each client, ``loss(options, class_counts)``."""
+
+    def __init__(self, loss: Callable[[Any, Tensor], ClientLoss], options: Any) -> None:
+        self._loss, self._options = loss, options
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        return self._loss(self._options, class_counts)
+
+
 def log_frequencies(class_counts: Tensor, *, delta: float = 1e-6) -> Tensor:
     """log(n^y / n + delta), the prior of preset ``paper``: (C,) counts to (C,) float32.
 
-    delta: floor for missing classes, > 0. The paper names it and never gives it; 1e-6 is our
-        choice.
+    delta: floor for missing classes, > 0. The paper names it and never gives it; 1e-6 is our choice.
     """
     counts = class_counts.double()
     return (counts / counts.sum() + delta).log().float()

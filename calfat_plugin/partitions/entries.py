@@ -40,11 +40,10 @@ class DirichletOptions(PartitionOptions):
 
 
 @dataclass(frozen=True)
-class PlainDirichletOptions(PartitionOptions):
+class PlainDirichletOptions(DirichletOptions):
     """Options of the plain Dirichlet partition."""
 
     min_size: int = option(1, low=1, help="repeat the draw until every client has this many examples")
-    max_tries: int = option(1000, low=1, help="give up after this many tries")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Who holds which training examples: labels + number of clients + seed -> one index array a client.
 
 Pure functions over numpy's legacy generator, whose streams are frozen across numpy versions: a seed means the same
-partition for ever. All of them hand out every index exactly once unless they say otherwise.
+partition for ever. All of them assign every index exactly once unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def dirichlet(
     seed: int,
     min_size: int = 10,
     max_tries: int = 1000,
+    balanced: bool = True,
 ) -> list[IndexArray]:
     """Label skew by Dirichlet draws, balanced: the procedure behind the published CalFAT numbers.
 
@@ -38,29 +39,51 @@ def dirichlet(
         seed: 0 .. 2**32 - 1.
         min_size: fewest examples a client may hold, >= 0.
         max_tries: deals before giving up, >= 1.
+        balanced: whether a client that holds its even share gets no more.
 
     Raises:
         OptionError: an argument is out of range.
         DataError: the labels are unusable, or no deal within ``max_tries`` gave every client ``min_size`` examples.
     """
-    return _dirichlet(labels, num_clients, alpha, seed, min_size, max_tries, balanced=True)
+    checked = _checked_labels(labels)
+    if not 0 < alpha < np.inf:
+        raise OptionError(f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1.")
+    if min_size < 0 or max_tries < 1:
+        raise OptionError(
+            f"dirichlet partition: min_size is {min_size} and max_tries {max_tries}; "
+            "expected min_size 0 or more and max_tries 1 or more."
+        )
+    _check_clients(len(checked), num_clients, min_size)
+    rng = _random_state(seed)
+    by_class = [np.flatnonzero(checked == label) for label in range(int(checked.max()) + 1)]
+    share = len(checked) / num_clients if balanced else None
+    best = 0
+    for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
+        parts = _deal(by_class, num_clients, alpha, rng, share=share)
+        smallest = min((len(part) for part in parts), default=0)
+        if parts and smallest >= min_size:
+            for part in parts:
+                rng.shuffle(part)
+            return parts
+        best = max(best, smallest)
+    raise DataError(
+        f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
+        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; in the best try one "
+        f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of clients."
+    )
 
 
 def dirichlet_plain(
-    labels: npt.ArrayLike,
-    num_clients: int,
-    *,
-    alpha: float,
-    seed: int,
-    min_size: int = 1,
-    max_tries: int = 1000,
+    labels: npt.ArrayLike, num_clients: int, *, alpha: float, seed: int, min_size: int = 1, max_tries: int = 1000
 ) -> list[IndexArray]:
     """Label skew by Dirichlet draws as the CalFAT paper words it, without balancing.
 
     Client i gets the drawn share p_i of every class, so clients differ much more in size than with
     :func:`dirichlet`. Same arguments, errors and use of the random stream as there.
     """
-    return _dirichlet(labels, num_clients, alpha, seed, min_size, max_tries, balanced=False)
+    return dirichlet(
+        labels, num_clients, alpha=alpha, seed=seed, min_size=min_size, max_tries=max_tries, balanced=False
+    )
 
 
 def iid(labels: npt.ArrayLike, num_clients: int, *, seed: int) -> list[IndexArray]:
@@ -109,52 +132,8 @@ def label_shards(labels: npt.ArrayLike, num_clients: int, *, k: int, seed: int) 
     return [shards[mine].reshape(-1) for mine in dealt]
 
 
-def _dirichlet(
-    labels: npt.ArrayLike,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    min_size: int,
-    max_tries: int,
-    *,
-    balanced: bool,
-) -> list[IndexArray]:
-    checked = _checked_labels(labels)
-    if not 0 < alpha < np.inf:
-        raise OptionError(f"dirichlet partition: alpha is {alpha}; expected a finite number above 0, such as 0.1.")
-    if min_size < 0 or max_tries < 1:
-        raise OptionError(
-            f"dirichlet partition: min_size is {min_size} and max_tries {max_tries}; "
-            "expected min_size 0 or more and max_tries 1 or more."
-        )
-    _check_clients(len(checked), num_clients, min_size)
-    rng = _random_state(seed)
-    by_class = [np.flatnonzero(checked == label) for label in range(int(checked.max()) + 1)]
-    share = len(checked) / num_clients if balanced else None
-    best = 0
-    for _ in range(max_tries):  # on purpose without reseeding: each try continues the same stream
-        parts = _deal(by_class, num_clients, alpha, rng, share=share)
-        smallest = min((len(part) for part in parts), default=0)
-        if parts and smallest >= min_size:
-            for part in parts:
-                rng.shuffle(part)
-            return parts
-        best = max(best, smallest)
-    raise DataError(
-        f"dirichlet partition: no split in {max_tries} tries gave each of {num_clients} clients "
-        f"{min_size} of the {len(checked)} examples (alpha {alpha}, seed {seed}; in the best try one "
-        f"client had {best}). Raise alpha or max_tries, or lower min_size or the number of "
-        "clients."
-    )
-
-
 def _deal(
-    by_class: list[IndexArray],
-    num_clients: int,
-    alpha: float,
-    rng: np.random.RandomState,
-    *,
-    share: float | None,
+    by_class: list[IndexArray], num_clients: int, alpha: float, rng: np.random.RandomState, *, share: float | None
 ) -> list[IndexArray]:
     """Deal once. Clients holding ``share`` examples are passed over; empty when nobody is open."""
     hands: list[list[IndexArray]] = [[] for _ in range(num_clients)]

@@ -40,6 +40,11 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def _error_at(place: str, path: KeyPath, complaint: str) -> RecipeError:
+    where = dotted(path)
+    return RecipeError(f"{place}: {where + ': ' if where else ''}{complaint}")
+
+
 @dataclass
 class Document:
     """A recipe's raw values and their places.
@@ -56,15 +61,12 @@ class Document:
 
     def place(self, path: KeyPath) -> str:
         """The place of ``path``, or of the nearest parent that has one."""
-        for length in range(len(path), -1, -1):
-            if path[:length] in self.places:
-                return self.places[path[:length]]
-        return self.file
+        parents = (path[:length] for length in range(len(path), -1, -1))
+        return next((self.places[parent] for parent in parents if parent in self.places), self.file)
 
     def error(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error that begins with place and key path."""
-        where = dotted(path)
-        return RecipeError(f"{self.place(path)}: {where + ': ' if where else ''}{complaint}")
+        return _error_at(self.place(path), path, complaint)
 
     def get(self, path: KeyPath) -> Any:
         """The value at ``path``; None where there is none."""
@@ -89,10 +91,9 @@ class Document:
         data = copy.deepcopy(self.data)
         section: Any = data
         for depth, step in enumerate(path[:-1]):
-            section = section.setdefault(step, {})
-            if section is None:
-                section = {}
-                _assign(data, path[: depth + 1], section)
+            if section.get(step) is None:
+                section[step] = {}
+            section = section[step]
             if not isinstance(section, dict):
                 here = path[: depth + 1]
                 raise RecipeError(
@@ -308,19 +309,10 @@ class _Builder:
 
     def _too_much(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error at the section: the nodes of an alias are elsewhere in the file."""
-        section = dotted(path[:1])
-        return RecipeError(f"{self.places[path[:1]]}: {section + ': ' if section else ''}{complaint}")
+        return _error_at(self.places[path[:1]], path[:1], complaint)
 
     def _error(self, node: yaml.Node, path: KeyPath, complaint: str) -> RecipeError:
-        where = dotted(path)
-        return RecipeError(f"{self._at(node.start_mark.line + 1)}: {where + ': ' if where else ''}{complaint}")
-
-
-def _assign(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    section: Any = data
-    for step in path[:-1]:
-        section = section[step]
-    section[path[-1]] = value
+        return _error_at(self._at(node.start_mark.line + 1), path, complaint)
 
 
 def _line(error: yaml.YAMLError, text: str) -> str:

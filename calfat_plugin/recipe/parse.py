@@ -10,20 +10,10 @@ from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, describe_options, quoting_hint
-from calfat_plugin.recipe import schema
+from calfat_plugin.recipe import schema, silo
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import HOST_KEYS
 from calfat_plugin.recipe.sections import options_at, section_at
-from calfat_plugin.recipe.silo import (
-    MQTTSettings,
-    S3Settings,
-    Silo,
-    SiloSettings,
-    TLSSettings,
-    check_mqtt,
-    check_s3,
-    parse_parties,
-)
 from calfat_plugin.threat import ThreatModel, parse_number
 
 CALFAT_KEYS = (
@@ -80,7 +70,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
             raise document.error(("calfat", key), f"unknown key.{hint}")
     train: schema.TrainArgs = host["train_args"][0]
     _check_clients(document, train)
-    aggregator = _choice(document, ("calfat", "aggregator"), default="fedavg")
+    aggregator = _choice(document, ("calfat", "aggregator"), calfat.get("aggregator"), "fedavg")
     _check_optimizer(document, train, aggregator, warnings)
     monitor_raw = dict(section_at(document, ("calfat", "monitor")))
     monitored = monitor_raw.pop("evaluators", None)
@@ -193,12 +183,8 @@ def _check_optimizer(
         )
 
 
-def _choice(document: Document, path: KeyPath, default: str | None = None) -> schema.Choice:
-    """``name`` or ``{name: ..., preset: ..., options...}`` at ``path``."""
-    return _as_choice(document, path, document.get(path), default)
-
-
-def _as_choice(document: Document, path: KeyPath, value: Any, default: str | None) -> schema.Choice:
+def _choice(document: Document, path: KeyPath, value: Any, default: str | None = None) -> schema.Choice:
+    """``name`` or ``{name: ..., preset: ..., options...}``, the value at ``path``."""
     if value is None and default is not None:
         return schema.Choice(default, {}, path, label=default)
     if isinstance(value, str):
@@ -206,12 +192,10 @@ def _as_choice(document: Document, path: KeyPath, value: Any, default: str | Non
     if not isinstance(value, Mapping):
         hint = quoting_hint(value)
         raise document.error(path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{hint}")
-    texts = {}
-    for key in ("name", "preset", "label"):
-        text = value.get(key)
+    texts = {key: value.get(key) for key in ("name", "preset", "label")}
+    for key, text in texts.items():
         if text is not None and (not isinstance(text, str) or not text.strip()):
             raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
-        texts[key] = text
     name = texts["name"] or default
     if name is None:
         raise document.error(path, f"there is no 'name'; expected a mapping {_EXAMPLE}.")
@@ -221,12 +205,10 @@ def _as_choice(document: Document, path: KeyPath, value: Any, default: str | Non
 
 def _trainer(document: Document) -> schema.TrainerChoice:
     path: KeyPath = ("calfat", "trainer")
-    choice = _as_choice(document, path, document.get(path), "calfat")
+    choice = _choice(document, path, document.get(path), "calfat")
     options = dict(choice.options)
-    loss = None
-    if options.get("loss") is not None:
-        loss = _as_choice(document, (*path, "loss"), options["loss"], None)
-    options.pop("loss", None)
+    raw = options.pop("loss", None)
+    loss = None if raw is None else _choice(document, (*path, "loss"), raw)
     return schema.TrainerChoice(choice.name, options, path, preset=choice.preset, label=choice.label, loss=loss)
 
 
@@ -251,16 +233,15 @@ def _picks(
         raw = list(default)
     if not isinstance(raw, list):
         raise document.error(path, f"got {describe(raw)}, expected a list such as {_LISTS[kind]}.")
-    choices = [_as_choice(document, (*path, index), item, None) for index, item in enumerate(raw)]
-    seen: set[str] = set()
-    for choice in choices:
-        if choice.label in seen:
+    choices = {}
+    for index, item in enumerate(raw):
+        choice = _choice(document, (*path, index), item)
+        if choice.label in choices:
             raise document.error(
-                choice.path,
-                f"the {kind} '{choice.label}' is listed twice; remove one, or give it its own 'label'.",
+                choice.path, f"the {kind} '{choice.label}' is listed twice; remove one, or give it its own 'label'."
             )
-        seen.add(choice.label)
-    return tuple(choices)
+        choices[choice.label] = choice
+    return tuple(choices.values())
 
 
 def _reported(document: Document, labels: list[str], warnings: list[str]) -> schema.Reported:
@@ -281,8 +262,7 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
             percent[label] = -1.0
         if not 0 <= percent[label] <= 100:
             raise document.error(
-                (*path, label),
-                f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as in the source.",
+                (*path, label), f"got {describe(value)}, expected an accuracy in percent, 0 to 100, as in the source."
             )
         near = did_you_mean(label, labels)
         if label not in labels and near:
@@ -304,7 +284,7 @@ def _threat(document: Document) -> ThreatModel:
     return ThreatModel(options.norm, options.eps, options.step_size, options.steps)  # type: ignore[arg-type]
 
 
-def _silo(document: Document, num_clients: int) -> Silo:
+def _silo(document: Document, num_clients: int) -> silo.Silo:
     path: KeyPath = ("calfat", "silo")
     below = ("parties", "tls", "mqtt", "s3")
     raw = {key: value for key, value in section_at(document, path).items() if key not in below}
@@ -312,16 +292,17 @@ def _silo(document: Document, num_clients: int) -> Silo:
     def failing_below(key: str) -> Callable[[KeyPath, str], RecipeError]:
         return lambda rest, complaint: document.error((*path, key, *rest), complaint)
 
-    parties = parse_parties(document.get((*path, "parties")), num_clients, failing_below("parties"))
+    parties = silo.parse_parties(document.get((*path, "parties")), num_clients, failing_below("parties"))
     has_tls = document.get((*path, "tls")) is not None
-    tls = options_at(document, (*path, "tls"), TLSSettings) if has_tls else None
-    mqtt, s3 = options_at(document, (*path, "mqtt"), MQTTSettings), options_at(document, (*path, "s3"), S3Settings)
-    check_mqtt(mqtt, failing_below("mqtt"))
-    check_s3(s3, failing_below("s3"))
-    settings = options_at(document, path, SiloSettings, raw, also=below)
+    tls = options_at(document, (*path, "tls"), silo.TLSSettings) if has_tls else None
+    mqtt = options_at(document, (*path, "mqtt"), silo.MQTTSettings)
+    s3 = options_at(document, (*path, "s3"), silo.S3Settings)
+    silo.check_mqtt(mqtt, failing_below("mqtt"))
+    silo.check_s3(s3, failing_below("s3"))
+    settings = options_at(document, path, silo.SiloSettings, raw, also=below)
     if settings.min_clients is not None and settings.min_clients > num_clients:
         raise document.error(
             (*path, "min_clients"),
             f"got {settings.min_clients}, but there are only {num_clients} clients (train_args.client_num_in_total).",
         )
-    return Silo(settings, parties, tls, mqtt, s3)
+    return silo.Silo(settings, parties, tls, mqtt, s3)

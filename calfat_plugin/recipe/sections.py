@@ -32,11 +32,7 @@ def section_at(document: Document, path: KeyPath) -> Mapping[str, Any]:
 
 
 def options_at(
-    document: Document,
-    path: KeyPath,
-    config: type[T],
-    raw: Mapping[str, Any] | None = None,
-    also: tuple[str, ...] = (),
+    document: Document, path: KeyPath, config: type[T], raw: Mapping[str, Any] | None = None, also: tuple[str, ...] = ()
 ) -> T:
     """The options of type ``config`` at ``path``.
 

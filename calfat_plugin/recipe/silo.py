@@ -44,7 +44,7 @@ def certificate_name(rank: int) -> str:
 
 
 def for_rank(text: str, rank: int) -> str:
-    """A recipe's text as party ``rank`` reads it: its rank stands for ``{rank}``."""
+    """A recipe's text as party ``rank`` reads it: with its rank in the place of ``{rank}``."""
     return text.replace("{rank}", str(rank))
 
 
@@ -61,9 +61,7 @@ class SiloSettings:
     """``calfat.silo``: addresses, deadlines and security of a cross-silo run."""
 
     min_clients: int | None = option(
-        None,
-        low=1,
-        help="quorum: clients needed to start, and answers needed to end a round; null: all of them",
+        None, low=1, help="quorum: clients needed to start, and answers needed to end a round; null: all of them"
     )
     start_deadline: float = option(
         120, low=0, open_low=True, help="maximum time to wait for all parties at the start", unit="s"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.io import savemat
 
-from calfat_plugin.datasets.folders import imagenet_subset_classes
+from calfat_plugin.datasets.folders import IMAGENET_SUBSET
 
 CIFAR10_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -117,7 +117,7 @@ def write_imagenet_subset(root: Path, n_train: int = 24, n_test: int = 12, *, si
     """root/{train,val}/<WordNet id>/*.JPEG for the twelve classes; JPEG changes pixels."""
     return write_class_folders(
         root,
-        list(imagenet_subset_classes()),
+        list(IMAGENET_SUBSET),
         n_train,
         n_test,
         size=size,

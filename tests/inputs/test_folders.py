@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from calfat_plugin.datasets import Augmentation
-from calfat_plugin.datasets.folders import imagenet_subset_classes, load_image_folder, load_imagenet_subset
+from calfat_plugin.datasets.folders import IMAGENET_SUBSET, load_image_folder, load_imagenet_subset
 from calfat_plugin.errors import DataError, OptionError
 from tests.inputs import on_disk
 
@@ -140,7 +140,7 @@ def test_options_out_of_range_are_refused(tmp_path):
 
 
 def test_the_manifest_names_twelve_classes():
-    classes = imagenet_subset_classes()
+    classes = IMAGENET_SUBSET
     assert len(classes) == len(set(classes.values())) == 12
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in classes)
     assert list(classes) == sorted(classes)
