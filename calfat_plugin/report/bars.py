@@ -160,16 +160,13 @@ def _histograms(figure: Figure, run: RunFiles) -> None:
 
 def _matrix(figure: Figure, run: RunFiles) -> None:
     """A row a client, a column a class; the darker, the more examples. An image, so that 100 x 100 stays small."""
-    import numpy as np
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    counts = np.asarray(run.class_counts, dtype=float)
-    pixels = np.empty((*counts.shape, 4))
-    pixels[..., :3] = to_rgb(theme.series(0))
-    pixels[..., 3] = np.sqrt(counts / max(1.0, counts.max()))  # the square root keeps small shares in sight
+    shades = LinearSegmentedColormap.from_list("shades", [f"{theme.series(0)}00", theme.series(0)])
+    root = PowerNorm(0.5, vmin=0)  # the square root keeps small shares in sight
     axes = figure.subplots()
-    axes.imshow(pixels, aspect="auto", interpolation="none")
+    axes.imshow(run.class_counts, cmap=shades, norm=root, aspect="auto", interpolation="none")
     axes.set_xlabel("class")
     axes.set_ylabel("client")
     for axis in (axes.xaxis, axes.yaxis):
