@@ -102,7 +102,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
     return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
 
 
-def label(name: str) -> str:
+def legend_name(name: str) -> str:
     """A name for the legend; matplotlib leaves out those that begin with an underscore."""
     return f"\N{NO-BREAK SPACE}{name}" if name.startswith("_") else name
 

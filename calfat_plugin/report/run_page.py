@@ -8,16 +8,14 @@ from typing import Any
 
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.report import words
-from calfat_plugin.report.attacks import attacks_view, evaluation_row
+from calfat_plugin.report.analyses import attacks_view, evaluation_row, per_class_view, tsne_chart
 from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, Drawing, render
 from calfat_plugin.report.curves import heterogeneity, learning_curves, losses
 from calfat_plugin.report.groups import reported_of
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.protocol_view import per_class_view
 from calfat_plugin.report.reading import RunFiles
-from calfat_plugin.report.scatter import tsne_chart
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
