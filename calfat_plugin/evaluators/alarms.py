@@ -46,14 +46,8 @@ def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:
         results: of one model on one data set, in any order, at one eps or several.
     """
     every = tuple(results)
-    return (
-        *_autoattack_above(every),
-        *_flattened_logits(every),
-        *_robust_above_natural(every),
-        *_rises_with_eps(every),
-        *_zero_gradients(every),
-        *_warnings(every),
-    )
+    kinds = (_autoattack_above, _flattened_logits, _robust_above_natural, _rises_with_eps, _zero_gradients, _warnings)
+    return tuple(alarm for find in kinds for alarm in find(every))
 
 
 def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:

@@ -48,19 +48,16 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
     return shown
 
 
-def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> dict[str, Any]:
-    """A row of a table of evaluations; ``reported``: cells beside the accuracy."""
-    return {
-        "label": str(evaluation["label"]),
-        "budget": words.budget(evaluation.get("settings") or {}),
-        "numbers": [
-            bare_percent(float(evaluation["accuracy"])),
-            *reported,
-            bare_percent(evaluation.get("accuracy_strict")),
-            f"{evaluation['num_examples']:,}",
-            f"{float(evaluation['seconds']):.1f}",
-        ],
-    }
+def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
+    """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the accuracy."""
+    numbers = [
+        bare_percent(float(evaluation["accuracy"])),
+        *reported,
+        bare_percent(evaluation.get("accuracy_strict")),
+        f"{evaluation['num_examples']:,}",
+        f"{float(evaluation['seconds']):.1f}",
+    ]
+    return str(evaluation["label"]), words.budget(evaluation.get("settings") or {}), numbers
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:

@@ -95,9 +95,10 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
 
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     """(evaluator, settings and implementation)."""
-    settings = words.settings_in_words(evaluation.get("settings") or {})
+    settings = (evaluation.get("settings") or {}).items()
+    known = ", ".join(f"{key.replace('_', ' ')} {words.plain(value)}" for key, value in settings if value is not None)
     by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
-    return str(evaluation["label"]), "; ".join(filter(None, (settings, by)))
+    return str(evaluation["label"]), "; ".join(filter(None, (known, by)))
 
 
 def _rounds(run: RunFiles) -> dict[str, Any] | None:
@@ -116,7 +117,7 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
         "refused": sum(row.get("refused") is not None for row in run.rounds),
         "head": ["round", *(names[column] for column in columns)],
         "rows": [
-            [f"{row.get('round') or 0:.0f}", *(shown(column, row.get(column)) for column in columns)]
+            (f"{row.get('round') or 0:.0f}", "", [shown(column, row.get(column)) for column in columns])
             for row in run.rounds
         ],
     }
@@ -127,7 +128,7 @@ def _counts(run: RunFiles) -> dict[str, Any] | None:
     if not run.class_counts:
         return None
     rows = [
-        [f"client {client}", *(f"{count:,}" for count in row), f"{sum(row):,}"]
+        (f"client {client}", "", [f"{count:,}" for count in (*row, sum(row))])
         for client, row in enumerate(run.class_counts)
     ]
     return {"head": ["client", *run.class_names, "all"], "rows": rows}

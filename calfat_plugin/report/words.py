@@ -108,9 +108,3 @@ def command(run: RunFiles) -> str:
 def budget(settings: Mapping[str, Any]) -> str:
     """The ball that an attack kept to: ``linf, ε = 8/255``; empty without one."""
     return f"{settings['norm']}, ε = {plain(settings['eps'])}" if "norm" in settings and "eps" in settings else ""
-
-
-def settings_in_words(settings: Mapping[str, Any]) -> str:
-    """Everything that is known of how an evaluation was made."""
-    known = {key: value for key, value in settings.items() if value is not None}
-    return ", ".join(f"{key.replace('_', ' ')} {plain(value)}" for key, value in known.items())
