@@ -1,49 +1,13 @@
 """Federated adversarial training as plugins for FedML; docs/python.md describes everything that is public here."""
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-#: Module to public names. Each is imported on first use, so that ``import calfat_plugin`` costs nothing.
-_NAMES = {
-    "api": "Run load_model load_run run",
-    "analyses.on_tensors": "attack evaluate",
-    "hookspecs": "hookimpl",
-    "entries": "AggregatorEntry Citation DatasetEntry EvaluatorEntry LoggerEntry ModelEntry ModifierEntry "
-    "PartitionEntry Preset TrainerEntry",
-    "options": "NoOptions option",
-    "interfaces": "ActiveCorrection Aggregate AggregationTask Aggregator ClientLoss EvaluationTask Evaluator "
-    "LocalCorrection LocalTask LocalTrainer LossModifier TrainSettings",
-    "trainers.base": "AdversarialTrainer",
-    "trainers.batches": "AttackBatch TrainBatch",
-    "evaluators.base": "AttackEvaluator BudgetedAttack",
-    "evaluators.budget": "BudgetOptions",
-    "models.base": "ImageClassifier",
-    "datasets": "Augmentation Dataset ImageData",
-    "threat": "ThreatModel",
-    "seeds": "derive_seed generator",
-    "maths.averaging": "weighted_average",
-    "results": "EvaluationResult LocalUpdate RoundRecord RunInfo RunResult",
-    "registry": "Registry",
-    "errors": "BudgetError CalfatError DataError HostError ModelError OptionError PluginError RecipeError RunError "
-    "UpdateError",
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = ["__version__", *sorted(_HOME)]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if TYPE_CHECKING:  # the same for type checkers and editors, which read no strings
+if TYPE_CHECKING:  # every public name, once: type checkers and editors read these lines, and so does _HOME
     from calfat_plugin.analyses.on_tensors import attack as attack
     from calfat_plugin.analyses.on_tensors import evaluate as evaluate
     from calfat_plugin.api import Run as Run
@@ -105,3 +69,22 @@ if TYPE_CHECKING:  # the same for type checkers and editors, which read no strin
     from calfat_plugin.trainers.base import AdversarialTrainer as AdversarialTrainer
     from calfat_plugin.trainers.batches import AttackBatch as AttackBatch
     from calfat_plugin.trainers.batches import TrainBatch as TrainBatch
+
+#: Public name to the module it is imported from, on first use: ``import calfat_plugin`` imports none of them.
+_HOME = {
+    alias.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("calfat_plugin.")
+    for alias in node.names
+}
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,7 @@ import yaml
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe.document import Document, parse_document, read_document
+from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.request import Request, checked_experiment
@@ -72,17 +73,14 @@ class Run:
         return self.directory / "report.html"
 
     def __repr__(self) -> str:
-        accuracies = ", ".join(f"{label} {100 * found.accuracy:.1f} %" for label, found in self.results.items())
+        accuracies = ", ".join(f"{label} {percent(found.accuracy)}" for label, found in self.results.items())
         return f"<Run {self.directory}: {accuracies or 'not finished'}>"
 
     def _repr_html_(self) -> str:
-        table: list[tuple[str, ...]] = [
-            ("evaluator", "accuracy", "strict", "examples") if self.results else ("not finished",)
-        ]
-        for label, found in self.results.items():
-            accuracies = (f"{100 * share:.1f} %" for share in (found.accuracy, found.accuracy_strict))
-            table.append((label, *accuracies, str(found.num_examples)))
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table)
+        head: tuple[str, ...] = ("evaluator", "accuracy", "strict", "examples") if self.results else ("not finished",)
+        results = self.results.values()
+        body = [(r.label, percent(r.accuracy), percent(r.accuracy_strict), str(r.num_examples)) for r in results]
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in (head, *body))
         alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from calfat_plugin.analyses.attack_plan import NATURAL, Plan
 from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
+from calfat_plugin.report.analyses import eps_chart
+from calfat_plugin.report.canvas import render
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from calfat_plugin.entries import Citation, Entry
 
@@ -45,7 +47,7 @@ class Outcome:
 
 
 class Listener:
-    """Hears of an attack's progress; this one ignores everything."""
+    """Is informed of an attack's progress; this one ignores everything."""
 
     def warn(self, message: str) -> None:
         """A finding that does not stop anything."""
@@ -92,12 +94,12 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     path = _reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
     _write(path, plan, content, alarms, time.perf_counter() - started)
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
-    curves: tuple[Path, ...] = ()
-    if len(plan.experiments) > 1:
-        from calfat_plugin.analyses.attack_curve import draw
-
-        curves = draw(results, path)
-    return Outcome(results, alarms, path, curves)
+    sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
+    chart = eps_chart(path.stem, sweep)
+    if chart is None:
+        return Outcome(results, alarms, path, ())
+    render(chart, path.parent)
+    return Outcome(results, alarms, path, (path.with_suffix(".svg"), path.with_suffix(".png")))
 
 
 def _device(plan: Plan, listener: Listener) -> torch.device:
@@ -114,22 +116,20 @@ def _measure(plan: Plan, run: LoadedRun, scratch: Path, listener: Listener) -> t
     dataset, device, model = run.dataset, run.device, run.model()
     data = subset(dataset.test, plan.examples).to(device)
     results: list[EvaluationResult] = []
-    correct: Tensor | None = None
+    batch_size = run.experiment.recipe.evaluation.batch_size
+    correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
     for experiment in plan.experiments:
-        recipe = experiment.recipe
-        batch_size, eps = recipe.evaluation.batch_size, exact_text(recipe.threat.eps)
-        if correct is None:
-            correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
+        threat = experiment.recipe.threat
         for pick in sorted(experiment.evaluators, key=lambda pick: pick.name != NATURAL):
             if pick.name == NATURAL and results:
                 continue  # the same at every eps
-            name = pick.label if pick.name == NATURAL else f"{pick.label} at eps {eps}"
+            name = pick.label if pick.name == NATURAL else f"{pick.label} at eps {exact_text(threat.eps)}"
             found = measure(
                 model,
                 data,
                 experiment.build_evaluators((pick,)),
                 num_classes=dataset.num_classes,
-                threat=recipe.threat,
+                threat=threat,
                 batch_size=batch_size,
                 device=device,
                 seed=experiment.seed,
@@ -175,9 +175,7 @@ def _place(plan: Plan, output: Path | None) -> tuple[Path, str]:
         folder, stem = weights.parent, f"{weights.stem}-attacks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / f".{stem}-trial"
-        trial.touch()
-        trial.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise RunError(
             f"{folder}: cannot be written to ({error.strerror}); choose another place with --output."

@@ -137,14 +137,10 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
     ):
         if value is not None:
             document = document.with_value(path, value, f"{flag} {value}" if value is not True else flag)
-    if not request.eps:
-        experiments: tuple[Experiment, ...] = (assemble(_with_step(document, request.step_size), registry),)
-    else:
-        ratio = _ratio(document)
-        budgets = sorted({_number("--eps", text): text for text in request.eps}.items())
-        experiments = tuple(
-            assemble(_with_budget(document, eps, text, request.step_size, ratio), registry) for eps, text in budgets
-        )
+    budgets = sorted({_number("--eps", text): text for text in request.eps}.items())
+    documents = [_with_budget(document, eps, text, request.step_size) for eps, text in budgets]
+    documents = documents or [_with_step(document, request.step_size)]
+    experiments = tuple(assemble(each, registry) for each in documents)
     return Plan(weights, run, experiments, request.examples, request.device)
 
 
@@ -223,10 +219,11 @@ def _ratio(document: Document) -> Fraction:
     return step_size / eps if eps > 0 and step_size > 0 else DEFAULT_RATIO
 
 
-def _with_budget(document: Document, eps: Fraction, text: str, step_size: str | None, ratio: Fraction) -> Document:
+def _with_budget(document: Document, eps: Fraction, text: str, step_size: str | None) -> Document:
+    length = eps * _ratio(document)
     document = document.with_value(("calfat", "threat", "eps"), exact_text(eps), f"--eps {text}")
     if step_size is None and eps > 0:
-        return document.with_value(("calfat", "threat", "step_size"), exact_text(eps * ratio), f"--eps {text}")
+        return document.with_value(("calfat", "threat", "step_size"), exact_text(length), f"--eps {text}")
     return _with_step(document, step_size)
 
 

@@ -20,7 +20,7 @@ from calfat_plugin.analyses.loaded_run import LoadedRun, Warn, loaded_run
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe_options
-from calfat_plugin.report.protocol_view import mean_of
+from calfat_plugin.report.analyses import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 
 if TYPE_CHECKING:

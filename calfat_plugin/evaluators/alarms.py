@@ -46,14 +46,8 @@ def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:
         results: of one model on one data set, in any order, at one eps or several.
     """
     every = tuple(results)
-    return (
-        *_autoattack_above(every),
-        *_flattened_logits(every),
-        *_robust_above_natural(every),
-        *_rises_with_eps(every),
-        *_zero_gradients(every),
-        *_warnings(every),
-    )
+    kinds = (_autoattack_above, _flattened_logits, _robust_above_natural, _rises_with_eps, _zero_gradients, _warnings)
+    return tuple(alarm for find in kinds for alarm in find(every))
 
 
 def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
@@ -73,11 +67,12 @@ def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
 
 
 def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
+    steps = [result for result in results if _attack(result) in ("pgd", "bim")]
     for other in results:
         scaled = _attack(other) in ("pgd", "bim") and other.settings.get("logit_scale", 1) > 1
         if not scaled and _attack(other) != "cw":
             continue
-        plain = [pgd for pgd in results if _is_plain_pgd(pgd) and _comparable(pgd, other)]
+        plain = [pgd for pgd in steps if pgd.settings.get("logit_scale", 1) == 1 and _comparable(pgd, other)]
         lowest = min(plain, key=lambda result: result.accuracy_strict, default=None)
         if lowest is not None and _clearly_below(other, lowest, FLATTENED):
             advice = (
@@ -94,17 +89,12 @@ def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
             )
 
 
-def _is_plain_pgd(result: EvaluationResult) -> bool:
-    return _attack(result) in ("pgd", "bim") and result.settings.get("logit_scale", 1) == 1
-
-
 def _robust_above_natural(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     natural = next((result for result in results if _attack(result) == "none"), None)
     if natural is None:
         return
     for result in results:
-        same = result is not natural and result.num_examples == natural.num_examples
-        if same and _clearly_below(natural, result, 0.0):
+        if result.num_examples == natural.num_examples and _clearly_below(natural, result, 0.0):
             yield Alarm(
                 "robust-above-natural",
                 f"{_name(result)} counts {_percent(result)} right both clean and under attack, more than the "
@@ -164,10 +154,9 @@ def _warnings(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
         yield Alarm(code, f"{', '.join(labels)}: {text}", tuple(labels))
 
 
-def _attack(result: EvaluationResult) -> str | None:
-    """What kind of attack a built-in evaluator says it is; None for others."""
-    attack = result.settings.get("attack")
-    return attack if isinstance(attack, str) else None
+def _attack(result: EvaluationResult) -> object:
+    """What kind of attack a built-in evaluator says it is; anything for others."""
+    return result.settings.get("attack")
 
 
 def _comparable(first: EvaluationResult, second: EvaluationResult) -> bool:

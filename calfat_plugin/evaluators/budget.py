@@ -1,4 +1,4 @@
-"""What every budgeted evaluator can be told: norm, eps, and how much to evaluate at once."""
+"""Options of every budgeted evaluator: norm, eps, and how much to evaluate at once."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
 
 def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | None) -> EvaluationTask:
     """The same task on fewer examples or in other batches."""
+    task = dataclasses.replace(task, batch_size=batch_size or task.batch_size)
     where = fixed_subset(len(task.data), max_examples)
-    if where is not None:
-        chosen, of_all = where, task.on_examples
-        task = dataclasses.replace(
-            task,
-            data=task.data.subset(chosen.numpy()),
-            clean_correct=task.clean_correct[chosen],
-            on_examples=lambda of_chosen, x_adv: of_all(chosen[of_chosen], x_adv),
-        )
-    return task if batch_size is None else dataclasses.replace(task, batch_size=batch_size)
+    if where is None:
+        return task
+    return dataclasses.replace(
+        task,
+        data=task.data.subset(where.numpy()),
+        clean_correct=task.clean_correct[where],
+        on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
+    )
 
 
 def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +20,7 @@ from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
+    from torch import Generator, Tensor
 
 Start = Literal["x", "uniform"]
 
@@ -51,7 +52,7 @@ class PGDOptions(BudgetOptions):
         return {"eps": self.eps, "step_size": self.step_size}
 
     def threat(self, run: ThreatModel) -> ThreatModel:
-        return _with_steps(super().threat(run), self.steps)
+        return dataclasses.replace(super().threat(run), steps=self.steps)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FGSMOptions(BudgetOptions):
     def threat(self, run: ThreatModel) -> ThreatModel:
         """The budget with eps as the step; with eps 0 any step does, for none leaves the clean image."""
         budget = super().threat(run)
-        return _with_steps(budget, 1, budget.eps or budget.step_size)
+        return dataclasses.replace(budget, steps=1, step_size=budget.eps or budget.step_size)
 
 
 class PGD(BudgetedAttack):
@@ -118,7 +119,7 @@ class PGD(BudgetedAttack):
                 found = gradient_ascent(
                     _watched(task) if restart == 0 else task.model,
                     x[still_open],
-                    lambda logits, y_open=y_open: self.loss(_scaled(logits, how.logit_scale), y_open),  # type: ignore[misc]
+                    lambda logits, y_open=y_open: self.loss(logits * how.logit_scale, y_open),  # type: ignore[misc]
                     threat=threat,
                     steps=threat.steps,
                     step_size=float(threat.step_size),
@@ -138,17 +139,8 @@ class FGSM(PGD):
         return {**super().settings(task), "attack": "fgsm"}
 
 
-def _with_steps(threat: ThreatModel, steps: int, step_size: Fraction | None = None) -> ThreatModel:
-    return ThreatModel(threat.norm, threat.eps, step_size or threat.step_size, steps, threat.bounds)
-
-
-def _scaled(logits: Tensor, factor: float) -> Tensor:
-    return logits if factor == 1 else logits * factor
-
-
 def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
     """The model, counting the examples whose first gradient is exactly zero as it passes by."""
-    model: nn.Module = task.model
     seen = False
 
     def count(grad: Tensor) -> None:
@@ -159,7 +151,7 @@ def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
         if not seen and x_adv.requires_grad:
             x_adv.register_hook(count)
             seen = True
-        logits: Tensor = model(x_adv)
+        logits: Tensor = task.model(x_adv)
         return logits
 
     return forward

@@ -27,7 +27,7 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
 
     The number of rounds may differ, and so may what says where and with whom a run is made rather than what it is.
     """
-    flat_first, flat_second = _flat(first), _flat(second)
+    flat_first, flat_second = flat(first), flat(second)
     keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(_FREE))
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
@@ -35,7 +35,7 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:
     """The first of these keys with both values, for a message; ``when`` is what the first recipe's is called."""
-    flat_then, flat_now = _flat(then), _flat(now)
+    flat_then, flat_now = flat(then), flat(now)
     shown = "; ".join(f"{key}: {flat_then.get(key)!r} {when}, {flat_now.get(key)!r} now" for key in keys[:_SHOWN])
     return shown + (f" (and {len(keys) - _SHOWN} more)" if len(keys) > _SHOWN else "")
 
@@ -45,11 +45,9 @@ def why_not(keys: list[str]) -> str:
     return "".join(f"{_REASONS[key]}. " for key in keys if key in _REASONS)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value, for every value of a recipe."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found

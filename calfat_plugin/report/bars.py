@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calfat_plugin.report import theme
-from calfat_plugin.report.canvas import Chart, label
+from calfat_plugin.report.canvas import Chart, legend_name
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
@@ -66,7 +66,7 @@ def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, i
     for index, (series, fractions) in enumerate(values.items()):
         places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
         lengths = [100 * (value or 0.0) for value in fractions]
-        bars = axes.barh(places, lengths, thick * 0.88, color=theme.series(style[series]), label=label(series))
+        bars = axes.barh(places, lengths, thick * 0.88, color=theme.series(style[series]), label=legend_name(series))
         shown = ["no example" if value is None else f"{100 * value:.0f}" for value in fractions]
         axes.bar_label(bars, shown, padding=3, fontsize=8, color=theme.MUTED.light)
 
@@ -76,14 +76,14 @@ def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, i
     for series, fractions in values.items():
         lengths = [float("nan") if value is None else 100 * value for value in fractions]
         dots = {**theme.line_style(style[series]), "marker": theme.marker(style[series]), "linestyle": ""}
-        axes.plot(lengths, range(len(lengths)), label=label(series), markersize=6, **dots)
+        axes.plot(lengths, range(len(lengths)), label=legend_name(series), markersize=6, **dots)
 
 
 def _draw_profile(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
     """Many classes: their accuracies in descending order, one line a series."""
     for series, fractions in values.items():
         known = sorted((100 * value for value in fractions if value is not None), reverse=True)
-        axes.plot(range(1, len(known) + 1), known, label=label(series), **theme.line_style(style[series]))
+        axes.plot(range(1, len(known) + 1), known, label=legend_name(series), **theme.line_style(style[series]))
     axes.set_xlabel("classes, each line sorted from best to worst")
     axes.set_ylabel("accuracy (%)")
     axes.set_ylim(0, 101)
@@ -160,16 +160,13 @@ def _histograms(figure: Figure, run: RunFiles) -> None:
 
 def _matrix(figure: Figure, run: RunFiles) -> None:
     """A row a client, a column a class; the darker, the more examples. An image, so that 100 x 100 stays small."""
-    import numpy as np
-    from matplotlib.colors import to_rgb
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    counts = np.asarray(run.class_counts, dtype=float)
-    pixels = np.empty((*counts.shape, 4))
-    pixels[..., :3] = to_rgb(theme.series(0))
-    pixels[..., 3] = np.sqrt(counts / max(1.0, counts.max()))  # the square root keeps small shares in sight
+    shades = LinearSegmentedColormap.from_list("shades", [f"{theme.series(0)}00", theme.series(0)])
+    root = PowerNorm(0.5, vmin=0)  # the square root keeps small shares in sight
     axes = figure.subplots()
-    axes.imshow(pixels, aspect="auto", interpolation="none")
+    axes.imshow(run.class_counts, cmap=shades, norm=root, aspect="auto", interpolation="none")
     axes.set_xlabel("class")
     axes.set_ylabel("client")
     for axis in (axes.xaxis, axes.yaxis):

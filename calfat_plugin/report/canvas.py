@@ -13,7 +13,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,26 +34,16 @@ _SETTINGS = {
     "text.parse_math": False,  # names from recipes may hold dollar signs
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": theme.MUTED.light,
-    "axes.labelcolor": theme.TEXT.light,
-    "axes.linewidth": 0.8,
     "axes.axisbelow": True,
-    "text.color": theme.TEXT.light,
-    "xtick.color": theme.MUTED.light,
-    "ytick.color": theme.MUTED.light,
-    "xtick.labelcolor": theme.TEXT.light,
-    "ytick.labelcolor": theme.TEXT.light,
     "grid.color": theme.LINE.light,
-    "grid.linewidth": 0.8,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
     "patch.linewidth": 0,
-    "legend.frameon": False,
-    "savefig.facecolor": "none",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), theme.MUTED.light),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), theme.TEXT.light),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
 }
 
 
@@ -112,7 +102,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
     return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
 
 
-def label(name: str) -> str:
+def legend_name(name: str) -> str:
     """A name for the legend; matplotlib leaves out those that begin with an underscore."""
     return f"\N{NO-BREAK SPACE}{name}" if name.startswith("_") else name
 
@@ -133,19 +123,16 @@ def _add_legend(figure: Figure) -> int:
 def _matplotlib() -> Iterator[Any]:
     """matplotlib itself, with its font cache in a temporary folder unless it has a place already."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matplotlib"
-    if "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json")):
+    has_place = "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json"))
+    with ExitStack() as stack:
+        if not has_place:
+            os.environ["MPLCONFIGDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="calfat-"))
+            stack.callback(os.environ.pop, "MPLCONFIGDIR")
         import matplotlib
 
-        yield matplotlib
-        return
-    with tempfile.TemporaryDirectory(prefix="calfat-") as folder:
-        os.environ["MPLCONFIGDIR"] = folder
-        try:
-            import matplotlib
+        if not has_place:
             import matplotlib.font_manager  # looks for fonts, and writes down what it found
 
             matplotlib.get_cachedir()
             matplotlib.get_configdir()
-            yield matplotlib
-        finally:
-            del os.environ["MPLCONFIGDIR"]
+        yield matplotlib

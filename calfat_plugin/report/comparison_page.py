@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.report import words
+from calfat_plugin.report.analyses import tsne_chart
 from calfat_plugin.report.bars import label_distribution, per_class, spread_sentence
 from calfat_plugin.report.canvas import Chart, Drawing, render
 from calfat_plugin.report.curves import compared
@@ -14,7 +15,6 @@ from calfat_plugin.report.groups import Group, differences
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, page_points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page
 from calfat_plugin.report.reading import NATURAL, RunFiles
-from calfat_plugin.report.scatter import tsne_chart
 
 MOST_LINES = 16  # more groups would be a tangle: the table has them all
 

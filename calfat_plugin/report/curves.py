@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.report import theme
-from calfat_plugin.report.canvas import Chart, label
+from calfat_plugin.report.canvas import Chart, legend_name
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
 
@@ -136,7 +136,7 @@ def line_chart(
 
         axes = figure.subplots()
         for line in lines:
-            _draw_line(axes, line, 100.0 if percentages else 1.0, label(line.name) if len(lines) > 1 else None)
+            _draw_line(axes, line, 100.0 if percentages else 1.0, legend_name(line.name) if len(lines) > 1 else None)
         axes.set_xlabel("round")
         axes.set_ylabel(y_label)
         axes.grid(axis="y")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.experiment.compare import flat
 from calfat_plugin.maths.metrics import MeanStd, mean_std
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
@@ -86,15 +87,6 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) for every value of a recipe."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none.
 
@@ -111,7 +103,7 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 
 def _settings(run: RunFiles) -> dict[str, Any]:
-    return {key: value for key, value in flat(run.recipe) if not key.startswith((*_SEED, *_NOT_THE_PROBLEM))}
+    return {key: value for key, value in flat(run.recipe).items() if not key.startswith((*_SEED, *_NOT_THE_PROBLEM))}
 
 
 def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:

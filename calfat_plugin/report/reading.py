@@ -18,6 +18,7 @@ PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
 ATTACKS = "attacks"
 SUITE = "suite.json"
+_FILES = ("results", "environment", "partition", "per_class", "tsne")  # JSON, each a field of RunFiles
 NATURAL = "natural"
 
 
@@ -129,11 +130,7 @@ def read_run(path: Path) -> RunFiles:
         path=path,
         recipe=read_document(path / RECIPE).data,
         rounds=_rounds(path / "rounds.csv"),
-        results=read_json(path / "results.json"),
-        environment=read_json(path / "environment.json"),
-        partition=read_json(path / "partition.json"),
-        per_class=read_json(path / PER_CLASS),
-        tsne=read_json(path / TSNE),
+        **{name: read_json(path / f"{name}.json") for name in _FILES},
         attacks={
             str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)

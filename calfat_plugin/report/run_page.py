@@ -8,16 +8,14 @@ from typing import Any
 
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.report import words
-from calfat_plugin.report.attacks import attacks_view, evaluation_row
+from calfat_plugin.report.analyses import attacks_view, evaluation_row, per_class_view, tsne_chart
 from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, Drawing, render
 from calfat_plugin.report.curves import heterogeneity, learning_curves, losses
 from calfat_plugin.report.groups import reported_of
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
-from calfat_plugin.report.protocol_view import per_class_view
 from calfat_plugin.report.reading import RunFiles
-from calfat_plugin.report.scatter import tsne_chart
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -97,9 +95,10 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
 
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     """(evaluator, settings and implementation)."""
-    settings = words.settings_in_words(evaluation.get("settings") or {})
+    settings = (evaluation.get("settings") or {}).items()
+    known = ", ".join(f"{key.replace('_', ' ')} {words.plain(value)}" for key, value in settings if value is not None)
     by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
-    return str(evaluation["label"]), "; ".join(filter(None, (settings, by)))
+    return str(evaluation["label"]), "; ".join(filter(None, (known, by)))
 
 
 def _rounds(run: RunFiles) -> dict[str, Any] | None:
@@ -118,7 +117,7 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
         "refused": sum(row.get("refused") is not None for row in run.rounds),
         "head": ["round", *(names[column] for column in columns)],
         "rows": [
-            [f"{row.get('round') or 0:.0f}", *(shown(column, row.get(column)) for column in columns)]
+            (f"{row.get('round') or 0:.0f}", "", [shown(column, row.get(column)) for column in columns])
             for row in run.rounds
         ],
     }
@@ -129,7 +128,7 @@ def _counts(run: RunFiles) -> dict[str, Any] | None:
     if not run.class_counts:
         return None
     rows = [
-        [f"client {client}", *(f"{count:,}" for count in row), f"{sum(row):,}"]
+        (f"client {client}", "", [f"{count:,}" for count in (*row, sum(row))])
         for client, row in enumerate(run.class_counts)
     ]
     return {"head": ["client", *run.class_names, "all"], "rows": rows}

@@ -30,10 +30,7 @@ def pick(value: Any) -> str:
     """A plugin with its options, as a recipe picks it: ``calfat (scale 10, prior counts)``."""
     if not isinstance(value, Mapping):
         return plain(value)
-    options = [
-        f"{key} {plain(item)}" for key, item in value.items() if key not in ("name", "loss") and item is not None
-    ]
-    return str(value.get("name")) + (f" ({', '.join(options)})" if options else "")
+    return str(value.get("name")) + _options({key: value[key] for key in value if key not in ("name", "loss")})
 
 
 def method(run: RunFiles) -> str:
@@ -105,16 +102,9 @@ def _options(value: Any) -> str:
 
 def command(run: RunFiles) -> str:
     """The command line, with what may be a secret blotted out."""
-    words = run.environment.get("command") or ()
-    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in words)
+    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in run.environment.get("command") or ())
 
 
 def budget(settings: Mapping[str, Any]) -> str:
     """The ball that an attack kept to: ``linf, ε = 8/255``; empty without one."""
     return f"{settings['norm']}, ε = {plain(settings['eps'])}" if "norm" in settings and "eps" in settings else ""
-
-
-def settings_in_words(settings: Mapping[str, Any]) -> str:
-    """Everything that is known of how an evaluation was made."""
-    known = {key: value for key, value in settings.items() if value is not None}
-    return ", ".join(f"{key.replace('_', ' ')} {plain(value)}" for key, value in known.items())

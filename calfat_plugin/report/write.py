@@ -116,7 +116,8 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out.parent) as temporary:
-            figures = Path(temporary) / _figures_name(out)
+            # A page of another name has a folder of its own.
+            figures = Path(temporary) / (FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
             figures.mkdir()
             page = Path(temporary) / out.name
             page.write_text(compose(figures), encoding="utf-8")
@@ -128,11 +129,6 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
     except OSError as error:
         raise RunError(f"{out}: the report cannot be written ({error.strerror or error}).") from None
     return out
-
-
-def _figures_name(out: Path) -> str:
-    """``figures`` beside ``report.html``; a page of another name has a folder of its own."""
-    return FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}"
 
 
 def _refuse_foreign(out: Path) -> None:

@@ -345,7 +345,7 @@ def test_a_sub_attack_outside_the_budget_is_caught_by_name(digits_model, digits,
         ),
         (
             {"version": "custom", "attacks": "square,square"},
-            "attacks: 'square' stands there twice; it would repeat itself exactly.",
+            "attacks: 'square' is listed twice; it would repeat itself exactly.",
         ),
         (
             {"version": "standart"},

@@ -29,8 +29,8 @@ def parsed(source: str, folder: Path) -> Page:
 
 def view(text: str) -> dict[str, Any]:
     """A run page with ``text`` wherever a recipe, a result or a file name can put one."""
-    row = {"label": text, "budget": text, "numbers": [text]}
-    table = {"head": [text, text], "rows": [[text, text]]}
+    row = (text, text, [text])
+    table = {"head": [text, text], "rows": [row]}
     drawings = [Drawing(text, text, False, "data:,")]
     alarms = [{"whose": text, "code": text, "text": text}] * 5
     found = {"checkpoint": text, "round": text, "figures": drawings}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -15,7 +14,7 @@ from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile, fingerprint
-from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks
+from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
 from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_verdicts
 from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
@@ -25,7 +24,6 @@ from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _COUNTING = (
@@ -71,7 +69,7 @@ class AutoAttackOptions(SubAttackOptions):
                 hint = did_you_mean(name, subattacks.NAMES) or f" Known: {listed(subattacks.NAMES)}."
                 raise OptionError(f"attacks: AutoAttack has no sub-attack '{name}'.{hint}")
             if self.names.count(name) > 1:
-                raise OptionError(f"attacks: '{name}' stands there twice; it would repeat itself exactly.")
+                raise OptionError(f"attacks: '{name}' is listed twice; it would repeat itself exactly.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +88,7 @@ class AutoAttack(Evaluator):
         self.options = options
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """Attack; go on from what an earlier, interrupted call left in ``task.scratch``.
+        """Attack; continue from what an earlier, interrupted call left in ``task.scratch``.
 
         Raises:
             BudgetError: a sub-attack left the budget.
@@ -102,13 +100,26 @@ class AutoAttack(Evaluator):
         task = narrowed(task, self.options.max_examples, self.options.batch_size)
         threat = self.options.threat(task.threat)
         names, left_out = subattacks.playable(self.options.names, threat, task.num_classes, task.data.x.shape[2])
-        settings = self._settings(task, threat, names)
+        settings = {
+            **budget_as_json(threat),
+            "attack": "autoattack",
+            "version": self.options.version,
+            "sub_attacks": list(names),
+            "iterations": self.options.iterations,
+            "queries": self.options.queries,
+            "target_classes": min(PUBLISHED["targets"], task.num_classes - 1),
+            "seed": task.seed if self.options.seed is None else self.options.seed,
+            "batch_size": task.batch_size,
+            "counting": _COUNTING,
+        }
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
         digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
         file = StateFile(task.scratch, "autoattack", digest)
         state = file.load(task.clean_correct.cpu())
-        with attack_mode(task.model), torch.no_grad(), _own_random_stream(task.device):
-            _Run(task, label, threat, names, self.options, settings["seed"], file, state).finish()
+        devices = range(torch.cuda.device_count()) if task.device.type == "cuda" else ()
+        # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
+        with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+            _Run(task, label, threat, settings, file, state).finish()
         return result_from_verdicts(
             task,
             state.robust,
@@ -118,36 +129,24 @@ class AutoAttack(Evaluator):
             seconds=state.seconds,
             details={
                 "sub_attacks": state.finished,
-                "warnings": [*self._warnings(task, names, left_out), *state.warnings],
+                "warnings": [*_warnings(settings, left_out, task.num_classes), *state.warnings],
             },
         )
 
-    def _settings(self, task: EvaluationTask, threat: ThreatModel, names: tuple[str, ...]) -> dict[str, Any]:
-        return {
-            **budget_as_json(threat),
-            "attack": "autoattack",
-            "version": self.options.version,
-            "sub_attacks": list(names),
-            "iterations": self.options.iterations,
-            "queries": self.options.queries,
-            "target_classes": _targets(task),
-            "seed": task.seed if self.options.seed is None else self.options.seed,
-            "batch_size": task.batch_size,
-            "counting": _COUNTING,
-        }
 
-    def _warnings(
-        self, task: EvaluationTask, names: tuple[str, ...], left_out: dict[str, str]
-    ) -> Iterator[dict[str, str]]:
-        """Findings that need no attack to be known."""
-        asked = {"iterations": self.options.iterations, "queries": self.options.queries}
-        other = {name: value for name, value in asked.items() if value != PUBLISHED[name]}
-        if other:
-            yield subattacks.reduced(other)
-        if left_out:
-            yield subattacks.not_run(left_out)
-        if _targets(task) < PUBLISHED["targets"] and set(names) & set(subattacks.TARGETED):
-            yield subattacks.few_classes(task.num_classes, _targets(task))
+def _warnings(settings: Mapping[str, Any], left_out: Mapping[str, str], num_classes: int) -> Iterator[dict[str, str]]:
+    """Findings that need no attack to be known."""
+    other = [name for name in ("iterations", "queries") if settings[name] != PUBLISHED[name]]
+    if other:
+        each = ", ".join(f"{settings[name]} {name} instead of {PUBLISHED[name]}" for name in other)
+        yield finding("not-published", f"{each}: this is not the published attack.")
+    if left_out:
+        each = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        yield finding("not-run", f"some sub-attacks were left out, so this is not the published attack. {each}.")
+    targets, published = settings["target_classes"], PUBLISHED["targets"]
+    if targets < published and set(settings["sub_attacks"]) & set(subattacks.TARGETED):
+        text = f"with {num_classes} classes the targeted sub-attacks aim at {targets} classes instead of {published}."
+        yield finding("few-classes", text)
 
 
 class _Run:
@@ -158,30 +157,17 @@ class _Run:
         task: EvaluationTask,
         label: str,
         threat: ThreatModel,
-        names: tuple[str, ...],
-        options: AutoAttackOptions,
-        seed: int,
+        settings: Mapping[str, Any],
         file: StateFile,
         state: AttackState,
     ) -> None:
-        self.task, self.label, self.threat, self.names, self.file, self.state = task, label, threat, names, file, state
-        self.model = subattacks.Counted(task.model, self._on_call)
-        self.attacks = SubAttacks(
-            self.model,
-            names,
-            version=options.version,
-            threat=threat,
-            num_classes=task.num_classes,
-            seed=seed,
-            iterations=options.iterations,
-            queries=options.queries,
-            device=task.device,
-        )
-        self.before = state.seconds
-        self.started = time.perf_counter()
+        self.task, self.label, self.threat, self.file, self.state = task, label, threat, file, state
+        self.names: list[str] = settings["sub_attacks"]
+        self.attacks = SubAttacks(task, threat, settings, self._on_call)
+        self.started = time.perf_counter() - state.seconds
         self._batch_share = 0.0  # of the current sub-attack's work, one batch
         self._expected_calls = 1
-        self._told = -1
+        self._reported = -1
 
     def finish(self) -> None:
         """Do what is left."""
@@ -195,7 +181,7 @@ class _Run:
             if position < self.state.position or not bool(self.state.attacked.any()):
                 continue
             self._sub_attack(name)
-        self._tell(len(self.names), 0.0)
+        self._report(len(self.names), 0.0)
 
     def _sub_attack(self, name: str) -> None:
         state, task = self.state, self.task
@@ -204,23 +190,14 @@ class _Run:
         self._batch_share = 1 / len(batches)
         self._expected_calls = self.attacks.forward_passes(name)
         for batch in range(state.batch, len(batches)):
-            self.model.calls = 0
             self._attack(name, batches[batch])
-            state.batch, state.seconds = batch + 1, self._seconds()
-            state.zero_gradients += self.attacks.heard.zero_gradients()
+            state.batch, state.seconds = batch + 1, time.perf_counter() - self.started
+            state.zero_gradients += self.attacks.log.zero_gradients()
             self.file.save(state)
-            self._tell(state.position, state.batch * self._batch_share)
-        spent = self._seconds() - sum(row["seconds"] for row in state.finished)
-        accuracy = int(state.robust.sum()) / len(state.robust)
-        state.finished.append(
-            {
-                "name": name,
-                "accuracy": accuracy,
-                "attacked": len(where),
-                "restarts": self.attacks.restarts,
-                "seconds": spent,
-            }
-        )
+            self._report(state.position, state.batch * self._batch_share)
+        spent = time.perf_counter() - self.started - sum(row["seconds"] for row in state.finished)
+        row = {"name": name, "accuracy": int(state.robust.sum()) / len(state.robust), "attacked": len(where)}
+        state.finished.append({**row, "restarts": self.attacks.restarts, "seconds": spent})
         if name == self.names[-1]:
             state.warnings += self._last_warnings()
         state.position, state.batch, state.attacked = state.position + 1, 0, state.robust.clone()
@@ -238,48 +215,33 @@ class _Run:
     def _images(self, where: Tensor | slice) -> tuple[Tensor, Tensor]:
         from calfat_plugin.datasets.data import pixels
 
-        x, y = (
-            self.task.data.x[where].clone().to(self.task.device),
-            self.task.data.y[where].clone().to(self.task.device),
-        )
+        x, y = (whole[where].clone().to(self.task.device) for whole in (self.task.data.x, self.task.data.y))
         return pixels(x), y
 
     def _last_warnings(self) -> list[dict[str, str]]:
         """Findings that show only when everything has run."""
         clean = int(self.task.clean_correct.sum()) / len(self.state.robust)
         after = {"clean": clean, **{row["name"]: row["accuracy"] for row in self.state.finished}}
-        zero = self.state.zero_gradients
-        return [*([subattacks.zero_gradients(zero)] if zero else []), *self.attacks.check_square(after)]
-
-    def _seconds(self) -> float:
-        return self.before + time.perf_counter() - self.started
+        text = (
+            "starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks cannot move. "
+            "Trust Square more than the others here."
+        )
+        count = self.state.zero_gradients
+        zero = [finding("zero-gradients", f"{count} {text}")] if count else []
+        return [*zero, *self.attacks.check_square(after)]
 
     def _on_call(self, calls: int) -> None:
         within = min(1.0, calls / self._expected_calls)
-        self._tell(self.state.position, (self.state.batch + within) * self._batch_share)
+        self._report(self.state.position, (self.state.batch + within) * self._batch_share)
 
-    def _tell(self, position: int, share: float) -> None:
+    def _report(self, position: int, share: float) -> None:
         """Progress in examples times sub-attacks; ``correct`` keeps the share that is still robust."""
         examples = len(self.state.robust)
         done = min(examples, int(share * examples)) + position * examples
-        if done > self._told:
-            self._told = done
+        if done > self._reported:
+            self._reported = done
             robust = int(self.state.robust.sum())
             self.task.on_progress(done, len(self.names) * examples, round(done * robust / examples))
-
-
-def _targets(task: EvaluationTask) -> int:
-    return min(PUBLISHED["targets"], task.num_classes - 1)
-
-
-@contextmanager
-def _own_random_stream(device: torch.device) -> Iterator[None]:
-    """Give torch's global streams, which pyautoattack seeds and draws from, back as they were."""
-    import torch
-
-    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _single(name: str, options: SubAttackOptions) -> AutoAttack:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.evaluators.base import PROBABILITIES
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
+    from calfat_plugin.interfaces import EvaluationTask
     from calfat_plugin.threat import ThreatModel
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
@@ -55,50 +55,43 @@ class SubAttacks:
     """One configured ``pyautoattack.AutoAttack``, driven sub-attack by sub-attack.
 
     Args:
-        model: pixels to logits.
-        names: the sub-attacks in order.
-        version: of pyautoattack; ``custom`` when ``names`` is the user's own list.
+        task: the model and its device.
         threat: norm and eps.
-        num_classes: C; targeted sub-attacks aim at 9 other classes, or at all of them where there are fewer.
-        seed: given to pyautoattack as it is, and taken anew for every batch.
-        iterations: of APGD and FAB: the first so many of the published schedule.
-        queries: of Square.
-        device: of the images.
+        settings: as results record them: ``version`` (of pyautoattack; ``custom`` for a list of the user's own),
+            ``sub_attacks`` in order, ``iterations`` of APGD and FAB (the first so many of the published schedule),
+            ``queries`` of Square, ``target_classes`` that the targeted sub-attacks aim at, and ``seed``, which
+            pyautoattack takes anew for every batch.
+        on_call: called with the number of calls of the model since the last batch began.
     """
 
     def __init__(
-        self,
-        model: Callable[[Tensor], Tensor],
-        names: Sequence[str],
-        *,
-        version: str,
-        threat: ThreatModel,
-        num_classes: int,
-        seed: int,
-        iterations: int,
-        queries: int,
-        device: torch.device,
+        self, task: EvaluationTask, threat: ThreatModel, settings: Mapping[str, Any], on_call: Callable[[int], None]
     ) -> None:
         from pyautoattack import AutoAttack
 
-        self.heard = Heard()
-        self._model, self._names, self._version, self._seed, self._device = model, names, version, seed, device
+        self.log = WarningLog()
+        self._model, self._on_call, self._settings, self._calls = task.model, on_call, settings, 0
         self._whole = AutoAttack(
-            model,
-            attacks=list(names) if version == "custom" else None,
-            version=version,
+            self._forward,
+            attacks=settings["sub_attacks"] if settings["version"] == "custom" else None,
+            version=settings["version"],
             eps=float(threat.eps),
             norm=_NORMS[threat.norm],
-            seed=seed,
-            device=device,
+            seed=settings["seed"],
+            device=task.device,
         )
-        self._whole.apgd.logger = self._whole.apgd_targeted.logger = self.heard
-        self.targets = min(PUBLISHED["targets"], num_classes - 1)
-        self._whole.apgd_targeted.n_target_classes = self._whole.fab.n_target_classes = self.targets
+        self._whole.apgd.logger = self._whole.apgd_targeted.logger = self.log
+        self._whole.apgd_targeted.n_target_classes = self._whole.fab.n_target_classes = settings["target_classes"]
         for attack in (self._whole.apgd, self._whole.apgd_targeted, self._whole.fab):
-            attack.n_iter = iterations
-        self._whole.square.n_queries = queries
+            attack.n_iter = settings["iterations"]
+        self._whole.square.n_queries = settings["queries"]
         self._current: Any = None
+
+    def _forward(self, x: Tensor) -> Tensor:
+        self._calls += 1
+        self._on_call(self._calls)
+        logits: Tensor = self._model(x)
+        return logits
 
     def configure(self, name: str) -> None:
         """Make ``name`` the current sub-attack; call this for every sub-attack of the list, in order."""
@@ -122,7 +115,7 @@ class SubAttacks:
             y: (N,) labels.
         """
         # Also taken by pyautoattack from its global stream; the caller keeps that stream out of everything else.
-        self._current.seed = self._seed
+        self._current.seed, self._calls = self._settings["seed"], 0
         x_adv: Tensor = self._current.perturb(x, y)
         return x_adv
 
@@ -134,7 +127,7 @@ class SubAttacks:
     def forward_passes(self, name: str) -> int:
         """About how often the current sub-attack, called ``name``, calls the model in one batch; for progress."""
         attack = self._current
-        targets = self.targets if name in TARGETED else 1
+        targets = self._settings["target_classes"] if name in TARGETED else 1
         if name == "square":
             return int(attack.n_queries) + 3
         if name in ("fab", "fab-t"):
@@ -146,37 +139,29 @@ class SubAttacks:
         from pyautoattack import checks
 
         found = []
-        if self._version != "rand":
-            checks.check_randomized(self._model, x, y, bs=len(x), logger=self.heard)
-            if self.heard.take():
-                found.append(RANDOMISED)
-        checks.check_range_output(self._model, x, logger=self.heard)
-        if self.heard.take():
-            found.append(PROBABILITIES)
-        self._check_dynamic(checks, x)
-        if self.heard.take():
-            found.append(DYNAMIC)
-        return found
-
-    def _check_dynamic(self, checks: Any, x: Tensor) -> None:
-        """The check counts calls in a module's global that it never resets, and takes away any tracer (a debugger)."""
+        if self._settings["version"] != "rand":
+            checks.check_randomized(self._forward, x, y, bs=len(x), logger=self.log)
+            found += [RANDOMISED] if self.log.take() else []
+        checks.check_range_output(self._forward, x, logger=self.log)
+        found += [PROBABILITIES] if self.log.take() else []
+        # The last check counts calls in a module's global that it never resets, and removes any tracer (a debugger).
         tracer = sys.gettrace()
-        for name in checks.funcs:
-            checks.funcs[name] = 0
+        checks.funcs.update(dict.fromkeys(checks.funcs, 0))
         try:
-            checks.check_dynamic(self._model, x, False, logger=self.heard)
+            checks.check_dynamic(self._forward, x, False, logger=self.log)
         finally:
             sys.settrace(tracer)
+        return found + ([DYNAMIC] if self.log.take() else [])
 
     def check_square(self, accuracies: Mapping[str, float]) -> list[dict[str, str]]:
         """pyautoattack's check after Square: ``clean`` and each sub-attack to the accuracy after it."""
         from pyautoattack import checks
 
-        checks.check_square_sr(dict(accuracies), logger=self.heard)
-        return [SQUARE] if self.heard.take() else []
+        checks.check_square_sr(dict(accuracies), logger=self.log)
+        return [SQUARE] if self.log.take() else []
 
 
-class Heard:
+class WarningLog:
     """Takes the place of pyautoattack's logger and remembers its warnings."""
 
     def __init__(self) -> None:
@@ -192,66 +177,28 @@ class Heard:
         return messages
 
     def zero_gradients(self) -> int:
-        """Like :meth:`take`, for warnings of APGD, which speak of points with zero gradient: their number."""
+        """Like :meth:`take`, for warnings of APGD about points with zero gradient: their number."""
         found = [re.search(r"there are (\d+) points", message) for message in self.take()]
         return sum(1 if match is None else int(match[1]) for match in found)
 
 
-class Counted:
-    """The model, telling how often it was called."""
-
-    def __init__(self, model: Callable[[Tensor], Tensor], on_call: Callable[[int], None]) -> None:
-        self._model, self._on_call = model, on_call
-        self.calls = 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        self._on_call(self.calls)
-        return self._model(x)
+def finding(code: str, text: str) -> dict[str, str]:
+    """An entry of ``EvaluationResult.details["warnings"]``: a code for programs and a text for people."""
+    return {"code": code, "text": text}
 
 
-RANDOMISED = {
-    "code": "randomised",
-    "text": "the model answers differently each time it is asked about the same images: it is randomised. Attacks that "
+RANDOMISED = finding(
+    "randomised",
+    "the model answers differently each time it is asked about the same images: it is randomised. Attacks that "
     "believe one gradient are then too weak; use autoattack with version: rand.",
-}
-DYNAMIC = {
-    "code": "dynamic",
-    "text": "the model takes gradients while it predicts (a defence that optimises at test time). AutoAttack does not "
+)
+DYNAMIC = finding(
+    "dynamic",
+    "the model takes gradients while it predicts (a defence that optimises at test time). AutoAttack does not "
     "follow those, so its accuracy may be too high; an adaptive attack is needed.",
-}
-SQUARE = {
-    "code": "square-helps",
-    "text": "Square, which uses no gradients, broke examples that all gradient attacks before it left standing: the "
+)
+SQUARE = finding(
+    "square-helps",
+    "Square, which uses no gradients, broke examples that all gradient attacks before it left standing: the "
     "gradients are masked. Try Square with more queries, or an adaptive attack.",
-}
-
-
-def zero_gradients(points: int) -> dict[str, str]:
-    """The finding for ``points`` starts of APGD whose gradient was exactly zero."""
-    return {
-        "code": "zero-gradients",
-        "text": f"{points} starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks "
-        "cannot move. Trust Square more than the others here.",
-    }
-
-
-def few_classes(num_classes: int, targets: int) -> dict[str, str]:
-    """The finding for fewer classes than the published attack aims at."""
-    return {
-        "code": "few-classes",
-        "text": f"with {num_classes} classes the targeted sub-attacks aim at {targets} classes instead of "
-        f"{PUBLISHED['targets']}.",
-    }
-
-
-def not_run(reasons: Mapping[str, str]) -> dict[str, str]:
-    """The finding for sub-attacks that cannot run."""
-    each = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    return {"code": "not-run", "text": f"some sub-attacks were left out, so this is not the published attack. {each}."}
-
-
-def reduced(settings: Mapping[str, int]) -> dict[str, str]:
-    """The finding for other numbers of iterations or queries than published."""
-    each = ", ".join(f"{value} {name} instead of {PUBLISHED[name]}" for name, value in settings.items())
-    return {"code": "not-published", "text": f"{each}: this is not the published attack."}
+)
