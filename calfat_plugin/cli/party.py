@@ -112,7 +112,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
 
 
 def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
-    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.observer import RunObserver
     from calfat_plugin.runs.party import open_party_directory, run_client
 
     if runtime.is_mpi_job and request.run_dir is not None:

@@ -23,8 +23,9 @@ from calfat_plugin.federation.wire import (
     pack_update,
     unpack_downlink,
 )
-from calfat_plugin.interfaces import LocalTask, RunObserver, State
+from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)

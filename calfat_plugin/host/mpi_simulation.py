@@ -38,7 +38,8 @@ from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.mpi import MPITransport
-from calfat_plugin.interfaces import RunObserver, State
+from calfat_plugin.interfaces import State
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none

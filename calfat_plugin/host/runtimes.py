@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from calfat_plugin.host.silo.client import ClientStates
     from calfat_plugin.host.task import ServerTask
     from calfat_plugin.host.transports.base import Transport
-    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.observer import RunObserver
     from calfat_plugin.results import EvaluationResult
 
 _BACKEND: KeyPath = ("comm_args", "backend")

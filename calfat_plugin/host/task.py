@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,8 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
-from calfat_plugin.interfaces import RunObserver, State
+from calfat_plugin.interfaces import State
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import pick_device, using_threads

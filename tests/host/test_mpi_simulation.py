@@ -13,7 +13,7 @@ from calfat_plugin.federation.wire import add_client_state, pack_refusal, take_c
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host import mpi_simulation
 from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord
 from tests.host.federation import CPU, Ran, experiment, run
 

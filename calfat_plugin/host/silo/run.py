@@ -25,7 +25,7 @@ from calfat_plugin.host.silo.server import SiloServer, dismiss_all
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import Transport
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult
 
 __all__ = ["ClientStates", "serve", "work"]
