@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.experiment import Experiment
@@ -16,13 +15,8 @@ from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.silo import SILO, Address
 
 if TYPE_CHECKING:
-    import torch
-
-    from calfat_plugin.datasets import Dataset, ImageData
-    from calfat_plugin.host.silo.client import ClientStates
-    from calfat_plugin.host.task import ServerTask
+    from calfat_plugin.host.task import ClientTask, ServerTask
     from calfat_plugin.host.transports.base import Transport
-    from calfat_plugin.observer import RunObserver
     from calfat_plugin.results import EvaluationResult
 
 _BACKEND: KeyPath = ("comm_args", "backend")
@@ -196,31 +190,11 @@ class CrossSilo(Runtime):
 
         return serve(task, self.open_transport, all_come=self.is_mpi_job)
 
-    def work(
-        self,
-        dataset: Dataset,
-        data: ImageData,
-        rank: int,
-        device: torch.device,
-        *,
-        observer: RunObserver,
-        states: ClientStates,
-        on_round: Callable[[int, str], None],
-    ) -> None:
-        """Be client ``rank - 1``; see ``host.silo.run.work``."""
+    def work(self, task: ClientTask) -> None:
+        """Be a client until the server says that the run is over; see ``host.silo.run.work``."""
         from calfat_plugin.host.silo.run import work
 
-        work(
-            self.experiment,
-            dataset,
-            data,
-            rank,
-            device,
-            open_transport=self.open_transport,
-            observer=observer,
-            states=states,
-            on_round=on_round,
-        )
+        work(task, self.open_transport)
 
 
 class _Listening(CrossSilo):

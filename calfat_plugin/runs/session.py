@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
@@ -47,12 +47,9 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     """
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     started = time.perf_counter()
-    with ExitStack() as stack:
-        stack.enter_context(directory.locked())
-        stack.enter_context(log_to(directory.log))
+    with directory.locked(), log_to(directory.log), using_threads(experiment):
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
-        stack.enter_context(using_threads(experiment))
         dataset = experiment.load_own_dataset(rank=0)
 
         from calfat_plugin.federation.worker import shards_of

@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
 from fedml.core.distributed.communication.constants import CommunicationConstants
@@ -23,6 +24,8 @@ from fedml.core.distributed.communication.observer import Observer
 from calfat_plugin.host.transports.messages import Envelope, RefusedError, decode, encode, read_envelope
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound="Transport")
 
 ALARM = 1000  # message types of our own, delivered within a process and never sent
 FAILED = 1001
@@ -163,7 +166,7 @@ class SendQueue(threading.Thread):
 
 
 class Transport(BaseCommunicationManager):  # type: ignore[misc]
-    """A communication backend of the host, without its loop.
+    """A communication backend of the host, without its loop. As a context manager it ends with its block.
 
     Args:
         rank: of this party.
@@ -262,6 +265,12 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]
         self._stopped = True
         for queue in self._queues.values():
             queue.stop()
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.stop_receive_message()
 
     def add_observer(self, observer: Observer) -> None:
         self._observers.append(observer)
