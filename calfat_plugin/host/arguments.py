@@ -29,15 +29,7 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
     )
     for extra in recipe.host_extra.values():
         vars(args).update(extra)
-    for section in (
-        recipe.common,
-        recipe.data,
-        recipe.model,
-        recipe.train,
-        recipe.device,
-        recipe.comm,
-        recipe.tracking,
-    ):
+    for section in experiment.host_sections.values():
         vars(args).update(dataclasses.asdict(section))
     args.data_cache_dir = str(Path(recipe.data.data_cache_dir).expanduser())
     args.client_num_per_round = recipe.clients_per_round

@@ -24,7 +24,7 @@ _PARTITION: KeyPath = ("data_args", "partition_method")
 
 
 class Package(NamedTuple):
-    """What a backend needs to be installed: the module to look for, its distribution, and our extra that brings it."""
+    """What a backend needs to be installed: its top-level module, its distribution, and our extra that brings it."""
 
     module: str
     distribution: str
@@ -81,7 +81,7 @@ class Runtime(ABC):
                     _PARTITION,
                     "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo.",
                 )
-        if self.package is not None and _is_missing(self.package.module):
+        if self.package is not None and importlib.util.find_spec(self.package.module) is None:
             raise self._error(
                 _BACKEND,
                 f"{experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
@@ -244,7 +244,7 @@ class CrossSiloMPI(_Listening):
 class CrossSiloMQTT(CrossSilo):
     """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
 
-    package = Package("paho.mqtt", "paho-mqtt", "mqtt-s3")
+    package = Package("paho", "paho-mqtt", "mqtt-s3")
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport
@@ -306,10 +306,3 @@ def supported_runtime(experiment: Experiment) -> Runtime:
     runtime = runtime_of(experiment)
     runtime.refuse_unsupported()
     return runtime
-
-
-def _is_missing(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is None
-    except ModuleNotFoundError:  # of a dotted name, the first part
-        return True

@@ -89,7 +89,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
-        dataset = experiment.load_own_dataset(rank)
+        dataset = experiment.load_dataset(rank)
         data = dataset.train
         if experiment.partition.entry.name != SILO:
             data = data.subset(experiment.split(data.y.numpy())[client])
