@@ -138,7 +138,7 @@ def _clients(
     from calfat_plugin.evaluators.measure import measure
     from calfat_plugin.federation.wire import pack_downlink, unpack_update
     from calfat_plugin.federation.worker import Worker
-    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.observer import RunObserver
 
     snapshot, _ = run.checkpoint
     worker = Worker(variant, run.dataset, shards, run.device, RunObserver())

@@ -105,21 +105,19 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
     if runtime.has_silos:
         _be_client(request, runtime, rank)
     else:
-        from calfat_plugin.runs.worker import run_worker
+        from calfat_plugin.runs.party import run_worker
 
         run_worker(request.experiment, rank)
     return True
 
 
 def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
-    from calfat_plugin.interfaces import RunObserver
-    from calfat_plugin.runs.party import open_party_directory, run_client
+    from calfat_plugin.runs.party import run_client
 
     if runtime.is_mpi_job and request.run_dir is not None:
         request = _below(request, request.run_dir / f"rank-{rank}")  # all of a job are given the same folder
-    directory = open_party_directory(request, rank)
     stream = sys.stdout  # the run sends prints to its log
-    run_client(request, rank, directory, RunObserver(), lambda line: print(line, file=stream, flush=True))
+    run_client(request, rank, lambda line: print(line, file=stream, flush=True))
 
 
 def _below(request: Request, directory: Path) -> Request:

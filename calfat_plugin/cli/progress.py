@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from calfat_plugin.interfaces import BatchProgress, RunObserver
+from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 

@@ -75,6 +75,11 @@ class Experiment:
         return self.recipe.train.comm_round
 
     @property
+    def host_sections(self) -> dict[str, Any]:
+        """The host's sections of the recipe, typed, by name."""
+        return {name: getattr(self.recipe, name.removesuffix("_args")) for name in HOST_SECTIONS}
+
+    @property
     def train_settings(self) -> TrainSettings:
         """The local trainer's share of ``train_args``."""
         from calfat_plugin.interfaces import TrainSettings
@@ -101,8 +106,7 @@ class Experiment:
             *self.evaluators,
             *self.monitor_evaluators,
         )
-        owed = {pick.entry.citation: None for pick in picks if pick.entry.citation is not None}
-        return tuple(owed)
+        return tuple({pick.entry.citation: None for pick in picks if pick.entry.citation is not None})
 
     # --- building: imports torch --------------------------------------------------------------------------------------
 
@@ -121,30 +125,20 @@ class Experiment:
         """(label, evaluator) for each pick."""
         return [(pick.label, pick.entry.load()(pick.options)) for pick in picks]
 
-    def load_dataset(self) -> Dataset:
+    def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set.
 
-        Raises:
-            DataError: it is missing or damaged.
-        """
-        root = Path(self.recipe.data.data_cache_dir).expanduser()
-        dataset: Dataset = self.dataset.entry.load()(root, **asdict(self.dataset.options))
-        return dataset
-
-    def load_own_dataset(self, rank: int) -> Dataset:
-        """Read what one party of a cross-silo run has: a client its training split, the server (rank 0) its test split.
-
-        Only where ``partition_method: silo`` says so; else every party reads the whole data set.
+        Args:
+            rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
+                its training split, the server (rank 0) its test split. Otherwise, or None: everything.
 
         Raises:
             DataError: it is missing or damaged.
         """
-        if self.partition.entry.name != SILO:
-            return self.load_dataset()
-        root = Path(for_rank(self.recipe.data.data_cache_dir, rank)).expanduser()
-        dataset: Dataset = self.dataset.entry.load()(
-            root, **asdict(self.dataset.options), only="train" if rank else "test"
-        )
+        root, options = self.recipe.data.data_cache_dir, asdict(self.dataset.options)
+        if rank is not None and self.partition.entry.name == SILO:
+            root, options["only"] = for_rank(root, rank), "train" if rank else "test"
+        dataset: Dataset = self.dataset.entry.load()(Path(root).expanduser(), **options)
         return dataset
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
@@ -189,10 +183,9 @@ class Experiment:
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
         recipe = self.recipe
-        typed = (recipe.common, recipe.data, recipe.model, recipe.train, recipe.device, recipe.comm, recipe.tracking)
         sections: dict[str, Any] = {
             name: {**options_to_plain(values), **recipe.host_extra.get(name, {})}
-            for name, values in zip(HOST_SECTIONS, typed, strict=True)
+            for name, values in self.host_sections.items()
         }
         sections["train_args"]["client_num_per_round"] = recipe.clients_per_round
         for name, extra in recipe.host_extra.items():

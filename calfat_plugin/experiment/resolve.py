@@ -43,8 +43,10 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         partition=_pick(
             recipe, registry, entries.PartitionEntry, recipe.partition, name_at=("data_args", "partition_method")
         ),
-        evaluators=_pick_evaluators(recipe, registry, recipe.evaluators),
-        monitor_evaluators=_pick_evaluators(recipe, registry, recipe.monitor_evaluators),
+        evaluators=tuple(_pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in recipe.evaluators),
+        monitor_evaluators=tuple(
+            _pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in recipe.monitor_evaluators
+        ),
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
     return dataclasses.replace(
@@ -74,12 +76,6 @@ def _former_names(experiment: Experiment) -> Iterator[str]:
             )
 
 
-def _pick_evaluators(
-    recipe: Recipe, registry: Registry, choices: tuple[Choice, ...]
-) -> tuple[Pick[entries.EvaluatorEntry], ...]:
-    return tuple(_pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in choices)
-
-
 def _pick(
     recipe: Recipe,
     registry: Registry,
@@ -91,7 +87,12 @@ def _pick(
 ) -> Pick[E]:
     """Look a choice up and type its options. ``name_at``: where its name is written, if not at the choice itself."""
     document = recipe.document
-    entry, named = _find(document, registry, kind, choice, name_at)
+    try:
+        entry, named = registry.find(kind, choice.name)
+    except PluginError as error:
+        named_here = (*choice.path, "name")
+        where = name_at or (named_here if document.has(named_here) else choice.path)
+        raise document.error(where, str(error)) from None
     known = {info.name for info in describe_options(entry.config)}
     clash = [name for name in named if choice.options.get(name, named[name]) != named[name]]
     if clash:
@@ -126,25 +127,13 @@ def _pick(
 
 def _refuse_conflict(recipe: Recipe, trainer: entries.TrainerEntry, aggregator: entries.AggregatorEntry) -> None:
     names = (trainer.name, *trainer.former_names)
-    said = (trainer.conflicts.get(aggregator.name), *(aggregator.conflicts.get(name) for name in names))
-    reason = next((text for text in said if text is not None), None)
+    reasons = (trainer.conflicts.get(aggregator.name), *(aggregator.conflicts.get(name) for name in names))
+    reason = next((text for text in reasons if text is not None), None)
     if reason is not None:
         raise recipe.document.error(
             recipe.aggregator.path,
             f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
         )
-
-
-def _find(
-    document: Document, registry: Registry, kind: type[E], choice: Choice, name_at: KeyPath | None
-) -> tuple[E, Mapping[str, int]]:
-    try:
-        return registry.find(kind, choice.name)
-    except PluginError as error:
-        where = name_at or choice.path
-        if name_at is None and document.has((*choice.path, "name")):
-            where = (*choice.path, "name")
-        raise document.error(where, str(error)) from None
 
 
 def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
@@ -160,13 +149,8 @@ def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
         return model_from_factory(path, **arguments)
 
     entry = entries.ModelEntry("own", build=build, summary=f"built by {path}")
-    options: Any = parse_options(
-        entry.config,
-        choice.options,
-        owner=f"model '{path}'",
-        fail=failing_at(recipe.document, choice.path),
-    )
-    return Pick(entry, options, path, path)
+    fail = failing_at(recipe.document, choice.path)
+    return Pick(entry, parse_options(entry.config, choice.options, owner=f"model '{path}'", fail=fail), path, path)
 
 
 def _pick_modifier(
@@ -175,8 +159,7 @@ def _pick_modifier(
     choice, entry = recipe.trainer.loss, trainer.entry
     path: KeyPath = (*recipe.trainer.path, "loss")
     if choice is None:
-        default = Choice("plain", {}, path, label="plain")
-        return _pick(recipe, registry, entries.ModifierEntry, default)
+        return _pick(recipe, registry, entries.ModifierEntry, Choice("plain", {}, path, label="plain"))
     pick = _pick(recipe, registry, entries.ModifierEntry, choice)
     defined_for = defined_modifiers(registry, entry)
     if pick.entry.name not in defined_for:

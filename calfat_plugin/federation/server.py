@@ -22,8 +22,9 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
-from calfat_plugin.interfaces import AggregationTask, RunObserver, State
+from calfat_plugin.interfaces import AggregationTask, State
 from calfat_plugin.maths.averaging import check_update, heterogeneity, update_norm
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import UpdateError
@@ -26,26 +25,16 @@ _CLIENT = "client/"
 _RESERVED = (_METRIC, _REFUSED, _CLIENT)
 
 
-@dataclass(frozen=True)
-class Downlink:
-    """What a client receives: the global model and the extras of aggregator and method."""
-
-    state: Mapping[str, Tensor]
-    extras: Mapping[str, Tensor]
-
-
 def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> Wire:
     """One mapping for the host to send. Tensors are not copied."""
     _check_namespaces(state, extras)
     return OrderedDict({**state, **extras})
 
 
-def unpack_downlink(wire: Mapping[str, Tensor]) -> Downlink:
-    """The inverse of :func:`pack_downlink`."""
-    return Downlink(
-        state={name: tensor for name, tensor in wire.items() if "/" not in name},
-        extras={name: tensor for name, tensor in wire.items() if "/" in name},
-    )
+def unpack_downlink(wire: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The inverse of :func:`pack_downlink`: (the global model, the extras of aggregator and method)."""
+    extras = {name: tensor for name, tensor in wire.items() if "/" in name}
+    return {name: tensor for name, tensor in wire.items() if name not in extras}, extras
 
 
 def pack_update(update: LocalUpdate) -> Wire:
@@ -100,25 +89,17 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            metrics[name.removeprefix(_METRIC)] = _number(name, tensor)
+            if tensor.numel() != 1 or tensor.is_complex():
+                found = f"has shape {tuple(tensor.shape)} and type {tensor.dtype}"
+                raise UpdateError(f"its '{name}' {found}; expected a number")
+            metrics[name.removeprefix(_METRIC)] = float(tensor)
         elif "/" in name:
-            extras[name] = _finite(name, tensor)
+            if not bool(tensor.isfinite().all()):  # it enters the aggregator's memory, where a nan would stay
+                raise UpdateError(f"its '{name}' holds nan or inf")
+            extras[name] = tensor
         else:
             state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
-
-
-def _number(name: str, tensor: Tensor) -> float:
-    if tensor.numel() != 1 or tensor.is_complex():
-        raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")
-    return float(tensor)
-
-
-def _finite(name: str, tensor: Tensor) -> Tensor:
-    """Extras enter the aggregator's memory, where one nan would stay for good."""
-    if not bool(tensor.isfinite().all()):
-        raise UpdateError(f"its '{name}' holds nan or inf")
-    return tensor
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

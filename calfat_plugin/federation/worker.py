@@ -16,15 +16,10 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
-from calfat_plugin.federation.wire import (
-    Wire,
-    num_bytes,
-    pack_refusal,
-    pack_update,
-    unpack_downlink,
-)
-from calfat_plugin.interfaces import LocalTask, RunObserver, State
+from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
+from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -74,7 +69,7 @@ class Worker:
         Raises:
             UpdateError: names, shapes or dtypes differ, or a value is not finite.
         """
-        check_update(unpack_downlink(downlink).state, self._model.state_dict(), who="server")
+        check_update(unpack_downlink(downlink)[0], self._model.state_dict(), who="server")
 
     def fit(self, client: int, round: int, downlink: Mapping[str, Tensor]) -> Wire:
         """Train one client from the global model and return its message.
@@ -82,10 +77,10 @@ class Worker:
         A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
         with a refusal; the round continues without it, and its kept state stays as it was.
         """
-        received = unpack_downlink(downlink)
+        received, broadcast = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})
         own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
-        self._model.load_state_dict({**received.state, **own})
+        self._model.load_state_dict({**received, **own})
         data = self.shards[client]
         counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
         task = LocalTask(
@@ -100,7 +95,7 @@ class Worker:
             round=round,
             client=client,
             client_state=kept,
-            broadcast=received.extras,
+            broadcast=broadcast,
             correction=self._correction,
             personal=self._personal,
             on_batch=self.observer.client_progress,
@@ -108,7 +103,7 @@ class Worker:
         try:
             with seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
                 update = self._trainer.fit(task)
-            check_update(update.state, received.state, who=f"client {client}")
+            check_update(update.state, received, who=f"client {client}")
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
             return pack_refusal(str(error))

@@ -16,12 +16,12 @@ from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
 
 
-def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
+def host_arguments(experiment: Experiment) -> SimpleNamespace:
     """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
     recipe = experiment.recipe
     args = SimpleNamespace(
         yaml_config_file=recipe.document.file,
-        run_id=run_id,
+        run_id="0",
         rank=0,
         local_rank=0,
         role="server",
@@ -29,15 +29,7 @@ def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
     )
     for extra in recipe.host_extra.values():
         vars(args).update(extra)
-    for section in (
-        recipe.common,
-        recipe.data,
-        recipe.model,
-        recipe.train,
-        recipe.device,
-        recipe.comm,
-        recipe.tracking,
-    ):
+    for section in experiment.host_sections.values():
         vars(args).update(dataclasses.asdict(section))
     args.data_cache_dir = str(Path(recipe.data.data_cache_dir).expanduser())
     args.client_num_per_round = recipe.clients_per_round
@@ -49,7 +41,7 @@ def host_arguments(experiment: Experiment, *, run_id: str) -> SimpleNamespace:
 
 def silo_arguments(experiment: Experiment, *, rank: int) -> SimpleNamespace:
     """The host's view of a recipe for one party of a cross-silo run."""
-    args = host_arguments(experiment, run_id="0")
+    args = host_arguments(experiment)
     num_clients = experiment.num_clients
     args.scenario, args.role, args.rank = "horizontal", "server" if rank == 0 else "client", rank
     args.worker_num = num_clients

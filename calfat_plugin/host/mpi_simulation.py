@@ -38,7 +38,8 @@ from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.mpi import MPITransport
-from calfat_plugin.interfaces import RunObserver, State
+from calfat_plugin.interfaces import State
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
@@ -59,7 +60,6 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
         on_round: called with each record and a snapshot to save, before observers are informed of the round.
 
     Attributes:
-        round: the round under way, 1-based.
         client_states: client id to what it keeps.
     """
 
@@ -72,7 +72,6 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
         on_round: Callable[[RoundRecord, Snapshot], None],
     ) -> None:
         self.server, self.client_states, self.on_round = server, dict(client_states), on_round
-        self.first_round = self.round = server.round + 1
         self.clients: tuple[int, ...] = ()
         super().__init__(None, None, 0, {}, {}, {}, num_workers, server.device, args, None)
 
@@ -82,8 +81,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
 
     def client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
         """Begin the round that the host counts as ``round_idx``; the host would draw by that number alone."""
-        self.round = self.first_round + round_idx
-        self.clients = self.server.start_round(self.round)
+        self.clients = self.server.start_round(self.server.round + 1)
         return list(self.clients)
 
     def aggregate(self) -> Wire:
@@ -95,7 +93,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
             if not is_refusal(update):  # else the client keeps what it kept, which may be nothing
                 self.client_states[client] = state
         server = self.server
-        record = server.finish_round(self.round, uploads)
+        record = server.finish_round(server.round + 1, uploads)
         self.on_round(record, server.snapshot(self.client_states))
         return server.downlink()
 
@@ -122,7 +120,7 @@ class SimulationServer(OnTransport, FedAVGServerManager):  # type: ignore[misc]
         if message.get_type() in _MODEL_TYPES:
             client = int(message.get(MyMessage.MSG_ARG_KEY_CLIENT_INDEX))
             kept = self.aggregator.client_states.get(client, {})
-            message.add_params("round", self.aggregator.round)
+            message.add_params("round", self.aggregator.server.round + 1)
             message.add_params(_MODEL, add_client_state(message.get(_MODEL), kept))
         super().send_message(message)
 
@@ -190,21 +188,18 @@ def lead(task: ServerTask) -> tuple[EvaluationResult, ...]:
     """
     server = task.start_server()
     states = {} if task.resume_from is None else task.resume_from.client_states
-    args = host_arguments(task.experiment, run_id="0")
+    args = host_arguments(task.experiment)
     args.comm_round = task.experiment.num_rounds - server.round
-    transport = _transport(task.experiment, 0)
 
     def manager(args: Any) -> SimulationServer:
         rounds = Rounds(args, server, states, transport.num_parties - 1, task.on_round)
         return SimulationServer(args, rounds, transport)
 
-    try:
+    with _transport(task.experiment, 0) as transport:
         if args.comm_round > 0:
             run_host(args, task.device, manager)
         else:
             manager(args).finish()  # a run that was stopped in its final evaluation
-    finally:
-        transport.stop_receive_message()
     return server.final_evaluation(task.scratch)
 
 
@@ -228,11 +223,8 @@ def assist(
         HostError: the installed host is of an untested version.
     """
     worker = Worker(experiment, dataset, shards, device, RunObserver())
-    transport = _transport(experiment, rank)
-    try:
-        run_host(host_arguments(experiment, run_id="0"), device, lambda args: SimulationWorker(args, worker, transport))
-    finally:
-        transport.stop_receive_message()
+    with _transport(experiment, rank) as transport:
+        run_host(host_arguments(experiment), device, lambda args: SimulationWorker(args, worker, transport))
 
 
 def _transport(experiment: Experiment, rank: int) -> MPITransport:

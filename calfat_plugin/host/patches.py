@@ -40,15 +40,12 @@ def calls_home() -> Iterator[None]:
     """
     import fedml
 
-    def set_in_process(key: str, value: str) -> None:
-        os.environ[key] = value
-
     def no_fetch(args: Any, version: str = "release") -> None:
         args.version = args.config_version = version
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ))
-        stack.enter_context(mock.patch.object(fedml, "set_env_kv", set_in_process))
+        stack.enter_context(mock.patch.object(fedml, "set_env_kv", os.environ.__setitem__))
         stack.enter_context(mock.patch.object(fedml, "load_env", return_value=None))
         stack.enter_context(mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch))
         stack.enter_context(mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.experiment import Experiment
@@ -16,13 +15,8 @@ from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.silo import SILO, Address
 
 if TYPE_CHECKING:
-    import torch
-
-    from calfat_plugin.datasets import Dataset, ImageData
-    from calfat_plugin.host.silo.client import ClientStates
-    from calfat_plugin.host.task import ServerTask
+    from calfat_plugin.host.task import ClientTask, ServerTask
     from calfat_plugin.host.transports.base import Transport
-    from calfat_plugin.interfaces import RunObserver
     from calfat_plugin.results import EvaluationResult
 
 _BACKEND: KeyPath = ("comm_args", "backend")
@@ -30,7 +24,7 @@ _PARTITION: KeyPath = ("data_args", "partition_method")
 
 
 class Package(NamedTuple):
-    """What a backend needs to be installed: the module to look for, its distribution, and our extra that brings it."""
+    """What a backend needs to be installed: its top-level module, its distribution, and our extra that brings it."""
 
     module: str
     distribution: str
@@ -74,7 +68,7 @@ class Runtime(ABC):
         Raises:
             RecipeError: with place, key path and what to write instead.
         """
-        if self.package is not None and _is_missing(self.package.module):
+        if self.package is not None and importlib.util.find_spec(self.package.module) is None:
             raise self._error(
                 _BACKEND,
                 f"{self.experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
@@ -183,31 +177,11 @@ class CrossSilo(Runtime):
 
         return serve(task, self.open_transport, all_come=self.is_mpi_job)
 
-    def work(
-        self,
-        dataset: Dataset,
-        data: ImageData,
-        rank: int,
-        device: torch.device,
-        *,
-        observer: RunObserver,
-        states: ClientStates,
-        on_round: Callable[[int, str], None],
-    ) -> None:
-        """Be client ``rank - 1``; see ``host.silo.run.work``."""
+    def work(self, task: ClientTask) -> None:
+        """Be a client until the server says that the run is over; see ``host.silo.run.work``."""
         from calfat_plugin.host.silo.run import work
 
-        work(
-            self.experiment,
-            dataset,
-            data,
-            rank,
-            device,
-            open_transport=self.open_transport,
-            observer=observer,
-            states=states,
-            on_round=on_round,
-        )
+        work(task, self.open_transport)
 
 
 class _Listening(CrossSilo):
@@ -257,7 +231,7 @@ class CrossSiloMPI(_Listening):
 class CrossSiloMQTT(CrossSilo):
     """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
 
-    package = Package("paho.mqtt", "paho-mqtt", "mqtt-s3")
+    package = Package("paho", "paho-mqtt", "mqtt-s3")
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport
@@ -336,10 +310,3 @@ def _refuse_foreign_partition(experiment: Experiment) -> None:
     else:
         return
     raise experiment.recipe.document.error(_PARTITION, complaint)
-
-
-def _is_missing(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is None
-    except ModuleNotFoundError:  # of a dotted name, the first part
-        return True

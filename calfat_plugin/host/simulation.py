@@ -16,7 +16,6 @@ from torch import Tensor
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
-from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.federation.server import Server
@@ -40,7 +39,6 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
         self.server, self.worker, self.on_round = server, worker, task.on_round
         dataset = task.dataset
         self.trainer = WorkerTrainer(worker, args)
-        self.first_round = server.round + 1
         self.clients: tuple[int, ...] = ()
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
@@ -54,13 +52,10 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
         self.trainer.set_model_params(server.downlink())
 
     def _setup_clients(self, num_dict: Any, train_dict: Any, test_dict: Any, model_trainer: Any) -> None:
-        for slot in range(self.args.client_num_per_round):
-            self.client_list.append(
-                Client(slot, train_dict[slot], test_dict[slot], num_dict[slot], self.args, self.device, self.trainer)
-            )
+        super()._setup_clients(num_dict, train_dict, test_dict, self.trainer)
 
     def _client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
-        self.trainer.round = self.first_round + round_idx
+        self.trainer.round = self.server.round + 1
         self.clients = self.server.start_round(self.trainer.round)
         return list(self.clients)
 
@@ -73,8 +68,8 @@ class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
     def _local_test_on_all_clients(self, round_idx: int) -> None:
         """Nothing: evaluation is part of the round, on the global model and once, not once a client."""
 
-    def _local_test_on_validation_set(self, round_idx: int) -> None:
-        """Nothing, likewise; the host comes here for data sets whose name begins with ``stackoverflow``."""
+    #: Nothing, likewise; the host comes here for data sets whose name begins with ``stackoverflow``.
+    _local_test_on_validation_set = _local_test_on_all_clients
 
     def run(self) -> None:
         """What ``FedMLRunner`` calls."""
@@ -94,7 +89,7 @@ def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
         worker.client_states.update(task.resume_from.client_states)
     remaining = experiment.num_rounds - server.round
     if remaining > 0:
-        args = host_arguments(experiment, run_id="0")
+        args = host_arguments(experiment)
         args.comm_round = remaining
         run_host(args, task.device, lambda args: SimulationAPI(args, server, worker, task))
     return server.final_evaluation(task.scratch)

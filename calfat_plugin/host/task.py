@@ -1,4 +1,4 @@
-"""What the process that holds the global model is to do, whatever the runtime."""
+"""What a process of a run is to do: the one that holds the global model, and a client of a cross-silo run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.results import RoundRecord, State
 
 if TYPE_CHECKING:
     import torch
 
     from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.federation.server import Server, Snapshot
-    from calfat_plugin.results import RoundRecord
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,31 @@ class ServerTask:
         if self.resume_from is not None:
             server.restore(self.resume_from)
         return server
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """A client's part of a cross-silo run: train whenever the server asks, until it says that the run is over.
+
+    A round that is trained again (the server was restarted, the update came too late) begins from the state that
+    belongs to the model, so SCAFFOLD's variates never run ahead of the server's.
+
+    Attributes:
+        experiment: what to run; the server's must be the same.
+        dataset: for shapes and augmentation.
+        data: this client's training examples, on ``device``.
+        rank: 1 to the number of clients; the client's id is one less.
+        device: where to train.
+        state_after: what the client keeps after the round that the server last used; 0 is before the first round.
+        keep_state: stores (round, what the client keeps after it, round last used), and forgets all other rounds.
+        on_round: called for each round with (number, what happens).
+    """
+
+    experiment: Experiment
+    dataset: Dataset
+    data: ImageData
+    rank: int
+    device: torch.device
+    state_after: Callable[[int], State]
+    keep_state: Callable[[int, State, int], None]
+    on_round: Callable[[int, str], None]

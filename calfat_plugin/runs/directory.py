@@ -98,21 +98,19 @@ class RunDirectory:
             RunError: it holds a run already, or cannot be written.
         """
         parent = parent or DEFAULT_ROOT / experiment.recipe.name
-        made = _missing(parent if path is None else path)
-        if path is None:
-            path = _new_path(parent, experiment.seed)
-            made.insert(0, path)
-        chosen = cls(path)
-        chosen._made = made
+        wanted = path or parent
+        made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
+        chosen = cls(path or new_path(experiment, parent))
+        chosen._made = made if path else [chosen.path, *made]
         if chosen.recipe.exists():
             raise RunError(
-                f"{path}: there is a run in this directory already. "
+                f"{chosen.path}: there is a run in this directory already. "
                 "Add --resume to continue it, or choose another --run-dir."
             )
         try:
             chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{path}: the run directory cannot be created ({error.strerror}).") from None
+            raise RunError(f"{chosen.path}: the run directory cannot be created ({error.strerror}).") from None
         chosen.write_recipe(experiment)
         return chosen
 
@@ -226,19 +224,10 @@ class RunDirectory:
         write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def new_path(experiment: Experiment) -> Path:
-    """Make an empty folder for a run that another process is to create there."""
-    return _new_path(DEFAULT_ROOT / experiment.recipe.name, experiment.seed)
-
-
-def _missing(path: Path) -> list[Path]:
-    """``path`` and those of its parents that do not exist, innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def _new_path(parent: Path, seed: int) -> Path:
-    """A path that no run has; two runs started within a second get different ones."""
-    stem = f"{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
+    """Make an empty folder that no run has; two runs started within a second get different ones."""
+    parent = parent or DEFAULT_ROOT / experiment.recipe.name
+    stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):
         path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")
         try:

@@ -6,7 +6,8 @@ None of them can stop a run: one that raises is reported to the user once and is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pluggy
@@ -32,7 +33,8 @@ class Listeners:
         self._warn = warn
         self._managers: dict[str, pluggy.PluginManager] = {}
         for name, plugin in plugins:
-            self._guard(name, "is not used", lambda name=name, plugin=plugin: self._add(name, plugin))  # type: ignore[misc]
+            with self._reporting(name, "is not used"):
+                self._add(name, plugin)
 
     @classmethod
     def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
@@ -41,28 +43,25 @@ class Listeners:
         listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
         for pick in experiment.loggers:
             name = f"logger '{pick.label}'"
-            listeners._guard(
-                name,
-                "is not used",
-                lambda name=name, pick=pick: listeners._add(name, pick.entry.load()(pick.options)),  # type: ignore[misc]
-            )
+            with listeners._reporting(name, "is not used"):
+                listeners._add(name, pick.entry.load()(pick.options))
         return listeners
 
     def run_started(self, run: RunInfo) -> None:
         """Before the first round."""
-        self._tell("calfat_run_started", run=run)
+        self._call("calfat_run_started", run=run)
 
     def round_finished(self, run: RunInfo, record: RoundRecord) -> None:
         """After each round."""
-        self._tell("calfat_round_finished", run=run, record=record)
+        self._call("calfat_round_finished", run=run, record=record)
 
     def run_finished(self, run: RunInfo, result: RunResult) -> None:
         """After the final evaluation."""
-        self._tell("calfat_run_finished", run=run, result=result)
+        self._call("calfat_run_finished", run=run, result=result)
 
     def run_stopped(self, run: RunInfo, error: BaseException) -> None:
         """Instead of ``run_finished``, when the run ends early."""
-        self._tell("calfat_run_stopped", run=run, error=error)
+        self._call("calfat_run_stopped", run=run, error=error)
 
     def _add(self, name: str, plugin: Any) -> None:
         # A manager of its own for each: pluggy then checks its hooks, fills in the arguments that they take, and what
@@ -73,18 +72,17 @@ class Listeners:
         manager.check_pending()
         self._managers[name] = manager
 
-    def _tell(self, hook: str, **arguments: Any) -> None:
+    def _call(self, hook: str, **arguments: Any) -> None:
         for name, manager in list(self._managers.items()):
-            call = getattr(manager.hook, hook)
-            if not self._guard(name, f"failed in {hook} and is off for this run", lambda call=call: call(**arguments)):  # type: ignore[misc]
-                del self._managers[name]
+            with self._reporting(name, f"failed in {hook} and is off for this run"):
+                getattr(manager.hook, hook)(**arguments)
 
-    def _guard(self, name: str, verdict: str, action: Callable[[], Any]) -> bool:
-        """Whether ``action`` went well."""
+    @contextmanager
+    def _reporting(self, name: str, verdict: str) -> Iterator[None]:
+        """Report what a third party's code raises, which may be anything, and call that plugin no more."""
         try:
-            action()
-        except Exception as error:  # a third party's code may raise anything
+            yield
+        except Exception as error:
             log.exception("%s %s", name, verdict)
             self._warn(f"{name} {verdict}: {type(error).__name__}: {error}")
-            return False
-        return True
+            self._managers.pop(name, None)

@@ -1,6 +1,6 @@
-"""A client's process in a cross-silo run: its directory, its data, and the way back in after a stop.
+"""The processes of a run besides the server's: a client of a cross-silo run, or a worker of a simulation over MPI.
 
-::
+A client has a directory of its own. A worker writes nothing: the run directory is rank 0's::
 
     runs/<recipe>/rank-<k>/<seed>-<time>/
         recipe.yaml       as run
@@ -13,26 +13,22 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
-from calfat_plugin.interfaces import RunObserver, State
 from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
-
-if TYPE_CHECKING:
-    from calfat_plugin.datasets import Dataset, ImageData
 
 log = logging.getLogger(__name__)
 
@@ -43,46 +39,39 @@ class PartyDirectory(RunDirectory):
     without_resume = "Start without --resume: the server sends this client the current round."
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
-    def states(self) -> Path:
-        """Folder of what the client keeps, a file a round."""
-        return self.path / "checkpoints"
+
+class _States:
+    """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
+
+    def __init__(self, folder: Path, client: int) -> None:
+        self._folder, self._client = folder, client
+
+    def after(self, used: int) -> State:
+        """The state after the round that the server last used; empty before the first."""
+        if used == 0:
+            return {}
+        if not self._path(used).exists():
+            log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
+            return {}
+        return load_checkpoint(self._path(used))[0].client_states.get(self._client, {})
+
+    def keep(self, round: int, state: State, used: int) -> None:
+        """Store the state after ``round``, and forget all but that and ``used``."""
+        save_checkpoint(self._path(round), Snapshot(round, {}, client_states={self._client: state}), {})
+        for path in self._folder.glob("round-*.safetensors"):
+            if path not in (self._path(round), self._path(used)):
+                path.unlink()
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"round-{round}.safetensors"
 
 
-def open_party_directory(request: Request, rank: int) -> PartyDirectory:
-    """The client's directory: a new one, or the one to resume.
-
-    Raises:
-        RunError: see ``RunDirectory``; or the rank is none of the recipe's.
-    """
-    experiment = request.experiment
-    check_rank(experiment, rank)
-    parent = DEFAULT_ROOT / experiment.recipe.name / f"rank-{rank}"
-    return PartyDirectory.open(request, parent)
-
-
-def check_rank(experiment: Experiment, rank: int) -> None:
-    """Refuse a rank that the recipe has no client for.
-
-    Raises:
-        RunError: with the ranks there are.
-    """
-    if not 1 <= rank <= experiment.num_clients:
-        raise RunError(
-            f"--rank {rank}: the clients of this recipe have ranks 1 to {experiment.num_clients} "
-            "(train_args.client_num_in_total); rank 0 is the server's."
-        )
-
-
-def run_client(
-    request: Request, rank: int, directory: PartyDirectory, observer: RunObserver, say: Callable[[str], None]
-) -> None:
-    """Be one client until the server says that the run is over.
+def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
+    """Be one client until the server says that the run is over, in a new directory or the one to resume.
 
     Args:
         request: what to run.
         rank: 1 to the number of clients.
-        directory: from :func:`open_party_directory`.
-        observer: is informed of training progress.
         say: shows the user a line.
 
     Raises:
@@ -91,57 +80,57 @@ def run_client(
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     if not isinstance(runtime, CrossSilo):
         raise TypeError(f"a {type(runtime).__name__} has no clients with a process of their own")
-    with ExitStack() as stack:
-        stack.enter_context(directory.locked())
-        stack.enter_context(log_to(directory.log))
+    if not 1 <= rank <= experiment.num_clients:
+        raise RunError(
+            f"--rank {rank}: the clients of this recipe have ranks 1 to {experiment.num_clients} "
+            "(train_args.client_num_in_total); rank 0 is the server's."
+        )
+    name, client = experiment.recipe.name, rank - 1
+    directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
+    with directory.locked(), log_to(directory.log), using_threads(experiment):
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
-        stack.enter_context(using_threads(experiment))
-        dataset = experiment.load_own_dataset(rank)
-        data = _own_data(experiment, dataset, rank - 1).to(device)
+        dataset = experiment.load_dataset(rank)
+        data = dataset.train
+        if experiment.partition.entry.name != SILO:
+            data = data.subset(experiment.split(data.y.numpy())[client])
         directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
 
-        from calfat_plugin.host.silo.run import ClientStates
+        from calfat_plugin.host.task import ClientTask
 
-        kept = _States(directory.states(), rank - 1)
-        say(f"client {rank - 1} of {experiment.recipe.name}: {len(data)} examples, waiting for the server")
-        rounds = experiment.num_rounds
+        states = _States(directory.last_checkpoint.parent, client)
+        say(f"client {client} of {name}: {len(data)} examples, waiting for the server")
         runtime.work(
-            dataset,
-            data,
-            rank,
-            device,
-            observer=observer,
-            states=ClientStates(kept.load, kept.save),
-            on_round=lambda round, what: say(f"round {round}/{rounds}  {what}"),
+            ClientTask(
+                experiment,
+                dataset,
+                data.to(device),
+                rank,
+                device,
+                state_after=states.after,
+                keep_state=states.keep,
+                on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
+            )
         )
-    directory.write_json(directory.results, {"recipe": experiment.recipe.name, "seed": experiment.seed, "rank": rank})
+    directory.write_json(directory.results, {"recipe": name, "seed": experiment.seed, "rank": rank})
     say("the run is over")
 
 
-def _own_data(experiment: Experiment, dataset: Dataset, client: int) -> ImageData:
-    if experiment.partition.entry.name == SILO:
-        return dataset.train
-    return dataset.train.subset(experiment.split(dataset.train.y.numpy())[client])
+def run_worker(experiment: Experiment, rank: int) -> None:
+    """Train whichever clients rank 0 names, until it says that the run is over.
 
+    Args:
+        experiment: what to run.
+        rank: of this process in the MPI job, 1 and up.
 
-class _States:
-    """Client states on disk, a checkpoint a round."""
+    Raises:
+        CalfatError: with what to fix.
+    """
+    # What concerns a client is in its message to rank 0.
+    with log_to(Path(os.devnull)), using_threads(experiment):
+        device = pick_device(experiment, lambda text: None)  # rank 0 warns
+        dataset = experiment.load_dataset()
 
-    def __init__(self, folder: Path, client: int) -> None:
-        self._folder, self._client = folder, client
+        from calfat_plugin.federation.worker import shards_of
+        from calfat_plugin.host.mpi_simulation import assist
 
-    def load(self, round: int) -> State | None:
-        path = self._path(round)
-        if not path.exists():
-            return None
-        return load_checkpoint(path)[0].client_states.get(self._client, {})
-
-    def save(self, round: int, state: State, keep: set[int]) -> None:
-        save_checkpoint(self._path(round), Snapshot(round, {}, client_states={self._client: state}), {})
-        kept = {self._path(number) for number in keep}
-        for path in self._folder.glob("round-*.safetensors"):
-            if path not in kept:
-                path.unlink()
-
-    def _path(self, round: int) -> Path:
-        return self._folder / f"round-{round}.safetensors"
+        assist(experiment, dataset, shards_of(experiment, dataset, device), rank, device)

@@ -6,13 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.compute import pick_device, using_threads
@@ -47,13 +47,10 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     """
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     started = time.perf_counter()
-    with ExitStack() as stack:
-        stack.enter_context(directory.locked())
-        stack.enter_context(log_to(directory.log))
+    with directory.locked(), log_to(directory.log), using_threads(experiment):
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
-        stack.enter_context(using_threads(experiment))
-        dataset = experiment.load_own_dataset(rank=0)
+        dataset = experiment.load_dataset(rank=0)
 
         from calfat_plugin.federation.worker import shards_of
         from calfat_plugin.host.task import ServerTask
@@ -65,7 +62,9 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         directory.write_recipe(experiment)
         _write_environment(directory, experiment, device, request.command)
         if not runtime.has_silos:  # the counts never leave the silos
-            _write_partition(directory, dataset, info)
+            counts = [list(of_client) for of_client in info.class_counts]
+            content = {"class_names": list(dataset.class_names), "class_counts": counts}
+            directory.write_json(directory.partition, content)
         writer, listeners = RunWriter(directory, experiment, best), Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
@@ -123,11 +122,6 @@ def _run_info(
             tuple(torch.bincount(shard.y, minlength=dataset.num_classes).tolist()) for shard in shards.values()
         ),
     )
-
-
-def _write_partition(directory: RunDirectory, dataset: Dataset, info: RunInfo) -> None:
-    counts = [list(of_client) for of_client in info.class_counts]
-    directory.write_json(directory.partition, {"class_names": list(dataset.class_names), "class_counts": counts})
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:

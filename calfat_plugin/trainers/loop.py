@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import BatchProgress, ClientLoss, LocalTask
+from calfat_plugin.interfaces import ClientLoss, LocalTask
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch

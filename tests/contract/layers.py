@@ -22,7 +22,7 @@ FLOORS = (
     (
         "contract",
         "what a recipe may say, and what plugins provide",
-        "recipe entries results hookspecs interfaces datasets",
+        "recipe entries results observer hookspecs interfaces datasets",
     ),
     (
         "built-ins",

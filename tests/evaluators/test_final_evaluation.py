@@ -13,7 +13,7 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server, Snapshot
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunResult

@@ -13,7 +13,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.worker import shards_of
 from calfat_plugin.host.simulation import simulate
 from calfat_plugin.host.task import ServerTask
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord

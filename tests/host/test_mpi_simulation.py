@@ -13,7 +13,7 @@ from calfat_plugin.federation.wire import add_client_state, pack_refusal, take_c
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host import mpi_simulation
 from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord
 from tests.host.federation import CPU, Ran, experiment, run
 
@@ -30,7 +30,7 @@ class Job:
             dataset, train=dataset.train.subset(range(80)), test=dataset.test.subset(range(20))
         )
         shards = shards_of(self.experiment, dataset, CPU)
-        self.args = host_arguments(self.experiment, run_id="0")
+        self.args = host_arguments(self.experiment)
         self.server = Server(self.experiment, dataset, CPU, RunObserver())
         self.worker = Worker(self.experiment, dataset, shards, CPU, RunObserver())
         counts, nothing = {client: len(shard) for client, shard in shards.items()}, dict.fromkeys(shards)
@@ -47,7 +47,7 @@ class Job:
 
     def answer(self, rounds: mpi_simulation.Rounds, client: int) -> tuple[Any, int]:
         """What a worker sends back for a client."""
-        self.trainer.trainer.round = rounds.round
+        self.trainer.trainer.round = rounds.server.round + 1
         kept = rounds.client_states.get(client, {})
         self.trainer.update_model(add_client_state(rounds.get_global_model_params(), kept))
         self.trainer.update_dataset(client)

@@ -223,8 +223,8 @@ def test_messages_come_back_as_they_went() -> None:
     received = unpack_update(pack_update(update), 7)
     assert (received.state, received.extras, received.metrics) == (update.state, update.extras, update.metrics)
     assert received.client_state == {}  # it never leaves the client
-    downlink = unpack_downlink({"w": torch.ones(1), "scaffold/c": torch.zeros(1)})
-    assert (list(downlink.state), list(downlink.extras)) == (["w"], ["scaffold/c"])
+    state, extras = unpack_downlink({"w": torch.ones(1), "scaffold/c": torch.zeros(1)})
+    assert (list(state), list(extras)) == (["w"], ["scaffold/c"])
 
 
 @pytest.mark.parametrize("name", ["metric/loss", "refused/reason", "client/scaffold/c"])

@@ -17,7 +17,11 @@ from calfat_plugin.federation import server
 from calfat_plugin.federation.server import Server, sample_clients
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host import launch, patches, simulation
+from calfat_plugin.host import launch, patches, simulation  # before all else of fedml
+
+# isort: split
+from fedml.simulation.sp.fedavg.client import Client
+
 from calfat_plugin.host.arguments import host_arguments
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
@@ -43,7 +47,7 @@ def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyP
         (launch.fedml.FedMLRunner, "run"),
         (simulation.FedAvgAPI, "train"),
         (Server, "start_round"),
-        (simulation.Client, "train"),
+        (Client, "train"),
         (Worker, "fit"),
         (Server, "finish_round"),
     ):
@@ -171,7 +175,7 @@ def test_resuming_from_a_snapshot_gives_the_same_rounds() -> None:
 
 def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
     """Defect 9: all sections become attributes of one object, where an attack's epsilon would be read as privacy's."""
-    args = vars(host_arguments(experiment(calfat__threat={"eps": "8/255"}), run_id="0"))
+    args = vars(host_arguments(experiment(calfat__threat={"eps": "8/255"})))
     assert not {"calfat", "trainer", "threat", "eps", "epsilon", "aggregator", "evaluators", "monitor"} & set(args)
     assert args["learning_rate"] == 0.05
     assert args["client_num_per_round"] == args["worker_num"] == 5
@@ -179,7 +183,7 @@ def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
 
 
 def test_keys_that_only_the_host_knows_reach_it() -> None:
-    args = host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}), run_id="0")
+    args = host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}))
     assert (args.server_lr, args.enable_dp) == (0.5, False)
 
 

@@ -23,9 +23,9 @@ from calfat_plugin.interfaces import (
     LocalCorrection,
     LocalTask,
     LocalTrainer,
-    RunObserver,
     TrainSettings,
 )
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate, RoundRecord

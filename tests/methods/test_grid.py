@@ -131,7 +131,7 @@ def test_state_of_clients_that_sit_out_a_round_stays_theirs():
 def test_the_host_gives_the_same_bits(trainer, aggregator):
     from calfat_plugin.host.simulation import simulate
     from calfat_plugin.host.task import ServerTask
-    from calfat_plugin.interfaces import RunObserver
+    from calfat_plugin.observer import RunObserver
     from tests.methods.helpers import CPU, small_digits
 
     settings = experiment(trainer, aggregator)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, BatchProgress, LocalCorrection, LocalTask
+from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
+from calfat_plugin.observer import BatchProgress
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data

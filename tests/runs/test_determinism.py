@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calfat_plugin.experiment import assemble
-from calfat_plugin.interfaces import RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory

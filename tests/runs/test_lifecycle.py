@@ -9,7 +9,7 @@ import pytest
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import BatchProgress, RunObserver
+from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult

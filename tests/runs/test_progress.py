@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock, results_table
-from calfat_plugin.interfaces import BatchProgress
+from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

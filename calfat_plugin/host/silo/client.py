@@ -1,59 +1,30 @@
-"""A client of the host, with our worker inside: the host's trainer interface, and its cross-silo client manager."""
+"""The host's cross-silo client manager with our worker inside."""
 
 from __future__ import annotations
 
-import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
+import torch
 from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
+from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 from fedml.cross_silo.client.message_define import MyMessage
 
 from calfat_plugin.errors import HostError, UpdateError
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.task import ClientTask
+from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
-from calfat_plugin.interfaces import State
-
-log = logging.getLogger(__name__)
 
 BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
-
-
-class ClientStates:
-    """What a client keeps, by round: after the last round the server used, and after the last it trained.
-
-    A round that is trained again (the server was restarted, the update came too late) begins from the state that
-    belongs to the model, so SCAFFOLD's variates never run ahead of the server's.
-
-    Args:
-        load: round to state, None where there is none; round 0 is before the first.
-        save: stores a state after a round and drops all rounds but those given.
-    """
-
-    def __init__(self, load: Callable[[int], State | None], save: Callable[[int, State, set[int]], None]) -> None:
-        self._load, self._save = load, save
-
-    def after(self, used: int) -> State:
-        """The state after the round that the server last used; empty before the first."""
-        if used == 0:
-            return {}
-        state = self._load(used)
-        if state is None:
-            log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
-            return {}
-        return state
-
-    def keep(self, round: int, state: State, used: int) -> None:
-        """Store the state after ``round``, and forget all but that and ``used``."""
-        self._save(round, state, {used, round})
 
 
 class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
@@ -61,27 +32,25 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
 
     Args:
         args: the host's arguments.
-        adapter: the host's ``TrainerDistAdapter`` around a :class:`WorkerTrainer`.
+        worker: trains this client.
         transport: the backend.
-        states: this client's memory.
-        fingerprint: of what this party runs; the server lets in no other.
-        deadlines: seconds to wait for the server to come, and for a lost server to come back.
-        on_round: called when a round begins and ends here.
+        task: the experiment, with deadlines, and this client's memory.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        adapter: Any,
-        transport: Transport,
-        states: ClientStates,
-        *,
-        fingerprint: str,
-        deadlines: tuple[float, float],
-        on_round: Callable[[int, str], None],
-    ) -> None:
-        self._states, self._fingerprint, self._on_round = states, fingerprint, on_round
-        self._start_deadline, self._server_deadline = deadlines
+    def __init__(self, args: Any, worker: Worker, transport: Transport, task: ClientTask) -> None:
+        self._task, self._settings = task, task.experiment.recipe.silo.settings
+        self._fingerprint, self._trainer = fingerprint(task.experiment), WorkerTrainer(worker, args)
+        adapter = TrainerDistAdapter(
+            args,
+            task.device,
+            task.rank,
+            torch.nn.Identity(),  # the worker has the model; the host only wants to move one to the device
+            len(task.data),
+            {task.rank - 1: len(task.data)},
+            {task.rank - 1: None},
+            None,
+            self._trainer,
+        )
         self._session = secrets.token_hex(16)
         self._answering: dict[str, Any] = {}
         self._finished = False
@@ -116,27 +85,26 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
             return
         fields = msg_params.get_params()
         round, used = fields["round"], fields["used"]
-        worker: Worker = self.trainer_dist_adapter.trainer.trainer.worker
-        client = self.rank - 1
+        worker, client = self._trainer.worker, self.rank - 1
         downlink = fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS]
         try:
             worker.check_downlink(downlink)
         except UpdateError as error:
             raise HostError(f"round {round}: the server's model does not fit this recipe's. {error}") from None
-        self._on_round(round, "training")
-        worker.client_states[client] = self._states.after(used)
+        self._task.on_round(round, "training")
+        worker.client_states[client] = self._task.state_after(used)
         self._answering = {"round": round, "ticket": fields["ticket"]}
         self.round_idx = round - 1
-        self.trainer_dist_adapter.trainer.trainer.round = round
+        self._trainer.round = round
         self.trainer_dist_adapter.update_dataset(client)
         self.trainer_dist_adapter.update_model(downlink)
         weights, num_examples = self.trainer_dist_adapter.train(self.round_idx)
-        self._states.keep(round, worker.client_states[client], used)
+        self._task.keep_state(round, worker.client_states[client], used)
         if self.com_manager.inbox.holds(MODEL_TYPES):
-            self._on_round(round, "too late: the server has gone on")
+            self._task.on_round(round, "too late: the server continued without it")
             return
         self.send_model_to_server(0, weights, num_examples)
-        self._on_round(round, "sent")
+        self._task.on_round(round, "sent")
 
     def handle_message_finish(self, msg_params: Message) -> None:
         self.finish()
@@ -150,28 +118,26 @@ class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
                 message.add_params(name, value)
         self.com_manager.send_message(message)
 
-    def _status(self) -> Message:
-        message = Message(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, self.rank, 0)
-        message.add_params(MyMessage.MSG_ARG_KEY_CLIENT_STATUS, self.ONLINE_STATUS_FLAG)
-        message.add_params("session", self._session)
-        message.add_params("recipe", self._fingerprint)
-        return message
-
     def _keep_in_touch(self) -> None:
         """Say every few seconds that this client is there; a server that stays away too long ends the client."""
+        status = Message(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, self.rank, 0)
+        status.add_params(MyMessage.MSG_ARG_KEY_CLIENT_STATUS, self.ONLINE_STATUS_FLAG)
+        status.add_params("session", self._session)
+        status.add_params("recipe", self._fingerprint)
         came, last_seen = False, time.monotonic()
         while not self._finished:
             try:
-                self.com_manager.send_now(self._status(), timeout=3 * BEAT)
+                self.com_manager.send_now(status, timeout=3 * BEAT)
                 came, last_seen = True, time.monotonic()
             except RefusedError as refused:
                 self._fail(f"the server refused rank {self.rank}: {refused}")
                 return
             except UnreachableError as error:
-                deadline = self._server_deadline if came else self._start_deadline
+                key, verb = (
+                    ("server_deadline", "has not answered for") if came else ("start_deadline", "did not come within")
+                )
+                deadline = getattr(self._settings, key)
                 if time.monotonic() - last_seen > deadline:
-                    key = "server_deadline" if came else "start_deadline"
-                    verb = "has not answered for" if came else "did not come within"
                     self._fail(f"the server {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
                     return
             self._beat_now.wait(BEAT)

@@ -7,7 +7,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fedml.core.distributed.communication.message import Message
@@ -15,14 +16,14 @@ from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import Wire
+from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.silo.client import BEAT
+from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.transports.base import ALARM, Transport
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
-from calfat_plugin.recipe.silo import Silo
-from calfat_plugin.results import RoundRecord
 
 log = logging.getLogger(__name__)
 
@@ -56,17 +57,6 @@ class Round:
     stale: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-class _Global:
-    """The global model as the host's manager asks for it."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def get_global_model_params(self) -> Wire:
-        """The message to every client of the next round."""
-        return self._server.downlink()
-
-
 class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
     """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours.
 
@@ -74,37 +64,20 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         args: the host's arguments.
         server: holds the global model.
         transport: the backend.
-        silo: quorum and deadlines.
-        fingerprint: of what this party runs; clients that run something else are refused.
-        used: client to the last round in which its update was used, for a resumed run.
-        on_round: called with each record and a snapshot to save.
+        task: the experiment, with quorum and deadlines, and who is informed of a round.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        server: Server,
-        transport: Transport,
-        silo: Silo,
-        *,
-        fingerprint: str,
-        used: Mapping[int, int],
-        on_round: Callable[[RoundRecord, Snapshot], None],
-    ) -> None:
-        self.server, self._silo, self._fingerprint = server, silo, fingerprint
-        self._used, self._on_round = dict(used), on_round
+    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask) -> None:
+        self.server, self._silo, self._on_round = server, task.experiment.recipe.silo, task.on_round
+        self._fingerprint, self._used = fingerprint(task.experiment), dict(task.used)
         self._ranks = range(1, args.client_num_in_total + 1)
         self._sessions: dict[int, str] = {}
         self._heard: dict[int, float] = {}
         self._missed: set[int] = set()
         self._round: Round | None = None
         self._old_tickets: dict[str, int] = {}
-        self._started = 0.0
-        super().__init__(args, _Global(server), transport, 0, args.client_num_in_total, args.backend)
+        super().__init__(args, server, transport, 0, args.client_num_in_total, args.backend)
         transport.admit = self._admit
-
-    def is_main_process(self) -> bool:
-        return True
 
     def register_message_receive_handlers(self) -> None:
         super().register_message_receive_handlers()
@@ -114,8 +87,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
 
     def handle_message_connection_ready(self, msg_params: Message) -> None:
         """Ask every client whether it is there: those that came first, and those a restarted server has to find."""
-        self._started = time.monotonic()
-        self.com_manager.wake_at = self._started + self._silo.settings.start_deadline
+        self.com_manager.wake_at = time.monotonic() + self._silo.settings.start_deadline
         for rank in self._ranks:
             self.send_message_check_client_status(rank, rank - 1)
 
@@ -157,7 +129,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
             return
         send = self.send_message_sync_model_to_client if rank in now.sent else self.send_message_init_config
         now.sent[rank] = session
-        send(rank, self.aggregator.get_global_model_params(), rank - 1)
+        send(rank, self.server.downlink(), rank - 1)
 
     def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
         """Take an answer of this round; :meth:`_admit` let no other in."""
@@ -183,7 +155,7 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         settings = self._silo.settings
         missing = [rank for rank in self._ranks if rank not in self._sessions]
         wanted = settings.min_clients or len(self._ranks)
-        who = ", ".join(f"rank {rank}{self._where(rank)}" for rank in missing)
+        who = self._listed(missing)
         if len(self._sessions) < wanted:
             raise HostError(
                 f"{len(self._sessions)} of {len(self._ranks)} clients came within {settings.start_deadline:g} s "
@@ -207,11 +179,10 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         if open_ranks and time.monotonic() < now.deadline and not (enough and len(gone) == len(open_ranks)):
             return False
         if not enough:
-            who = ", ".join(f"rank {rank}{self._where(rank)}" for rank in open_ranks)
             raise HostError(
                 f"round {now.number}: {len(now.answers)} of {len(now.ranks)} clients answered within "
                 f"{settings.round_deadline:g} s (calfat.silo.round_deadline), {quorum} are needed "
-                f"(calfat.silo.min_clients). Missing: {who}."
+                f"(calfat.silo.min_clients). Missing: {self._listed(open_ranks)}."
             )
         self._finish_round(now, open_ranks)
         return True
@@ -227,7 +198,9 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
         if now.number < self.round_num:
             self._begin_round()
             return
-        self._say_goodbye()
+        for rank in self._sessions.keys() - self._missed:
+            self.send_message_finish(rank, rank - 1)
+        self.com_manager.flush(_GOODBYE)
         self.finish()
 
     def _why_absent(self, now: Round, rank: int) -> str:
@@ -237,11 +210,6 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
             return f"client {rank - 1}: never came"
         gone = ", and no sign of life" if rank in self._missed else ""
         return f"client {rank - 1}: no answer within {self._silo.settings.round_deadline:g} s{gone}"
-
-    def _say_goodbye(self) -> None:
-        for rank in self._sessions.keys() - self._missed:
-            self.send_message_finish(rank, rank - 1)
-        self.com_manager.flush(_GOODBYE)
 
     # --- sending and letting in ---
 
@@ -281,7 +249,11 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
     def _admit_update(self, envelope: Envelope) -> None:
         fields, rank, now = envelope.fields, envelope.sender, self._round
         ticket = str(fields.get("ticket"))
-        if now is None or rank not in now.ranks or not _same(ticket, now.tickets[rank]):
+        if (
+            now is None
+            or rank not in now.ranks
+            or not secrets.compare_digest(ticket.encode(), now.tickets[rank].encode())
+        ):
             stale = self._old_tickets.get(ticket)
             if stale is None or now is None:
                 raise RefusedError(f"an update of rank {rank} without the ticket that this rank was sent")
@@ -296,15 +268,18 @@ class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
             raise RuntimeError("no round is under way")
         return self._round
 
-    def _where(self, rank: int) -> str:
-        return f" ({self._silo.parties[rank]})" if self._silo.parties else ""
+    def _listed(self, ranks: list[int]) -> str:
+        parties = self._silo.parties
+        return ", ".join(f"rank {rank}" + (f" ({parties[rank]})" if parties else "") for rank in ranks)
 
 
-def dismiss_all(transport: Transport) -> threading.Event:
-    """From now on inform every client that comes that the run is over; for a server with nothing left but to evaluate.
+@contextmanager
+def dismissing_clients(open_transport: Callable[[], Transport], patience: float) -> Iterator[None]:
+    """For a run that was stopped in its final evaluation: clients that were started again must not wait for it.
 
-    Returns:
-        Set once all clients have been informed.
+    Args:
+        open_transport: opens the server's transport.
+        patience: seconds to wait for all clients to come, after the evaluation.
     """
     informed, all_informed = set[int](), threading.Event()
 
@@ -319,9 +294,14 @@ def dismiss_all(transport: Transport) -> threading.Event:
         if len(informed) == transport.num_parties - 1:
             all_informed.set()
 
-    transport.admit = admit
-    return all_informed
-
-
-def _same(first: str, second: str) -> bool:
-    return secrets.compare_digest(first.encode(), second.encode())
+    try:
+        transport = open_transport()
+    except HostError as error:
+        log.warning("evaluating without informing clients that the rounds are done: %s", error)
+        yield
+        return
+    with transport:
+        transport.admit = admit
+        yield
+        all_informed.wait(patience)
+        transport.flush(_GOODBYE)

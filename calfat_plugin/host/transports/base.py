@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
 from fedml.core.distributed.communication.constants import CommunicationConstants
@@ -23,6 +24,8 @@ from fedml.core.distributed.communication.observer import Observer
 from calfat_plugin.host.transports.messages import Envelope, RefusedError, decode, encode, read_envelope
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound="Transport")
 
 ALARM = 1000  # message types of our own, delivered within a process and never sent
 FAILED = 1001
@@ -60,11 +63,9 @@ class Inbox:
     def get(self, until: float | None) -> Message | None:
         """The oldest message; None when there is none before the monotonic time ``until``."""
         with self._changed:
-            while not self._waiting:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                self._changed.wait(left)
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not self._changed.wait_for(lambda: self._waiting, left):
+                return None
             return self._waiting.popitem(last=False)[1]
 
     def holds(self, types: frozenset[int]) -> bool:
@@ -81,13 +82,12 @@ class Outgoing:
     kind: int
     deadline: float
     cancelled: threading.Event = field(default_factory=threading.Event)
-    on_cancel: Callable[[], object] | None = None
+    on_cancel: Callable[[], object] = lambda: None
 
     def cancel(self) -> None:
         """Give it up, even while it is being delivered."""
         self.cancelled.set()
-        if self.on_cancel is not None:
-            self.on_cancel()
+        self.on_cancel()
 
 
 class SendQueue(threading.Thread):
@@ -101,47 +101,44 @@ class SendQueue(threading.Thread):
     def __init__(self, peer: int, deliver: Callable[[int, Outgoing], None]) -> None:
         super().__init__(name=f"send-{peer}", daemon=True)
         self._peer, self._deliver = peer, deliver
-        self._waiting: deque[Outgoing] = deque()
+        self._waiting: list[Outgoing] = []  # the first is being delivered
         self._changed = threading.Condition()
-        self._current: Outgoing | None = None
         self._stopped = False
 
     def send(self, outgoing: Outgoing) -> None:
         """Queue a message; older ones of the same kind are given up."""
         with self._changed:
-            for older in (*self._waiting, self._current):
-                if older is not None and older.kind == outgoing.kind:
+            for older in self._waiting:
+                if older.kind == outgoing.kind:
                     older.cancel()
-            self._waiting = deque(waiting for waiting in self._waiting if not waiting.cancelled.is_set())
-            self._waiting.append(outgoing)
+            self._waiting = [*(older for older in self._waiting if older.kind != outgoing.kind), outgoing]
             self._changed.notify_all()
 
     def flush(self, until: float) -> None:
         """Wait until everything is sent, at most until the monotonic time ``until``."""
         with self._changed:
-            while (self._waiting or self._current) and time.monotonic() < until:
-                self._changed.wait(max(0.0, until - time.monotonic()))
+            self._changed.wait_for(lambda: not self._waiting, max(0.0, until - time.monotonic()))
 
     def stop(self) -> None:
         """Give up what is not sent yet, and end."""
         with self._changed:
             self._stopped = True
-            for outgoing in (*self._waiting, self._current):
-                if outgoing is not None:
-                    outgoing.cancel()
+            for outgoing in self._waiting:
+                outgoing.cancel()
             self._changed.notify_all()
 
     def run(self) -> None:
         while True:
             with self._changed:
-                self._current = None
-                self._changed.notify_all()
-                while not self._waiting and not self._stopped:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._stopped)
                 if self._stopped:
                     return
-                self._current = outgoing = self._waiting.popleft()
+                outgoing = self._waiting[0]
             self._retry(outgoing)
+            with self._changed:
+                if self._waiting and self._waiting[0] is outgoing:  # not replaced by a newer one
+                    del self._waiting[0]
+                self._changed.notify_all()
 
     def _retry(self, outgoing: Outgoing) -> None:
         pause, reason = _FIRST_PAUSE, ""
@@ -163,7 +160,7 @@ class SendQueue(threading.Thread):
 
 
 class Transport(BaseCommunicationManager):  # type: ignore[misc]
-    """A communication backend of the host, without its loop.
+    """A communication backend of the host, without its loop. As a context manager it ends with its block.
 
     Args:
         rank: of this party.
@@ -263,11 +260,14 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]
         for queue in self._queues.values():
             queue.stop()
 
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.stop_receive_message()
+
     def add_observer(self, observer: Observer) -> None:
         self._observers.append(observer)
-
-    def remove_observer(self, observer: Observer) -> None:
-        self._observers.remove(observer)
 
     def _notify(self, message: Message) -> None:
         for observer in self._observers:

@@ -113,7 +113,10 @@ class GRPCTransport(Transport):
             if self._certificates is None:
                 server.add_insecure_port(str(address))
             else:
-                server.add_secure_port(str(address), _server_credentials(self._certificates))
+                # Only those are let in who have a certificate of the authority.
+                own = [(self._certificates.key, self._certificates.cert)]
+                credentials = grpc.ssl_server_credentials(own, self._certificates.ca, require_client_auth=True)
+                server.add_secure_port(str(address), credentials)
         except RuntimeError:
             raise HostError(
                 f"rank {rank} cannot listen on {address}: the port is taken, or the address is not this machine's. "
@@ -125,11 +128,12 @@ class GRPCTransport(Transport):
     def _channel(self, peer: int) -> Any:
         if peer not in self._channels:
             target = str(self._parties[peer])
-            if self._certificates is None:
+            if (files := self._certificates) is None:
                 self._channels[peer] = grpc.insecure_channel(target, self._options)
             else:
                 named = [*self._options, ("grpc.ssl_target_name_override", certificate_name(peer))]
-                self._channels[peer] = grpc.secure_channel(target, _channel_credentials(self._certificates), named)
+                credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+                self._channels[peer] = grpc.secure_channel(target, credentials, named)
         return self._channels[peer]
 
     def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
@@ -159,12 +163,3 @@ class GRPCTransport(Transport):
             return frozenset(ranks)
         names = context.auth_context().get("peer_dns", ())  # its DNS names alone, not an e-mail address or a URI
         return frozenset(rank for rank in ranks if certificate_name(rank).encode() in names)
-
-
-def _server_credentials(files: Certificates) -> Any:
-    """For a server that accepts only who has a certificate of the authority."""
-    return grpc.ssl_server_credentials([(files.key, files.cert)], files.ca, require_client_auth=True)
-
-
-def _channel_credentials(files: Certificates) -> Any:
-    return grpc.ssl_channel_credentials(files.ca, files.key, files.cert)

@@ -1,14 +1,23 @@
-"""Who is informed of a run while it trains."""
+"""Progress of a run, and who is informed of it while it trains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from calfat_plugin.interfaces.training import BatchProgress
 
 if TYPE_CHECKING:
     from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+
+
+@dataclass(frozen=True)
+class BatchProgress:
+    """Where a client is inside its local training; ``loss`` is the running mean of this epoch."""
+
+    client: int
+    batch: int
+    num_batches: int
+    loss: float
 
 
 class RunObserver:
