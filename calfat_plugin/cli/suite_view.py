@@ -14,7 +14,7 @@ from calfat_plugin.cli.progress import clock
 from calfat_plugin.suites.plan import Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
-from calfat_plugin.suites.tables import NOTHING, beside, caption, measured, notes
+from calfat_plugin.suites.tables import beside, caption, count, measured, notes
 
 _REFRESH_PER_SECOND = 5
 _STYLES = {"finished": "green", "failed": "bold red", "interrupted": "yellow", "elsewhere": "cyan", "not tried": "red"}
@@ -116,19 +116,12 @@ def suite_table(summary: SuiteSummary) -> Table:
     for axis in summary.suite.axes:
         table.add_column(Text(axis.name), no_wrap=True)
     table.add_column("n", justify="right")
-    for metric in summary.metrics:
+    for metric in summary.suite.metrics:
         table.add_column(Text(metric.heading), justify="right", overflow="fold")
-    for index, cell in enumerate(summary.cells):
-        following = summary.cells[index + 1 : index + 2]
-        ends_group = len(cell.cell.labels) > 1 and any(
-            other.cell.labels[0] != cell.cell.labels[0] for other in following
-        )
-        table.add_row(
-            *map(Text, cell.cell.labels),
-            NOTHING if cell.cell.skipped else str(cell.finished),
-            *map(_score, cell.scores),
-            end_section=ends_group,
-        )
+    for group in summary.groups():
+        for cell in group:
+            table.add_row(*map(Text, cell.cell.labels), count(cell), *map(_score, cell.scores))
+        table.add_section()
     return table
 
 
