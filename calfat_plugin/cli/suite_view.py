@@ -34,7 +34,7 @@ def outcome_line(outcome: Outcome, done: int, total: int) -> str:
 
 
 class PlainSuiteProgress(SuiteObserver):
-    """A line when a run starts and one when it ends. Use it as a context manager around the suite.
+    """A line when a run starts and one when it ends.
 
     Args:
         total: how many runs are to do.
@@ -42,12 +42,6 @@ class PlainSuiteProgress(SuiteObserver):
 
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
-
-    def __enter__(self) -> SuiteObserver:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the console as it was found."""
 
     def run_started(self, run: PlannedRun) -> None:
         print(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}", flush=True)
