@@ -40,7 +40,6 @@ class LiveAttackProgress(AttackObserver):
             transient=True,
         )
         self._task = self._bar.add_task("reading", total=None, left="")
-        self._name = ""
 
     def __enter__(self) -> LiveAttackProgress:
         self._bar.start()
@@ -53,8 +52,7 @@ class LiveAttackProgress(AttackObserver):
         self._console.print(f"warning: {message}", style="yellow", markup=False)
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
-        if name != self._name:
-            self._name = name
+        if name != self._bar.tasks[0].description:
             self._bar.reset(self._task, description=name, total=total, left="")
         left = f"{percent(correct / done)} left" if done else ""
         self._bar.update(self._task, completed=done, total=total, left=left)

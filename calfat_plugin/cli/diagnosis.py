@@ -5,6 +5,7 @@ They expect a broken installation, so whatever a third party's import raises is 
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import platform
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlparse
 
 from calfat_plugin import __version__
-from calfat_plugin.cli.bounds import DISTRIBUTION, SOURCE, Declared, declared
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warn", "fail"]
 
+DISTRIBUTION = "calfat-plugin"
+SOURCE = Path(__file__).resolve().parents[2]  # the checkout, where this runs from one
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
 _OUR_COMMAND = b"calfat_plugin.cli.fedml"
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -94,6 +96,34 @@ def reinstall() -> str:
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the package says it needs.
+
+    Attributes:
+        python: bounds on the version of Python, such as ``>=3.10, <3.12``.
+        requirements: such as ``numpy>=1.26``, those of extras included.
+        installed: whether the package is installed, or runs from a source tree that nobody installed.
+    """
+
+    python: str
+    requirements: tuple[str, ...]
+    installed: bool
+
+
+def declared() -> Declared:
+    """Read the metadata of the installed package, or ``setup.cfg`` where it is not installed."""
+    try:
+        ours = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        setup = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+        setup.read(SOURCE / "setup.cfg")
+        options = setup["options"] if setup.has_section("options") else {}
+        lines = tuple(filter(None, options.get("install_requires", "").splitlines()))
+        return Declared(options.get("python_requires", ""), lines, installed=False)
+    return Declared(ours.metadata["Requires-Python"] or "", tuple(ours.requires or ()), installed=True)
 
 
 def check_versions(ours: Declared) -> Iterator[Finding]:

@@ -233,10 +233,7 @@ def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
             metric.label: {
                 "n": len(score.values),
                 "values": list(score.values),
-                "mean": score.mean,
-                "std": score.std,
-                "reported": score.reported,
-                "difference": score.difference,
+                **{key: getattr(score, key) for key in ("mean", "std", "reported", "difference")},
                 "beyond_tolerance": score.beyond,
             }
             for metric, score in zip(summary.suite.metrics, cell.scores, strict=True)
