@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,7 +116,9 @@ def run(
     Raises:
         CalfatError: with what to do about it. Finished rounds stay on disk.
     """
-    from calfat_plugin.cli.progress import choose_progress
+    from rich.console import Console
+
+    from calfat_plugin.cli.progress import RunProgress, choose_progress
     from calfat_plugin.runs import session
     from calfat_plugin.runs.directory import RunDirectory
 
@@ -137,7 +140,7 @@ def run(
     request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
     directory = RunDirectory.open(request)
     try:
-        with choose_progress(progress) as shown:
+        with choose_progress(Console(file=sys.stdout, highlight=False)) if progress else RunProgress() as shown:
             for warning in experiment.recipe.warnings:
                 shown.warn(warning)
             session.run(request, directory, shown, shown.warn)

@@ -46,8 +46,14 @@ class Outcome:
     curves: tuple[Path, ...]
 
 
-class Listener:
-    """Is informed of an attack's progress; this one ignores everything."""
+class AttackObserver:
+    """Is informed of an attack's progress; this one ignores everything. A context manager around the attack."""
+
+    def __enter__(self) -> AttackObserver:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the console as it was found."""
 
     def warn(self, message: str) -> None:
         """A finding that does not stop anything."""
@@ -59,7 +65,7 @@ class Listener:
         """After an evaluation."""
 
 
-def attack(plan: Plan, command: list[str], listener: Listener, output: Path | None = None) -> Outcome:
+def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Path | None = None) -> Outcome:
     """Measure and write.
 
     What AutoAttack has done so far is kept beside the results until they are written: the same call resumes there.
@@ -67,7 +73,7 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     Args:
         plan: what to do.
         command: the command line, for the record.
-        listener: is informed of progress.
+        observer: is informed of progress.
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
 
     Raises:
@@ -80,8 +86,8 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-unfinished"
     with using_threads(first):
-        run = LoadedRun(first, plan.weights, plan.run, _device(plan, listener))
-        results = _measure(plan, run, scratch, listener)
+        run = LoadedRun(first, plan.weights, plan.run, _device(plan, observer))
+        results = _measure(plan, run, scratch, observer)
         content = {
             **_facts(run),
             "dataset": run.dataset.name,
@@ -102,14 +108,14 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     return Outcome(results, alarms, path, (path.with_suffix(".svg"), path.with_suffix(".png")))
 
 
-def _device(plan: Plan, listener: Listener) -> torch.device:
+def _device(plan: Plan, observer: AttackObserver) -> torch.device:
     """The one of the command line, else the recipe's; a model of the user's own takes a GPU only where there is one."""
     if plan.device is not None:
         return named_device(plan.device, "--device")
-    return pick_device(plan.experiments[0], listener.warn if plan.run is not None else lambda message: None)
+    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
-def _measure(plan: Plan, run: LoadedRun, scratch: Path, listener: Listener) -> tuple[EvaluationResult, ...]:
+def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
     from calfat_plugin.evaluators.budget import subset
     from calfat_plugin.evaluators.measure import clean_correct, measure
 
@@ -135,10 +141,10 @@ def _measure(plan: Plan, run: LoadedRun, scratch: Path, listener: Listener) -> t
                 seed=experiment.seed,
                 correct=correct,
                 scratch=scratch,
-                on_progress=lambda label, done, total, right, name=name: listener.progress(name, done, total, right),  # type: ignore[misc]
+                on_progress=lambda label, done, total, right, name=name: observer.progress(name, done, total, right),  # type: ignore[misc]
             )
             results += found.values()
-            listener.measured(results[-1])
+            observer.measured(results[-1])
     return tuple(results)
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.errors import OptionError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from calfat_plugin.analyses.attack import Outcome
-    from calfat_plugin.analyses.attack_plan import AttackRequest, Plan
+    from calfat_plugin.analyses.attack_plan import Plan
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -57,22 +53,14 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
 def attack(
     target: Path | None,
     attacks: str,
-    settings: tuple[str, ...],
     eps: str | None,
-    norm: str | None,
-    step_size: str | None,
     checkpoint: str | None,
     model: str | None,
     weights: Path | None,
     dataset: str | None,
-    data_dir: str | None,
-    download: bool,
-    examples: int | None,
-    batch_size: int | None,
-    device: str | None,
-    seed: int | None,
     output: Path | None,
     plain: bool,
+    **request: Any,
 ) -> None:
     """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
 
@@ -80,22 +68,28 @@ def attack(
     about numbers that look too good.
     """
     with user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest
+        from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
 
-        request = AttackRequest(
-            attacks=_split(attacks, "--attacks"),
-            settings=settings,
-            eps=() if eps is None else _split(eps, "--eps"),
-            norm=norm,
-            step_size=step_size,
-            examples=examples,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-            data_dir=data_dir,
-            download=download,
+        asked = AttackRequest(
+            attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
-        plan = _plan(target, checkpoint, model, weights, dataset, request)
+        own = {"--model": model, "--weights": weights, "--dataset": dataset}
+        if target is not None:
+            given = [flag for flag, value in own.items() if value is not None]
+            if given:
+                raise OptionError(
+                    f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
+                    "--weights and --dataset, not both."
+                )
+            plan = plan_run(target, checkpoint, asked)
+        elif model is None or weights is None or dataset is None:
+            missing = ", ".join(flag for flag, value in own.items() if value is None)
+            raise OptionError(
+                "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
+                f"--model, --weights and --dataset (missing: {missing})."
+            )
+        else:
+            plan = plan_model(model, weights, dataset, asked)
         for warning in plan.experiments[0].recipe.warnings:
             warn(warning)
         _run(plan, output, plain)
@@ -108,88 +102,27 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
     return parts
 
 
-def _plan(
-    target: Path | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
-    request: AttackRequest,
-) -> Plan:
-    from calfat_plugin.analyses.attack_plan import plan_model, plan_run
-
-    own = {"--model": model, "--weights": weights, "--dataset": dataset}
-    if target is not None:
-        given = [flag for flag, value in own.items() if value is not None]
-        if given:
-            raise OptionError(
-                f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
-                "--weights and --dataset, not both."
-            )
-        return plan_run(target, checkpoint, request)
-    if model is None or weights is None or dataset is None:
-        missing = ", ".join(flag for flag, value in own.items() if value is None)
-        raise OptionError(
-            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
-            f"--weights and --dataset (missing: {missing})."
-        )
-    return plan_model(model, weights, dataset, request)
-
-
 def _run(plan: Plan, output: Path | None, plain: bool) -> None:
     from rich.console import Console
 
     from calfat_plugin.analyses.attack import attack as measure
-    from calfat_plugin.cli.attack_progress import AttackProgress, LiveAttackProgress, PlainAttackProgress
+    from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
+    from calfat_plugin.cli.progress import can_draw
+    from calfat_plugin.cli.results import results_table, show_alarms
+    from calfat_plugin.report import write_run_report
 
     console = Console(highlight=False)
-    live = console.is_terminal and not console.is_dumb_terminal and not plain
-    progress: AttackProgress = LiveAttackProgress(console) if live else PlainAttackProgress(sys.stdout, sys.stderr)
+    live = can_draw(console) and not plain
     try:
-        with progress:
+        with LiveAttackProgress(console) if live else PlainAttackProgress(sys.stdout, sys.stderr) as progress:
             outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)
-    _show(console, outcome)
-    if plan.run is not None and (plan.run / "report.html").exists():
-        _report(plan.run)
-
-
-def _report(run: Path) -> None:
-    """The run's page anew, with what was found."""
-    from calfat_plugin.report import try_report, write_run_report
-
-    page = try_report(lambda: write_run_report(run), run, warn)
-    if page is not None:
-        print(f"report: {page}")
-
-
-def _show(console: Console, outcome: Outcome) -> None:
-    from calfat_plugin.cli.alarms import show_alarms
-
-    console.print(_table(outcome))
+    console.print(results_table(outcome.results, by_eps=True))
     show_alarms(console, outcome.alarms)
     console.print(f"results: {outcome.path}", soft_wrap=True)
     for curve in outcome.curves:
         console.print(f"curve: {curve}", soft_wrap=True)
-
-
-def _table(outcome: Outcome) -> Table:
-    from rich.table import Table
-
-    from calfat_plugin.report.numbers import percent
-
-    table = Table()
-    table.add_column("attack")
-    for heading in ("eps", "accuracy", "strict", "examples", "seconds"):
-        table.add_column(heading, justify="right")
-    for result in outcome.results:
-        table.add_row(
-            result.label,
-            f"{result.settings['norm']} {result.settings['eps']}" if "eps" in result.settings else "",
-            percent(result.accuracy),
-            percent(result.accuracy_strict),
-            str(result.num_examples),
-            f"{result.seconds:.1f}",
-        )
-    return table
+    run = plan.run
+    if run is not None and (run / "report.html").exists():
+        write_page(lambda: write_run_report(run), run)

@@ -5,25 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from calfat_plugin.analyses.attack import Listener
-from calfat_plugin.cli.progress import Lines
+from calfat_plugin.analyses.attack import AttackObserver
+from calfat_plugin.cli.progress import BAR_WIDTH, Lines
+from calfat_plugin.cli.results import with_budget
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult
 
-_BAR_WIDTH = 24
 
-
-class AttackProgress(Listener):
-    """The base of both ways to show an attack. Use it as a context manager around the attack."""
-
-    def __enter__(self) -> AttackProgress:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Leave the console as it was found."""
-
-
-class PlainAttackProgress(Lines, AttackProgress):
+class PlainAttackProgress(Lines, AttackObserver):
     """A line for every evaluation, and one every half minute inside a long one."""
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
@@ -31,17 +20,17 @@ class PlainAttackProgress(Lines, AttackProgress):
             self.say(f"{name}: {100 * done // total} % done, {percent(correct / max(1, done))} left so far")
 
     def measured(self, result: EvaluationResult) -> None:
-        self.say(f"{_summary(result)}  {result.seconds:.1f} s")
+        self.say(_line(result))
 
 
-class LiveAttackProgress(AttackProgress):
+class LiveAttackProgress(AttackObserver):
     """A bar for the evaluation at work, and a line for every finished one above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=_BAR_WIDTH),
+            BarColumn(BAR_WIDTH),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
@@ -51,7 +40,6 @@ class LiveAttackProgress(AttackProgress):
             transient=True,
         )
         self._task = self._bar.add_task("reading", total=None, left="")
-        self._name = ""
 
     def __enter__(self) -> LiveAttackProgress:
         self._bar.start()
@@ -64,17 +52,15 @@ class LiveAttackProgress(AttackProgress):
         self._console.print(f"warning: {message}", style="yellow", markup=False)
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
-        if name != self._name:
-            self._name = name
+        if name != self._bar.tasks[0].description:
             self._bar.reset(self._task, description=name, total=total, left="")
         left = f"{percent(correct / done)} left" if done else ""
         self._bar.update(self._task, completed=done, total=total, left=left)
 
     def measured(self, result: EvaluationResult) -> None:
-        self._console.print(f"{_summary(result)}  {result.seconds:.1f} s", markup=False)
+        self._console.print(_line(result), markup=False)
 
 
-def _summary(result: EvaluationResult) -> str:
-    budget = f" ({result.settings['norm']} {result.settings['eps']})" if "eps" in result.settings else ""
+def _line(result: EvaluationResult) -> str:
     strict = f", strict {percent(result.accuracy_strict)}" if result.accuracy_strict != result.accuracy else ""
-    return f"{result.label}{budget}  {percent(result.accuracy)}{strict}"
+    return f"{with_budget(result)}  {percent(result.accuracy)}{strict}  {result.seconds:.1f} s"

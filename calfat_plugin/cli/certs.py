@@ -142,6 +142,5 @@ def _write_broker_settings(folder: Path, port: int) -> None:
 
 def _write_private(path: Path, content: bytes) -> None:
     """A new file that only its owner can read."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    path.touch(0o600, exist_ok=False)
+    path.write_bytes(content)

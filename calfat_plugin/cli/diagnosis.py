@@ -5,6 +5,7 @@ They expect a broken installation, so whatever a third party's import raises is 
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +24,6 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlparse
 
 from calfat_plugin import __version__
-from calfat_plugin.cli.bounds import DISTRIBUTION, SOURCE, Declared, declared
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warn", "fail"]
 
+DISTRIBUTION = "calfat-plugin"
+SOURCE = Path(__file__).resolve().parents[2]  # the checkout, where this runs from one
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
 _OUR_COMMAND = b"calfat_plugin.cli.fedml"
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -69,10 +72,9 @@ def diagnose() -> Iterator[Finding]:
 
 def version_of(distribution: str) -> str | None:
     """The installed version, or None."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def pip_install(*arguments: str) -> str:
@@ -96,6 +98,34 @@ def reinstall() -> str:
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What the package says it needs.
+
+    Attributes:
+        python: bounds on the version of Python, such as ``>=3.10, <3.12``.
+        requirements: such as ``numpy>=1.26``, those of extras included.
+        installed: whether the package is installed, or runs from a source tree that nobody installed.
+    """
+
+    python: str
+    requirements: tuple[str, ...]
+    installed: bool
+
+
+def declared() -> Declared:
+    """Read the metadata of the installed package, or ``setup.cfg`` where it is not installed."""
+    try:
+        ours = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        setup = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#",))
+        setup.read(SOURCE / "setup.cfg")
+        options = setup["options"] if setup.has_section("options") else {}
+        lines = tuple(filter(None, options.get("install_requires", "").splitlines()))
+        return Declared(options.get("python_requires", ""), lines, installed=False)
+    return Declared(ours.metadata["Requires-Python"] or "", tuple(ours.requires or ()), installed=True)
+
+
 def check_versions(ours: Declared) -> Iterator[Finding]:
     """Python and every required package against the bounds that this package declares."""
     try:
@@ -113,15 +143,12 @@ def check_versions(ours: Declared) -> Iterator[Finding]:
 
 def check_python(bounds: SpecifierSet) -> Finding:
     """The version of Python against ``bounds``."""
-    version = platform.python_version()
+    found = f"{platform.python_version()} ({sys.executable})"
     if bounds.contains(".".join(map(str, sys.version_info[:3]))):  # python_version() may end in "+"
-        return Finding("ok", "python", f"{version} ({sys.executable})")
-    return Finding(
-        "fail",
-        "python",
-        f"{version} ({sys.executable}); fedml {TESTED_VERSIONS[-1]} installs on {_text(bounds)} only.",
-        "Make an environment with another Python, such as: python3.11 -m venv .venv",
-    )
+        return Finding("ok", "python", found)
+    found += f"; fedml {TESTED_VERSIONS[-1]} installs on {_text(bounds)} only."
+    todo = "Make an environment with another Python, such as: python3.11 -m venv .venv"
+    return Finding("fail", "python", found, todo)
 
 
 def check_package(ours: Declared) -> Finding:
@@ -129,32 +156,28 @@ def check_package(ours: Declared) -> Finding:
     place = f"{__version__} in {SOURCE}"
     if ours.installed:
         return Finding("ok", DISTRIBUTION, place)
-    return Finding(
-        "warn",
-        DISTRIBUTION,
-        f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command.",
-        pip_install("-e", shlex.quote(str(SOURCE))),
-    )
+    found = f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command."
+    return Finding("warn", DISTRIBUTION, found, pip_install("-e", shlex.quote(str(SOURCE))))
 
 
 def check_requirement(requirement: Requirement, version: str | None) -> Finding:
     """An installed version against its bounds; the host's also against the versions that our patches know."""
     name, bounds = requirement.name, _text(requirement.specifier)
-    install = pip_install(f"'{name} {bounds}'" if bounds else name)
     if version is None:
-        return Finding("fail", name, "is not installed.", install)
-    if not _allows(requirement.specifier, version):
-        return Finding("fail", name, f"{version}; allowed: {bounds}.", install)
-    if name == "fedml" and version not in TESTED_VERSIONS:
-        return Finding("fail", name, f"{version}; tested: {', '.join(TESTED_VERSIONS)}.", install)
-    return Finding("ok", name, f"{version} ({bounds or 'any version'})")
+        found = "is not installed."
+    elif not _allows(requirement.specifier, version):
+        found = f"{version}; allowed: {bounds}."
+    elif name == "fedml" and version not in TESTED_VERSIONS:
+        found = f"{version}; tested: {', '.join(TESTED_VERSIONS)}."
+    else:
+        return Finding("ok", name, f"{version} ({bounds or 'any version'})")
+    return Finding("fail", name, found, pip_install(f"'{name} {bounds}'" if bounds else name))
 
 
 def _allows(bounds: SpecifierSet, version: str) -> bool:
-    try:
+    with suppress(ValueError):  # it is no version; packaging before 24.1 raises then
         return bounds.contains(version, prereleases=True)
-    except ValueError:  # it is no version; packaging before 24.1 raises then
-        return False
+    return False
 
 
 def _text(bounds: SpecifierSet) -> str:
@@ -169,7 +192,7 @@ def check_torch() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:
-        yield Finding("fail", "import torch", _reason(error), pip_install("--force-reinstall torch torchvision"))
+        yield Finding("fail", "import torch", _reason(error), _install_torch())
         return
     yield _check_torchvision()
     yield check_gpu(
@@ -179,18 +202,20 @@ def check_torch() -> Iterator[Finding]:
     )
 
 
+def _install_torch() -> str:
+    return pip_install("--force-reinstall torch torchvision")
+
+
 def _check_torchvision() -> Finding:
     from calfat_plugin.compat import make_torchvision_importable
 
-    check = "import torchvision"
     try:
         changed = make_torchvision_importable()
         import torchvision  # noqa: F401
     except Exception as error:
-        return Finding("fail", check, _reason(error), pip_install("--force-reinstall torch torchvision"))
-    if changed:
-        return Finding("ok", check, "built for CUDA beside a torch without it; calfat_plugin supplies what is missing")
-    return Finding("ok", check, "built for this torch")
+        return Finding("fail", "import torchvision", _reason(error), _install_torch())
+    supplied = "built for CUDA beside a torch without it; calfat_plugin supplies what is missing"
+    return Finding("ok", "import torchvision", supplied if changed else "built for this torch")
 
 
 def check_gpu(names: list[str], *, cuda: str | None, driver: bool) -> Finding:
@@ -206,33 +231,21 @@ def check_gpu(names: list[str], *, cuda: str | None, driver: bool) -> Finding:
     if not driver:
         return Finding("ok", "gpu", "none; runs use the CPU")
     if cuda is None:
-        return Finding(
-            "warn",
-            "gpu",
-            "there is an NVIDIA driver, but torch is a build without CUDA: runs use the CPU.",
-            "Install the CUDA build of torch; pytorch.org says which command that is here.",
-        )
-    return Finding(
-        "warn",
-        "gpu",
-        f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) sees no GPU: runs use the CPU.",
-        "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES.",
-    )
+        why = "torch is a build without CUDA"
+        todo = "Install the CUDA build of torch; pytorch.org says which command that is here."
+    else:
+        why = f"torch (built for CUDA {cuda}) sees no GPU"
+        todo = "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES."
+    return Finding("warn", "gpu", f"there is an NVIDIA driver, but {why}: runs use the CPU.", todo)
 
 
 def check_host() -> Finding:
     """Whether the host and our adapters import, in a process of its own."""
     check = "import fedml"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.getenv("PYTHONPATH"))))}
+    command = [sys.executable, "-c", "import calfat_plugin.host.simulation"]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", "import calfat_plugin.host.simulation"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_HOST_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_HOST_SECONDS)
     except subprocess.TimeoutExpired:
         return Finding("fail", check, f"took more than {_HOST_SECONDS} seconds.", "Try again on a machine less busy.")
     if done.returncode == 0:
@@ -255,29 +268,20 @@ def check_command(first: str | None, scripts: Path) -> Finding:
     if not own.exists():
         return Finding("fail", check, f"there is none in {scripts}.", reinstall())
     if not _is_ours(own):
-        return Finding(
-            "fail",
-            check,
-            f"{own} is the host's own, which does not run recipes: fedml was installed after calfat-plugin.",
-            reinstall(),
-        )
+        found = f"{own} is the host's own, which does not run recipes: fedml was installed after calfat-plugin."
+        return Finding("fail", check, found, reinstall())
     if first is None:
         return Finding("ok", check, f"{own}, which is not on PATH: type it whole, or activate the environment")
     if Path(first).resolve() != own.resolve():
-        return Finding(
-            "warn",
-            check,
-            f"{first} comes first on PATH and belongs to another environment.",
-            f"Activate this environment, or type {own}",
-        )
+        found = f"{first} comes first on PATH and belongs to another environment."
+        return Finding("warn", check, found, f"Activate this environment, or type {own}")
     return Finding("ok", check, f"{first} is calfat-plugin's, which hands all but 'run RECIPE' to the host")
 
 
 def _is_ours(script: Path) -> bool:
-    try:
+    with suppress(OSError):
         return _OUR_COMMAND in script.read_bytes()
-    except OSError:
-        return False
+    return False
 
 
 def check_plugins() -> Iterator[Finding]:
@@ -288,30 +292,22 @@ def check_plugins() -> Iterator[Finding]:
         yield Finding("fail", "plugins", str(error), "No recipe can be run until then.")
         return
     for failure in registry.failures:
-        leave_out = f"{BLOCK_VARIABLE}={failure.provider.distribution}"
-        yield Finding(
-            "warn", "plugins", f"not loaded: {failure}", f"Fix, update or uninstall it, or start with {leave_out}"
-        )
+        todo = f"Fix, update or uninstall it, or start with {BLOCK_VARIABLE}={failure.provider.distribution}"
+        yield Finding("warn", "plugins", f"not loaded: {failure}", todo)
     others = [f"{plugin.plugin} ({plugin})" for plugin in registry.plugins() if plugin is not BUILT_IN]
     yield Finding("ok", "plugins", ", ".join(["the built-ins", *others]))
 
 
 def check_runs(folder: Path) -> Finding:
     """Whether run directories can be made in ``folder``, which need not exist yet."""
-    nearest = folder.absolute()
-    while not nearest.exists():
-        nearest = nearest.parent
+    folder = folder.absolute()
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
-        return Finding(
-            "warn",
-            "run directories",
-            f"{nearest} cannot be written ({error.strerror}).",
-            "Start runs from another folder, or say where to write with --run-dir",
-        )
-    return Finding("ok", "run directories", f"{folder.absolute()} can be written")
+        todo = "Start runs from another folder, or say where to write with --run-dir"
+        return Finding("warn", "run directories", f"{nearest} cannot be written ({error.strerror}).", todo)
+    return Finding("ok", "run directories", f"{folder} can be written")
 
 
 def _reason(error: Exception) -> str:

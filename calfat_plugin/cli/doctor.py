@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import click
 
 from calfat_plugin.cli.diagnosis import Finding, diagnose
+from calfat_plugin.report.numbers import counted
 
 _WIDTH = 80
 _INDENT = 26
@@ -35,7 +36,7 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     elif failed or warned:
-        click.echo(f"{_count(failed, 'failure')}, {_count(warned, 'warning')}.")
+        click.echo(f"{counted(failed, 'failure')}, {counted(warned, 'warning')}.")
     else:
         click.echo("Nothing is wrong.")
     sys.exit(1 if failed else 0)
@@ -49,7 +50,3 @@ def _lines(finding: Finding) -> Iterator[str]:
         yield (f"{mark}  {finding.check:<{_INDENT - 6}}" if number == 0 else " " * _INDENT) + line
     if finding.todo:
         yield f"      -> {finding.todo}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from calfat_plugin.errors import CalfatError
@@ -39,3 +40,12 @@ def warn(message: str) -> None:
     """Print ``warning: message`` on stderr."""
     prefix = "\x1b[1;33mwarning:\x1b[0m" if sys.stderr.isatty() else "warning:"
     print(f"{prefix} {message}", file=sys.stderr)
+
+
+def write_page(write: Callable[[], Path], directory: Path) -> None:
+    """Write a report beside results that are safe already, and print where; a failure is only a warning."""
+    from calfat_plugin.report import try_report
+
+    page = try_report(write, directory, warn)
+    if page is not None:
+        print(f"report: {page}")

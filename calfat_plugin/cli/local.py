@@ -24,11 +24,11 @@ _GRACE = 15.0  # seconds that the clients have to end after the server has
 
 @dataclass
 class Party:
-    """A running party and the thread that passes its lines on."""
+    """A running party and the thread that passes its lines on, unless that is the calling one."""
 
     name: str
     process: subprocess.Popen[str]
-    reader: threading.Thread
+    reader: threading.Thread | None = None
 
 
 def free_addresses(count: int) -> list[str]:
@@ -78,9 +78,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
     """Start the processes as one MPI job; MPI itself ends them together."""
     beside = Path(sys.executable).with_name("mpiexec")
     command = [str(beside) if beside.exists() else "mpiexec", "-n", str(len(names))]
-    command += ["-prepend-rank"] if all(names) else []
-    command += [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", "--run-dir", str(run_dir)]
-    command += ["--resume"] if resume else []
+    command += [*(["-prepend-rank"] if all(names) else []), *_command(words, run_dir, resume=resume)]
     # Unbuffered, Python writes a line and its end apart, and mpiexec would put the rank before each.
     process = _spawn(command, {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"})
     try:
@@ -92,7 +90,7 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
             sys.stdout.flush()
         return process.wait()
     finally:
-        _end([Party("the MPI job", process, threading.current_thread())])
+        _end([Party("the MPI job", process)])
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
@@ -118,14 +116,16 @@ def _say(line: str) -> None:
 
 def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path, *, resume: bool) -> Party:
     directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
-    resumed = resume and (directory / "recipe.yaml").exists()
-    command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain"]
-    command += ["--role", "server" if rank == 0 else "client", "--rank", str(rank), "--run-dir", str(directory)]
-    command += ["--resume"] if resumed else []
-    process = _spawn(command)
+    role = ("--role", "server" if rank == 0 else "client", "--rank", str(rank))
+    process = _spawn(_command(words, directory, *role, resume=resume and (directory / "recipe.yaml").exists()))
     reader = threading.Thread(target=_pass_on, args=(process, _prefix_of(rank, names)), daemon=True)
     reader.start()
     return Party(names[rank], process, reader)
+
+
+def _command(words: Sequence[str], directory: Path, *role: str, resume: bool) -> list[str]:
+    command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", *words, "--plain", *role]
+    return [*command, "--run-dir", str(directory), *(["--resume"] if resume else [])]
 
 
 def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -147,9 +147,7 @@ def _prefix_of(rank: int, names: Sequence[str]) -> str:
 
 
 def _pass_on(process: subprocess.Popen[str], prefix: str) -> None:
-    if process.stdout is None:
-        return
-    for line in process.stdout:
+    for line in process.stdout or ():
         sys.stdout.write(prefix + line)
         sys.stdout.flush()
 
@@ -165,5 +163,5 @@ def _end(parties: Sequence[Party]) -> None:
         except subprocess.TimeoutExpired:
             party.process.kill()
             party.process.wait()
-        if party.reader is not threading.current_thread():
+        if party.reader is not None:
             party.reader.join(2)

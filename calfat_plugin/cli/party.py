@@ -114,15 +114,12 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
 def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
     from calfat_plugin.runs.party import run_client
 
-    if runtime.is_mpi_job and request.run_dir is not None:
-        request = _below(request, request.run_dir / f"rank-{rank}")  # all of a job are given the same folder
+    if runtime.is_mpi_job and request.run_dir is not None:  # all of a job are given the same folder
+        below = request.run_dir / f"rank-{rank}"
+        resume = request.resume and (below / "recipe.yaml").exists()
+        request = dataclasses.replace(request, run_dir=below, resume=resume)
     stream = sys.stdout  # the run sends prints to its log
     run_client(request, rank, lambda line: print(line, file=stream, flush=True))
-
-
-def _below(request: Request, directory: Path) -> Request:
-    resume = request.resume and (directory / "recipe.yaml").exists()
-    return dataclasses.replace(request, run_dir=directory, resume=resume)
 
 
 def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> NoReturn:

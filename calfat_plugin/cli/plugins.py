@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH = 80
+_OPTION_KEYS = (
+    *("name", "type", "expected", "required", "default", "optional"),
+    *("unit", "low", "high", "open_low", "choices", "help"),
+)
 
 
 @click.command()
@@ -80,20 +84,9 @@ def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
 
 
 def _describe_option(info: OptionInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "type": {Fraction: "fraction", str: "text", bool: "bool", int: "int", float: "float"}[info.type],
-        "expected": info.expected,
-        "required": info.required,
-        "default": to_plain(info.default),
-        "optional": info.optional,
-        "unit": info.unit,
-        "low": info.low,
-        "high": info.high,
-        "open_low": info.open_low,
-        "choices": list(info.choices),
-        "help": info.help,
-    }
+    words: dict[type, str] = {Fraction: "fraction", str: "text"}
+    described = {key: to_plain(getattr(info, key)) for key in _OPTION_KEYS}
+    return {**described, "type": words.get(info.type, info.type.__name__)}
 
 
 def _of_this_kind(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
@@ -130,10 +123,8 @@ def _find(registry: Registry, name: str) -> list[entries.Entry]:
     """
     found: list[entries.Entry] = []
     for kind in KINDS:
-        try:
+        with suppress(PluginError):
             found.append(registry.find(kind, name)[0])
-        except PluginError:
-            continue
     if found:
         return found
     known = {entry.name for entry in _offers(registry)}

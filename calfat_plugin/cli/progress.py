@@ -7,21 +7,21 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import RoundRecord, RunInfo
 
 _REFRESH_PER_SECOND = 5
-_BAR_WIDTH = 24
+BAR_WIDTH = 24
 _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the screen
 _SECONDS_BETWEEN_LINES = 30.0  # of a long round or evaluation in a pipe
 
@@ -30,24 +30,23 @@ class RoundClock:
     """Time left, from the mean of the rounds done by this process."""
 
     def __init__(self) -> None:
-        self.started = self._last = time.perf_counter()
-        self.done = 0
+        self._started = self._last = time.perf_counter()
+        self._done = 0
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.started
+    def elapsed(self) -> str:
+        """Time since the start, as ``m:ss`` or ``h:mm:ss``."""
+        return clock(time.perf_counter() - self._started)
 
     def round_done(self) -> None:
         """Count a round."""
-        self.done += 1
+        self._done += 1
         self._last = time.perf_counter()
 
     def eta(self, rounds_left: int) -> str:
         """``m:ss`` or ``h:mm:ss``, counting down within a round; ``-:--`` before the first round is done."""
-        if self.done == 0:
+        if self._done == 0:
             return "-:--"
-        mean = (self._last - self.started) / self.done
+        mean = (self._last - self._started) / self._done
         return clock(max(0.0, rounds_left * mean - (time.perf_counter() - self._last)))
 
 
@@ -58,12 +57,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def mean_loss(record: RoundRecord) -> float:
-    """Mean of the clients' training losses."""
-    return sum(record.losses.values()) / max(1, len(record.losses))
-
-
-def round_line(record: RoundRecord, num_rounds: int) -> str:
+def _round_line(record: RoundRecord, num_rounds: int) -> str:
     """One finished round in a line."""
     parts = [f"round {record.round:>{len(str(num_rounds))}}/{num_rounds}", *_scores(record)]
     if record.refused:
@@ -73,7 +67,8 @@ def round_line(record: RoundRecord, num_rounds: int) -> str:
 
 def _scores(record: RoundRecord) -> list[str]:
     accuracies = [f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items()]
-    return [*accuracies, f"loss {mean_loss(record):.3f}"]
+    mean_loss = sum(record.losses.values()) / max(1, len(record.losses))
+    return [*accuracies, f"loss {mean_loss:.3f}"]
 
 
 def _begin(run: RunInfo) -> str:
@@ -87,11 +82,14 @@ class RunProgress(RunObserver):
     """The base of both ways to show a run, and itself shows nothing. Use it as a context manager around the run.
 
     Attributes:
-        run: the run that is shown; None until it has begun.
+        begun: whether the run got as far as its rounds.
     """
 
     def __init__(self) -> None:
-        self.run: RunInfo | None = None
+        self.begun = False
+        self._clock = RoundClock()
+        self._num_rounds = 0
+        self._clients: Sequence[int] = ()
 
     def __enter__(self) -> RunProgress:
         return self
@@ -102,6 +100,15 @@ class RunProgress(RunObserver):
     def warn(self, message: str) -> None:
         """Show a finding that does not stop the run."""
         warnings.warn(message, stacklevel=2)
+
+    def run_started(self, run: RunInfo) -> None:
+        self.begun, self._num_rounds, self._clock = True, run.num_rounds, RoundClock()
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        self._clients = clients
+
+    def round_finished(self, record: RoundRecord) -> None:
+        self._clock.round_done()
 
 
 class Lines:
@@ -131,17 +138,15 @@ class PlainProgress(Lines, RunProgress):
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         Lines.__init__(self, stream, errors)
         RunProgress.__init__(self)
-        self._clock = RoundClock()
         self._round = 0
-        self._clients: Sequence[int] = ()
 
     def run_started(self, run: RunInfo) -> None:
-        self.run = run
-        self._clock = RoundClock()
+        super().run_started(run)
         self.say(f"{run.name}: {_begin(run)} in {run.directory}")
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
-        self._round, self._clients = round, clients
+        super().round_started(round, clients)
+        self._round = round
 
     def client_progress(self, progress: BatchProgress) -> None:
         if self.is_due():
@@ -153,11 +158,9 @@ class PlainProgress(Lines, RunProgress):
             self.say(f"{label}: {100 * done // total} % done, {percent(correct / max(1, done))} so far")
 
     def round_finished(self, record: RoundRecord) -> None:
-        if self.run is None:
-            return
-        self._clock.round_done()
-        left = self.run.num_rounds - record.round
-        self.say(f"{round_line(record, self.run.num_rounds)}  ETA {self._clock.eta(left)}")
+        super().round_finished(record)
+        eta = self._clock.eta(self._num_rounds - record.round)
+        self.say(f"{_round_line(record, self._num_rounds)}  ETA {eta}")
 
 
 class LiveProgress(RunProgress):
@@ -169,15 +172,8 @@ class LiveProgress(RunProgress):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._clock = RoundClock()
-        self._clients: Sequence[int] = ()
         self._losses: dict[int, float] = {}
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(_BAR_WIDTH),
-            _Detail(),
-            console=console,
-        )
+        self._bars = Progress(TextColumn("{task.description}"), BarColumn(BAR_WIDTH), _Detail(), console=console)
         self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
         self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
         self._scores = Text("", no_wrap=True, overflow="ellipsis")
@@ -205,8 +201,7 @@ class LiveProgress(RunProgress):
         self._console.print(Text.assemble(("warning: ", "bold yellow"), message))
 
     def run_started(self, run: RunInfo) -> None:
-        self.run = run
-        self._clock = RoundClock()
+        super().run_started(run)
         self._console.print(Text.assemble((run.name, "bold"), f": {_begin(run)} in {run.directory}"), soft_wrap=True)
         self._bars.update(
             self._rounds, visible=True, total=run.num_rounds, completed=run.start_round - 1, detail=self._course
@@ -214,7 +209,8 @@ class LiveProgress(RunProgress):
         self._begin_work("final" if run.start_round > run.num_rounds else "")
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
-        self._clients, self._losses = clients, {}
+        super().round_started(round, clients)
+        self._losses = {}
         self._begin_work(f"round {round}")
 
     def client_progress(self, progress: BatchProgress) -> None:
@@ -230,14 +226,12 @@ class LiveProgress(RunProgress):
         self._draw_in_notebook()
 
     def round_finished(self, record: RoundRecord) -> None:
-        if self.run is None:
-            return
-        self._clock.round_done()
-        num_rounds = self.run.num_rounds
+        super().round_finished(record)
+        num_rounds = self._num_rounds
         self._bars.update(self._rounds, completed=record.round)
         self._scores.plain = "  ".join([f"after round {record.round}:", *_scores(record)])
         if record.round % _lines_every(num_rounds) == 0 or record.round == num_rounds:
-            self._console.print(Text(round_line(record, num_rounds)))
+            self._console.print(Text(_round_line(record, num_rounds)))
         if record.refused:
             reasons = "; ".join(record.refused.values())
             self._console.print(Text(f"round {record.round}: refused {reasons}", style="yellow"))
@@ -255,31 +249,25 @@ class LiveProgress(RunProgress):
 
     def _course(self) -> str:
         """Where the run is; made anew for each picture, so that its clocks run."""
-        if self.run is None:
-            return ""
         done = round(self._bars.tasks[0].completed)
-        left = self.run.num_rounds - done
+        left = self._num_rounds - done
         eta = f"  ETA {self._clock.eta(left)}" if left else ""
-        return f"{done}/{self.run.num_rounds} rounds  {clock(self._clock.elapsed)}{eta}"
+        return f"{done}/{self._num_rounds} rounds  {self._clock.elapsed()}{eta}"
 
     def _picture(self) -> RenderableType:
         return Group(self._bars, self._scores) if self._scores.plain else self._bars
 
 
-def choose_progress(wanted: bool) -> RunProgress:
-    """Bars where they can move, which is on a terminal and in a notebook with ipywidgets; elsewhere lines.
-
-    Args:
-        wanted: False: nothing is shown.
-    """
-    console = Console(file=sys.stdout, highlight=False)
-    if not wanted:
-        return RunProgress()
+def can_draw(console: Console) -> bool:
+    """Whether bars can move there: on a terminal, and in a notebook with ipywidgets."""
     if console.is_jupyter:
-        live = importlib.util.find_spec("ipywidgets") is not None
-    else:
-        live = console.is_terminal and not console.is_dumb_terminal
-    return LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
+        return importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def choose_progress(console: Console, *, plain: bool = False) -> RunProgress:
+    """Bars where they can move, else lines; ``plain``: lines anyway."""
+    return LiveProgress(console) if can_draw(console) and not plain else PlainProgress(sys.stdout, sys.stderr)
 
 
 class _Detail(ProgressColumn):
@@ -297,28 +285,3 @@ def _lines_every(num_rounds: int) -> int:
     """Print every so many rounds: 1, 2, 5, 10, 20, 50 ..., the least that keeps to ``_MOST_LINES``."""
     steps = (digit * int(10**power) for power in itertools.count() for digit in (1, 2, 5))
     return next(step for step in steps if num_rounds <= _MOST_LINES * step)
-
-
-def results_table(result: RunResult) -> Table:
-    """The final evaluation as a table."""
-    table = Table(title="global model after the final round, full test split", title_justify="left")
-    table.add_column("evaluator")
-    for heading in ("accuracy", "strict", "examples", "seconds"):
-        table.add_column(heading, justify="right")
-    for evaluation in result.evaluations:
-        table.add_row(*_row(evaluation))
-    return table
-
-
-def _row(evaluation: EvaluationResult) -> tuple[str, ...]:
-    return (
-        evaluation.label + _budget(evaluation.settings),
-        percent(evaluation.accuracy),
-        percent(evaluation.accuracy_strict),
-        str(evaluation.num_examples),
-        f"{evaluation.seconds:.1f}",
-    )
-
-
-def _budget(settings: Mapping[str, object]) -> str:
-    return f" ({settings['norm']} {settings['eps']})" if "eps" in settings else ""

@@ -32,61 +32,44 @@ Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator
 `{name: pgd, steps: 20}`, and `label2` means two shards per client.
 """
 
-_CHOICES = (
-    (
-        "`name`",
-        "name of the runs of this recipe and of their folder; a run's own recipe.yaml contains it. "
-        "Default: the file's name",
-    ),
-    (
-        "`trainer`",
-        "a local trainer with its options; `preset` selects a set of defaults, `loss` a loss modifier. "
-        "Default: `calfat`",
-    ),
-    ("`aggregator`", "an aggregator with its options. Default: `fedavg`"),
-    (
-        "`evaluators`",
-        "list of evaluators for the final model. `label` renames one, so that it can be listed twice. "
-        f"Default: {', '.join(DEFAULT_EVALUATORS)}",
-    ),
-    ("`monitor.evaluators`", f"list of evaluators during the run. Default: {', '.join(DEFAULT_MONITOR)}"),
-    ("`loggers`", "list of loggers, each with its options. Default: none"),
-    (
-        "`reported`",
-        "the numbers that a paper reports for this recipe, shown next to the measured ones: `source` (a text), and "
-        "for each evaluator's label an accuracy in percent. Default: nothing",
-    ),
-    (
-        "`silo.parties`",
-        "list of `host:port` of the parties of a cross-silo run, the server's first. Default: `fedml run --local` "
-        "uses free ports of this machine",
-    ),
-    (
-        "`dataset`, `model`, `partition`",
-        "options of the plugins in `data_args.dataset`, `model_args.model` and `data_args.partition_method`",
-    ),
-)
+_PLUGINS = f"""\
+## `calfat`: plugins
+
+| key | value |
+| --- | --- |
+| `name` | name of the runs of this recipe and of their folder; a run's own recipe.yaml contains it. \
+Default: the file's name |
+| `trainer` | a local trainer with its options; `preset` selects a set of defaults, `loss` a loss modifier. \
+Default: `calfat` |
+| `aggregator` | an aggregator with its options. Default: `fedavg` |
+| `evaluators` | list of evaluators for the final model. `label` renames one, so that it can be listed twice. \
+Default: {", ".join(DEFAULT_EVALUATORS)} |
+| `monitor.evaluators` | list of evaluators during the run. Default: {", ".join(DEFAULT_MONITOR)} |
+| `loggers` | list of loggers, each with its options. Default: none |
+| `reported` | the numbers that a paper reports for this recipe, shown next to the measured ones: `source` (a text), \
+and for each evaluator's label an accuracy in percent. Default: nothing |
+| `silo.parties` | list of `host:port` of the parties of a cross-silo run, the server's first. Default: \
+`fedml run --local` uses free ports of this machine |
+| `dataset`, `model`, `partition` | options of the plugins in `data_args.dataset`, `model_args.model` and \
+`data_args.partition_method` |
+"""
+_SECTIONS = {
+    "threat": schema.ThreatOptions,
+    "monitor": schema.MonitorOptions,
+    "evaluation": schema.EvaluationOptions,
+    "runtime": schema.RuntimeOptions,
+    "silo": SiloSettings,
+    "silo.tls": TLSSettings,
+    "silo.mqtt": MQTTSettings,
+    "silo.s3": S3Settings,
+}
 
 
 def recipe_reference() -> str:
     """The page on recipes."""
-    parts = [_MADE_BY, _RECIPE_HEAD]
-    for name, config in schema.HOST_SECTIONS.items():
-        parts.append(_section(f"## `{name}`", config))
-    choices = "\n".join(f"| {key} | {text} |" for key, text in _CHOICES)
-    parts.append(f"## `calfat`: plugins\n\n| key | value |\n| --- | --- |\n{choices}\n")
-    for name, config in (
-        ("threat", schema.ThreatOptions),
-        ("monitor", schema.MonitorOptions),
-        ("evaluation", schema.EvaluationOptions),
-        ("runtime", schema.RuntimeOptions),
-        ("silo", SiloSettings),
-        ("silo.tls", TLSSettings),
-        ("silo.mqtt", MQTTSettings),
-        ("silo.s3", S3Settings),
-    ):
-        parts.append(_section(f"## `calfat.{name}`", config))
-    return "\n".join(parts)
+    host = [_section(f"## `{name}`", config) for name, config in schema.HOST_SECTIONS.items()]
+    ours = [_section(f"## `calfat.{name}`", config) for name, config in _SECTIONS.items()]
+    return "\n".join([_MADE_BY, _RECIPE_HEAD, *host, _PLUGINS, *ours])
 
 
 def plugin_reference(registry: Registry) -> str:

@@ -81,20 +81,19 @@ def run(
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:
     from rich.console import Console
 
-    from calfat_plugin.cli.alarms import show_alarms
-    from calfat_plugin.cli.progress import LiveProgress, PlainProgress, RunProgress, results_table
+    from calfat_plugin.cli.progress import choose_progress
+    from calfat_plugin.cli.results import results_table, show_alarms
     from calfat_plugin.evaluators.alarms import find_alarms
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
-    live = console.is_terminal and not console.is_dumb_terminal and not plain
-    progress: RunProgress = LiveProgress(console) if live else PlainProgress(sys.stdout, sys.stderr)
-    with progress:
+    with choose_progress(console, plain=plain) as progress:
         try:
             result = session.run(request, directory, progress, progress.warn)
         finally:
-            hint.begun = progress.run is not None
-    console.print(results_table(result))
+            hint.begun = progress.begun
+    title = "global model after the final round, full test split"
+    console.print(results_table(result.evaluations, title=title))
     show_alarms(console, find_alarms(result.evaluations))
     console.print(f"results: {directory.path}", soft_wrap=True)
 

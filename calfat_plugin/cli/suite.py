@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.options import set_option
 from calfat_plugin.errors import OptionError
+from calfat_plugin.report.numbers import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +54,7 @@ def suite(
     """
     from calfat_plugin.registry import Registry
     from calfat_plugin.suites import load_suite
+    from calfat_plugin.suites.data import fetch
     from calfat_plugin.suites.plan import make_plan
 
     with user_errors():
@@ -68,14 +70,16 @@ def suite(
         if dry_run:
             _show_plan(plan)
             return
-        if download:
-            _download(plan)
+        if download:  # each data set once, here: runs side by side would fetch it side by side
+            for what in fetch(plan):
+                click.echo(what)
         _run(plan, jobs, out)
 
 
 def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
     from rich.console import Console
 
+    from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
     from calfat_plugin.suites.runner import cores, default_jobs, run_all
     from calfat_plugin.suites.summary import summarise
@@ -85,42 +89,41 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
     total = len(plan.left)
     at_a_time = min(jobs or default_jobs(plan), max(1, total))
     click.echo(
-        f"{plan.suite.name}: {total} of {_counted(len(plan.runs), 'run')} to do, {at_a_time} at a time with "
-        f"{_counted(max(1, cores() // at_a_time), 'thread')} each, in {plan.runs_directory}"
+        f"{plan.suite.name}: {total} of {counted(len(plan.runs), 'run')} to do, {at_a_time} at a time with "
+        f"{counted(max(1, cores() // at_a_time), 'thread')} each, in {plan.runs_directory}"
         if total
         else f"{plan.suite.name}: nothing to do, in {plan.runs_directory}"
     )
-    live = LiveSuiteProgress(console, total) if _live(console) and total else None
-    observer = live or PlainSuiteProgress(sys.stdout, total)
     outcomes: list[Outcome] = []
-    try:
-        run_all(plan, at_a_time, observer, outcomes)
-    except KeyboardInterrupt:
-        if live is not None:
-            live.stop()
-        _show_and_write(plan, outcomes, out, console)
-        fail("stopped.", f"Finished runs are kept. Resume with:\n  {_this_command()}", INTERRUPTED)
-    finally:
-        if live is not None:
-            live.stop()
+    stopped = False
+    with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
+        try:
+            run_all(plan, at_a_time, observer, outcomes)
+        except KeyboardInterrupt:
+            stopped = True
     _show_and_write(plan, outcomes, out, console)
-    bad = [outcome for outcome in outcomes if outcome.status != "finished"]
+    this_command = shlex.join(["calfat", *sys.argv[1:]])
+    if stopped:
+        fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
+    bad = sum(outcome.status != "finished" for outcome in outcomes)
     if bad:
         fail(
-            f"{len(bad)} of {_counted(len(outcomes), 'run')} did not finish.",
-            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {_this_command()}",
+            f"{bad} of {counted(len(outcomes), 'run')} did not finish.",
+            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {this_command}",
             SOME_FAILED,
         )
 
 
 def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, console: Console) -> None:
+    from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import remarks, suite_table
+    from calfat_plugin.report import write_comparison
     from calfat_plugin.suites.summary import summarise
     from calfat_plugin.suites.tables import markdown, write_tables
 
     summary = summarise(plan, outcomes)
     folders = write_tables(summary, out)
-    if _live(console):
+    if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):
             console.print(remark, markup=False, soft_wrap=True)
@@ -128,16 +131,7 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
         click.echo("\n" + markdown(summary))
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(cell.finished for cell in summary.cells):
-        _report(plan.directory)
-
-
-def _report(directory: Path) -> None:
-    """The page beside the tables."""
-    from calfat_plugin.report import try_report, write_comparison
-
-    page = try_report(lambda: write_comparison([directory]), directory, warn)
-    if page is not None:
-        click.echo(f"report: {page}")
+        write_page(lambda: write_comparison([plan.directory]), plan.directory)
 
 
 def _show_plan(plan: Plan) -> None:
@@ -148,16 +142,8 @@ def _show_plan(plan: Plan) -> None:
         click.echo(line)
     if plan.left:
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0])])}")
-    cells, runs = _counted(len(plan.cells), "cell"), _counted(len(plan.left), "run")
+    cells, runs = counted(len(plan.cells), "cell"), counted(len(plan.left), "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
-
-
-def _download(plan: Plan) -> None:
-    """Fetch each data set once, here: runs side by side would fetch it side by side."""
-    from calfat_plugin.suites.data import fetch
-
-    for what in fetch(plan):
-        click.echo(what)
 
 
 def _seeds(text: str) -> list[int]:
@@ -165,15 +151,3 @@ def _seeds(text: str) -> list[int]:
     if not all(word.isdecimal() and int(word) <= _MAX_SEED for word in words) or len(set(words)) < len(words):
         raise OptionError(f"--seeds: got '{text}', expected different whole numbers such as 0,1,2.")
     return [int(word) for word in words]
-
-
-def _live(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def _this_command() -> str:
-    return shlex.join(["calfat", *sys.argv[1:]])

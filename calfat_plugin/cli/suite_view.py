@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -15,7 +14,7 @@ from calfat_plugin.cli.progress import clock
 from calfat_plugin.suites.plan import Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
-from calfat_plugin.suites.tables import NOTHING, beside, caption, measured, notes
+from calfat_plugin.suites.tables import beside, caption, count, measured, notes
 
 _REFRESH_PER_SECOND = 5
 _STYLES = {"finished": "green", "failed": "bold red", "interrupted": "yellow", "elsewhere": "cyan", "not tried": "red"}
@@ -35,20 +34,21 @@ def outcome_line(outcome: Outcome, done: int, total: int) -> str:
 
 
 class PlainSuiteProgress(SuiteObserver):
-    """A line when a run starts and one when it ends."""
+    """A line when a run starts and one when it ends.
 
-    def __init__(self, stream: TextIO, total: int) -> None:
-        self._stream, self._total, self._done = stream, total, 0
+    Args:
+        total: how many runs are to do.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
 
     def run_started(self, run: PlannedRun) -> None:
-        self._say(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}")
+        print(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}", flush=True)
 
     def run_ended(self, outcome: Outcome) -> None:
         self._done += 1
-        self._say(outcome_line(outcome, self._done, self._total))
-
-    def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(outcome_line(outcome, self._done, self._total), flush=True)
 
 
 class LiveSuiteProgress(SuiteObserver):
@@ -57,7 +57,6 @@ class LiveSuiteProgress(SuiteObserver):
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total, self._done = console, total, 0
         self._tasks: dict[str, TaskID] = {}
-        self._fractions: dict[str, float] = {}
         self._started = time.perf_counter()
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -68,10 +67,12 @@ class LiveSuiteProgress(SuiteObserver):
             transient=True,
         )
         self._whole = self._bars.add_task("suite", total=total, detail=f"0/{total} runs")
-        self._bars.start()
 
-    def stop(self) -> None:
-        """Take the bars away; safe to call at any time."""
+    def __enter__(self) -> SuiteObserver:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         self._bars.stop()
 
     def run_started(self, run: PlannedRun) -> None:
@@ -82,7 +83,6 @@ class LiveSuiteProgress(SuiteObserver):
         if round == num_rounds:
             detail = "evaluating"  # with AutoAttack as long as many rounds
         self._bars.update(self._tasks[run.name], total=num_rounds, completed=round, detail=detail)
-        self._fractions[run.name] = round / num_rounds
         self._show_whole()
 
     def run_ended(self, outcome: Outcome) -> None:
@@ -90,13 +90,12 @@ class LiveSuiteProgress(SuiteObserver):
         task = self._tasks.pop(outcome.run.name, None)
         if task is not None:
             self._bars.remove_task(task)
-        self._fractions.pop(outcome.run.name, None)
         line = outcome_line(outcome, self._done, self._total)
         self._console.print(Text(line, style=_STYLES[outcome.status]), soft_wrap=True)
         self._show_whole()
 
     def _show_whole(self) -> None:
-        done = self._done + sum(self._fractions.values())
+        done = self._done + sum(task.percentage / 100 for task in self._bars.tasks[1:])
         spent = time.perf_counter() - self._started
         eta = clock(spent * (self._total - done) / done) if done else "-:--"
         self._bars.update(self._whole, completed=done, detail=f"{self._done}/{self._total} runs  ETA {eta}")
@@ -111,19 +110,12 @@ def suite_table(summary: SuiteSummary) -> Table:
     for axis in summary.suite.axes:
         table.add_column(Text(axis.name), no_wrap=True)
     table.add_column("n", justify="right")
-    for metric in summary.metrics:
+    for metric in summary.suite.metrics:
         table.add_column(Text(metric.heading), justify="right", overflow="fold")
-    for index, cell in enumerate(summary.cells):
-        following = summary.cells[index + 1 : index + 2]
-        ends_group = len(cell.cell.labels) > 1 and any(
-            other.cell.labels[0] != cell.cell.labels[0] for other in following
-        )
-        table.add_row(
-            *map(Text, cell.cell.labels),
-            NOTHING if cell.cell.skipped else str(cell.finished),
-            *map(_score, cell.scores),
-            end_section=ends_group,
-        )
+    for group in summary.groups():
+        for cell in group:
+            table.add_row(*map(Text, cell.cell.labels), count(cell), *map(_score, cell.scores))
+        table.add_section()
     return table
 
 

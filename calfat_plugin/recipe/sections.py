@@ -17,8 +17,8 @@ def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str],
     return lambda name, complaint: document.error(path if name is None else (*path, name), complaint)
 
 
-def section_at(document: Document, path: KeyPath) -> Mapping[str, Any]:
-    """The section at ``path``; empty where the recipe leaves it out.
+def section_at(document: Document, path: KeyPath, expected: str = "a section of keys and values") -> Mapping[str, Any]:
+    """The section at ``path``; empty where the recipe leaves it out. ``expected`` is for the message.
 
     Raises:
         RecipeError: there is something else.
@@ -27,7 +27,7 @@ def section_at(document: Document, path: KeyPath) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise document.error(path, f"got {describe(value)}, expected a section of keys and values.")
+        raise document.error(path, f"got {describe(value)}, expected {expected}.")
     return value
 
 

@@ -20,10 +20,7 @@ def fetch(plan: Plan) -> Iterator[str]:
     """
     done = set()
     for run in plan.left:
-        experiment = run.cell.experiment
-        if experiment is None:
-            continue
-        pick = experiment.dataset
+        experiment, pick = run.experiment, run.experiment.dataset
         key = (pick.name, experiment.recipe.data.data_cache_dir, repr(pick.options))
         if key in done:
             continue

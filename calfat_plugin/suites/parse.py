@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
-from calfat_plugin.recipe.sections import failing_at
+from calfat_plugin.recipe.sections import failing_at, section_at
 from calfat_plugin.suites.schema import (
     Axis,
     Metric,
@@ -50,11 +51,16 @@ def parse_suite(document: Document) -> Suite:
         RecipeError: as :func:`load_suite`.
     """
     plain = {key: value for key, value in document.data.items() if key not in STRUCTURED_KEYS}
-    options = parse_options(
-        SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=tuple(STRUCTURED_KEYS)
-    )
+    options = parse_options(SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=STRUCTURED_KEYS)
     name = Path(document.file).stem
     base = Path(os.path.normpath(Path(document.file).parent / options.base))
+    try:
+        base_document = read_document(base)
+    except RecipeError as error:
+        raise document.error(("base",), str(error)) from None
+    runs = options.runs or name
+    if not slug(runs) or "/" in runs or "\\" in runs:
+        raise document.error(("runs",), f"got '{runs}', expected the name of a suite, such as table1.")
     axes = _axes(document)
     metrics = _metrics(document)
     names = ["/".join(labels) for labels in grid(axes)]
@@ -64,7 +70,7 @@ def parse_suite(document: Document) -> Suite:
         title=options.title or name,
         document=document,
         base=base,
-        base_document=_base(document, base),
+        base_document=base_document,
         settings=_settings(document, ("set",)),
         axes=axes,
         seeds=_seeds(document),
@@ -72,7 +78,7 @@ def parse_suite(document: Document) -> Suite:
         reported=reported,
         tolerance=tolerance,
         skip=_skip(document, axes),
-        runs=_runs(document, options.runs or name),
+        runs=runs,
     )
 
 
@@ -96,26 +102,8 @@ def check_selector(selector: Selector, axes: tuple[Axis, ...]) -> str:
     return f"'{selector.text}' matches no cell.{hint}"
 
 
-def _base(document: Document, base: Path) -> Document:
-    try:
-        return read_document(base)
-    except RecipeError as error:
-        raise document.error(("base",), str(error)) from None
-
-
-def _runs(document: Document, name: str) -> str:
-    if not slug(name) or "/" in name or "\\" in name:
-        raise document.error(("runs",), f"got '{name}', expected the name of a suite, such as table1.")
-    return name
-
-
 def _mapping(document: Document, path: KeyPath, example: str) -> Mapping[str, Any]:
-    value = document.get(path)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise document.error(path, f"got {describe(value)}, expected a mapping such as {example}.")
-    return value
+    return section_at(document, path, f"a mapping such as {example}")
 
 
 def _settings(document: Document, path: KeyPath) -> tuple[Setting, ...]:
@@ -180,15 +168,14 @@ def _check_label(document: Document, path: KeyPath, label: str) -> None:
 
 def _refuse_wiped_out(document: Document, axes: list[Axis]) -> None:
     """Later axes are applied later: one that replaces what an earlier one set would make its cells all alike."""
-    for early, late in itertools.combinations(axes, 2):
-        for first, second in itertools.product(early.variants, late.variants):
-            for before, after in itertools.product(first.settings, second.settings):
-                if _same_or_below(after.path, before.path):
-                    raise document.error(
-                        ("axes", late.name, second.label, after.key),
-                        f"replaces '{before.key}' of axes.{early.name}.{first.label}. Two axes must not set the same "
-                        f"value; if one axis sets a part of the other's value, put it last.",
-                    )
+    settings = [(axis, variant, each) for axis in axes for variant in axis.variants for each in variant.settings]
+    for (early, first, before), (late, second, after) in itertools.combinations(settings, 2):
+        if early is not late and _same_or_below(after.path, before.path):
+            raise document.error(
+                ("axes", late.name, second.label, after.key),
+                f"replaces '{before.key}' of axes.{early.name}.{first.label}. Two axes must not set the same "
+                f"value; if one axis sets a part of the other's value, put it last.",
+            )
 
 
 def _seeds(document: Document) -> tuple[int, ...]:
@@ -235,9 +222,7 @@ def _reported(
     path: KeyPath = ("reported",)
     section = _mapping(document, path, "{source: 'arXiv:2205.14926, Table 1', percent: {CalFAT: {natural: 64.69}}}")
     for key in section:
-        if key not in _REPORTED_KEYS:
-            hint = did_you_mean(key, _REPORTED_KEYS) or f" Known: {listed(_REPORTED_KEYS)}."
-            raise document.error((*path, key), f"unknown key.{hint}")
+        _check_known(document, (*path, key), _REPORTED_KEYS, "unknown key.")
     source = _text(document, (*path, "source"), "")
     labels = [metric.label for metric in metrics]
     cells = {}
@@ -268,15 +253,19 @@ def _text(document: Document, path: KeyPath, default: str) -> str:
     return value
 
 
+def _check_known(document: Document, path: KeyPath, known: Sequence[str], complaint: str) -> None:
+    """Refuse the key at the end of ``path`` unless it is known."""
+    key = str(path[-1])
+    if key not in known:
+        raise document.error(path, complaint + (did_you_mean(key, known) or f" Known: {listed(known)}."))
+
+
 def _percent(document: Document, path: KeyPath, labels: list[str]) -> float:
-    label, value = str(path[-1]), document.get(path)
-    if label not in labels:
-        hint = did_you_mean(label, labels) or f" Known: {listed(labels)}."
-        raise document.error(path, f"'{label}' is not among the suite's metrics.{hint}")
-    try:
+    value = document.get(path)
+    _check_known(document, path, labels, f"'{path[-1]}' is not among the suite's metrics.")
+    number = -1.0
+    with suppress(ValueError):
         number = float(parse_number(value))
-    except ValueError:
-        number = -1.0
     if not 0 <= number <= 100:
         raise document.error(path, f"got {describe(value)}, expected percent, 0 <= value <= 100.")
     return number

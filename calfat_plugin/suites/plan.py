@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from calfat_plugin.errors import CalfatError, OptionError, RecipeError, RunError, listed
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
@@ -59,10 +59,12 @@ class PlannedRun:
     """One cell with one seed.
 
     Attributes:
+        experiment: the cell's recipe resolved.
         state: ``finished``: its results are there; ``unfinished``: a run directory to resume; else ``new``.
     """
 
     cell: Cell
+    experiment: Experiment
     seed: int
     directory: Path
     state: State
@@ -142,44 +144,41 @@ def make_plan(
     cells = tuple(_cells(suite, registry, overrides))
     _refuse_twins(suite, cells)
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
-    runs, changes = [], []
-    for seed in chosen_seeds:
-        for cell in cells:
-            if cell.experiment is None:
-                continue
-            directory = SUITES_ROOT / suite.runs / cell.folder / f"seed-{seed}"
-            state, change = _state(RunDirectory(directory), cell.experiment, seed)
-            runs.append(PlannedRun(cell, seed, directory, state))
-            if change:
-                changes.append(f"{directory}: {change}")
-    if changes:
-        raise RunError(_changed(changes))
-    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
+    to_run = [(cell, cell.experiment) for cell in cells if cell.experiment is not None]
+    runs = [
+        PlannedRun(cell, experiment, seed, SUITES_ROOT / suite.runs / cell.folder / f"seed-{seed}", "new")
+        for seed in chosen_seeds
+        for cell, experiment in to_run
+    ]
+    chosen = [cell.name for cell in cells if not selectors or any(each.matches(cell.labels) for each in selectors)]
     return Plan(
         suite=suite,
         overrides=tuple(overrides),
         seeds=chosen_seeds,
         cells=cells,
-        runs=tuple(runs),
-        chosen=frozenset(
-            cell.name for cell in cells if not selectors or any(selector.matches(cell.labels) for selector in selectors)
-        ),
-        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.recipe.warnings)),
+        runs=look_again(*runs),
+        chosen=frozenset(chosen),
+        warnings=tuple(dict.fromkeys(text for _, experiment in to_run for text in experiment.recipe.warnings)),
     )
 
 
-def look_again(run: PlannedRun) -> PlannedRun:
-    """The run with its state as it is now: another process may have come by since the plan was made.
+def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
+    """The runs with their states as they are now: another process may have changed them since the plan was made.
 
     Raises:
-        RunError: another recipe was run in its directory.
+        RunError: another recipe was run in a directory of theirs.
     """
-    if run.cell.experiment is None:
-        return run
-    state, change = _state(RunDirectory(run.directory), run.cell.experiment, run.seed)
-    if change:
-        raise RunError(_changed([f"{run.directory}: {change}"]))
-    return dataclasses.replace(run, state=state)
+    states = [_state(RunDirectory(run.directory), run.experiment, run.seed) for run in runs]
+    changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
+    if changed:
+        more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        raise RunError(
+            "these runs were started with a recipe that differs from the suite's current one:\n  "
+            + "\n  ".join(changed[:_SHOWN])
+            + more
+            + "\nUndo the change, or move these directories away to run the cells again."
+        )
+    return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
 
 
 def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
@@ -194,14 +193,13 @@ def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     """``--set`` comes last: on what an axis sets, it would make the axis's cells all alike."""
     written = Document("--set", {}).with_overrides(overrides)
-    for axis in suite.axes:
-        for variant in axis.variants:
-            for setting in variant.settings:
-                if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
-                    raise OptionError(
-                        f"--set: '{setting.key}' is set by the axis '{axis.name}' of {suite.document.file} "
-                        f"({setting.place}); select cells with --only, or change the suite file."
-                    )
+    settings = ((axis, setting) for axis in suite.axes for variant in axis.variants for setting in variant.settings)
+    for axis, setting in settings:
+        if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
+            raise OptionError(
+                f"--set: '{setting.key}' is set by the axis '{axis.name}' of {suite.document.file} "
+                f"({setting.place}); select cells with --only, or change the suite file."
+            )
 
 
 def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
@@ -273,7 +271,9 @@ def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[
         then = assemble(read_document(directory.recipe), experiment.registry).as_run()
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
-    now = as_run(experiment, seed)
+    now = experiment.as_run()
+    section, key = SEED_PATH
+    now[str(section)][key] = seed
     keys = same_but_rounds(then, now)
     asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:
@@ -281,21 +281,3 @@ def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[
     if keys:
         return "unfinished", changes(then, now, keys, "then")
     return ("finished" if directory.finished and asked == done else "unfinished"), ""
-
-
-def as_run(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """The recipe of one run of a cell, in full."""
-    written = experiment.as_run()
-    section, key = SEED_PATH
-    written[str(section)][key] = seed
-    return written
-
-
-def _changed(changes: list[str]) -> str:
-    more = f"\n  and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-    return (
-        "these runs were started with a recipe that differs from the suite's current one:\n  "
-        + "\n  ".join(changes[:_SHOWN])
-        + more
-        + "\nUndo the change, or move these directories away to run the cells again."
-    )

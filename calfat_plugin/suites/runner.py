@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
@@ -51,7 +51,16 @@ class Outcome:
 
 
 class SuiteObserver:
-    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself."""
+    """Is informed of progress, always in the thread that called :func:`run_all`. Does nothing by itself.
+
+    A context manager around the suite.
+    """
+
+    def __enter__(self) -> SuiteObserver:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Leave the console as it was found."""
 
     def run_started(self, run: PlannedRun) -> None:
         """A process was started."""
@@ -74,8 +83,7 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
 
 def default_jobs(plan: Plan) -> int:
     """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one."""
-    experiments = [cell.experiment for cell in plan.cells if cell.experiment is not None]
-    if any(experiment.recipe.device.using_gpu for experiment in experiments):
+    if any(cell.experiment is not None and cell.experiment.recipe.device.using_gpu for cell in plan.cells):
         return max(1, len(_gpus()))
     return cores()
 
@@ -139,13 +147,13 @@ def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outco
 
 @dataclass
 class _Child:
-    """A running process, and what was heard of it."""
+    """A running process, and what it has printed."""
 
     run: PlannedRun
     slot: int
     process: subprocess.Popen[str]
+    reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
-    reader: threading.Thread | None = None
     rounds: int = 0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
@@ -163,12 +171,12 @@ class _Pool:
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, PlannedRun] = {}
-        self._told_to_stop = 0
+        self._stop_requests = 0
 
     def ask_to_stop(self) -> None:
         """Interrupt :meth:`wait`; safe in a signal handler, which must not raise just anywhere: between the start of a
         process and our note of it, that would leave the process to itself."""
-        self._told_to_stop += 1
+        self._stop_requests += 1
         self._events.put(None)
 
     def start(self, run: PlannedRun) -> None:
@@ -182,19 +190,19 @@ class _Pool:
             kept = run.output.open("a", encoding="utf-8")
         except OSError as error:
             raise RunError(f"{run.output}: cannot be written ({error.strerror}).") from None
-        if not lock(kept.fileno()):
-            kept.close()
-            self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
-            return
-        if not self._is_free(run):
-            kept.close()
-            self._end(Outcome(run, "elsewhere", "another process is writing it"))
-            return
-        run = look_again(run)
-        if run.state == "finished":
-            kept.close()
-            self._end(Outcome(run, "finished"))
-            return
+        with ExitStack() as unless_started:
+            unless_started.enter_context(kept)
+            if not lock(kept.fileno()):
+                self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
+                return
+            if not self._is_free(run):
+                self._end(Outcome(run, "elsewhere", "another process is writing it"))
+                return
+            (run,) = look_again(run)
+            if run.state == "finished":
+                self._end(Outcome(run, "finished"))
+                return
+            unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
         process = subprocess.Popen(
             [*PROGRAM, *command(self.plan, run), "--plain"],
@@ -207,8 +215,8 @@ class _Pool:
             start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
         )
         child = _Child(run, slot, process)
-        self.children.append(child)
         child.reader = threading.Thread(target=self._read, args=(child, kept), daemon=True)
+        self.children.append(child)
         child.reader.start()
         self.observer.run_started(run)
 
@@ -237,19 +245,18 @@ class _Pool:
         for child in self.children:
             child.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
-        impatient = self._told_to_stop + 1
+        impatient = self._stop_requests + 1
         while (
             any(child.process.poll() is None for child in self.children)
             and time.monotonic() < deadline
-            and self._told_to_stop < impatient
+            and self._stop_requests < impatient
         ):
             time.sleep(_POLL_SECONDS)
         for child in self.children[:]:
             if child.process.poll() is None:
                 child.process.kill()
                 child.process.wait()
-            if child.reader is not None:
-                child.reader.join(timeout=1.0)  # its last words are in the file then
+            child.reader.join(timeout=1.0)  # its last words are in the file then
             self.children.remove(child)
             status: Status = "finished" if child.process.returncode == 0 else "interrupted"
             self._end(Outcome(child.run, status, seconds=time.perf_counter() - child.started))
@@ -258,40 +265,34 @@ class _Pool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
         directory, deadline = RunDirectory(run.directory), time.monotonic() + ORPHAN_SECONDS
         while directory.busy:
-            if time.monotonic() > deadline or self._told_to_stop:
+            if time.monotonic() > deadline or self._stop_requests:
                 return False
             time.sleep(_POLL_SECONDS)
         return True
 
     def _read(self, child: _Child, kept: IO[str]) -> None:
         """Copy a child's output to its file and to the queue. In a thread of its own."""
-        output = child.process.stdout
-        if output is None:
-            raise AssertionError("the process was started with a pipe")
-        with kept:
-            for line in output:
+        with kept, child.process:  # closes its pipes
+            for line in child.process.stdout or ():
                 with suppress(OSError):  # a full disk: the run itself reports it
                     kept.write(line)
                     kept.flush()
                 self._events.put((child, line.rstrip("\n")))
-            child.process.wait()
-        if child.process.stdin is not None:
-            child.process.stdin.close()
+            child.process.wait()  # with its standard input open: it stops when that is closed
         self._events.put((child, None))
 
     def _ended(self, child: _Child) -> None:
         self.children.remove(child)
         self.free.append(child.slot)
-        seconds = time.perf_counter() - child.started
-        code = child.process.returncode
-        if code == 0:
-            self._end(Outcome(child.run, "finished", seconds=seconds))
-        elif code == _INTERRUPTED:
-            self._end(Outcome(child.run, "interrupted", "someone else stopped it", seconds))
-        else:
+        status: Status = "finished"
+        message, code = "", child.process.returncode
+        if code == _INTERRUPTED:
+            status, message = "interrupted", "someone else stopped it"
+        elif code != 0:
+            status, message = "failed", _what_went_wrong(child.lines, code)
             if child.rounds == 0:
                 self._hopeless.setdefault(child.run.cell.name, child.run)
-            self._end(Outcome(child.run, "failed", _what_went_wrong(child.lines, code), seconds))
+        self._end(Outcome(child.run, status, message, time.perf_counter() - child.started))
 
     def _end(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

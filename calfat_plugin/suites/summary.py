@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome
-from calfat_plugin.suites.schema import Metric, Suite
+from calfat_plugin.suites.schema import Suite
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
@@ -23,17 +24,23 @@ class Score:
 
     Attributes:
         values: one a finished seed, in the order of the seeds.
-        mean: over seeds; None when none has finished.
-        std: sample standard deviation (ddof 1); None for fewer than two seeds.
         reported: the published number, or None.
         tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
     """
 
     values: tuple[float, ...]
-    mean: float | None
-    std: float | None
-    reported: float | None
-    tolerance: float | None
+    reported: float | None = None
+    tolerance: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds; None when none has finished."""
+        return mean_std(self.values)[0] if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation (ddof 1); None for fewer than two seeds."""
+        return mean_std(self.values)[1] if self.values else None
 
     @property
     def difference(self) -> float | None:
@@ -119,10 +126,11 @@ class SuiteSummary:
         """The suite it is of."""
         return self.plan.suite
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """The columns."""
-        return self.plan.suite.metrics
+    def groups(self) -> Iterator[list[CellSummary]]:
+        """The rows that tables set apart: those of one label of the first axis, or all where there is one axis."""
+        several = len(self.suite.axes) > 1
+        for _, cells in itertools.groupby(self.cells, lambda cell: several and cell.cell.labels[0]):
+            yield list(cells)
 
 
 def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
@@ -142,28 +150,15 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
     return SuiteSummary(plan, tuple(_cell_summary(plan.suite, cell, by_cell[cell.name]) for cell in plan.cells))
 
 
-def score(values: Sequence[float], reported: float | None = None, tolerance: float | None = None) -> Score:
-    """Mean and sample standard deviation of accuracies, beside a published one."""
-    if not values:
-        return Score((), None, None, reported, tolerance)
-    mean, std = mean_std(values)
-    return Score(tuple(values), mean, std, reported, tolerance)
-
-
 def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     reported = suite.reported.get(cell.name)
-    published: Mapping[str, float] = {} if reported is None else reported.accuracy
     scores = []
     for metric in suite.metrics:
-        measured = [run.accuracy(metric.label) for run in runs if run.status == "finished"]
+        measured = (run.accuracy(metric.label) for run in runs)  # None for a run without results
+        published = None if reported is None else reported.accuracy.get(metric.label)
         points = suite.tolerance.get(metric.label)
-        scores.append(
-            score(
-                [value for value in measured if value is not None],
-                published.get(metric.label),
-                None if points is None else points / 100,
-            )
-        )
+        tolerance = None if points is None else points / 100
+        scores.append(Score(tuple(value for value in measured if value is not None), published, tolerance))
     return CellSummary(cell, tuple(runs), tuple(scores), None if reported is None else reported.source)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _LATEX = {
     "±": r"$\pm$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
+_CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ def caption(summary: SuiteSummary) -> str:
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
         text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
-        headings = {metric.label: metric.heading for metric in summary.metrics}
+        headings = {metric.label: metric.heading for metric in summary.suite.metrics}
         limits = ", ".join(f"{headings[label]} {limit:g}" for label, limit in summary.suite.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
@@ -79,14 +80,20 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes."""
     axes = [axis.name for axis in summary.suite.axes]
-    rows = [[*axes, "n", *(metric.heading for metric in summary.metrics)]]
-    for cell in summary.cells:
-        rows.append([*cell.cell.labels, _count(cell), *map(_in_text, cell.scores)])
+    rows = [[*axes, "n", *(metric.heading for metric in summary.suite.metrics)]]
+    rows += ([*cell.cell.labels, count(cell), *map(_in_text, cell.scores)] for cell in summary.cells)
     rows = [[text.replace("|", "\\|") for text in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
-    lines = [_padded(rows[0], widths, len(axes)), _padded(rule, widths, len(axes))]
-    lines += [_padded(row, widths, len(axes)) for row in rows[1:]]
+    rows.insert(
+        1, ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
+    )
+    aligned = ["<" if index < len(axes) else ">" for index in range(len(widths))]
+    lines = [
+        "| "
+        + " | ".join(f"{text:{align}{width}}" for text, align, width in zip(row, aligned, widths, strict=True))
+        + " |"
+        for row in rows
+    ]
     text = f"# {summary.suite.title}\n\n" + "\n".join(lines) + f"\n\n{caption(summary)}\n"
     remarks = "".join(f"- {cell}: {note}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
@@ -101,17 +108,15 @@ def latex(summary: SuiteSummary) -> str:
         "  \\centering",
         f"  \\caption{{{_escape(_sentence(summary.suite.title) + ' ' + caption(summary))}}}",
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
-        f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.metrics))}}}",
+        f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
-        _latex_row([*map(_escape, axes), "$n$", *(_escape(metric.heading) for metric in summary.metrics)]),
+        _latex_row(*map(_escape, axes), "$n$", *(_escape(metric.heading) for metric in summary.suite.metrics)),
     ]
-    group = None
-    for cell in summary.cells:
-        first = cell.cell.labels[0] if len(axes) > 1 else ""
-        if first != group:
-            lines.append("    \\midrule")
-            group = first
-        lines.append(_latex_row([*map(_escape, cell.cell.labels), _count(cell), *map(_in_latex, cell.scores)]))
+    for group in summary.groups():
+        lines.append("    \\midrule")
+        lines += (
+            _latex_row(*map(_escape, cell.cell.labels), count(cell), *map(_in_latex, cell.scores)) for cell in group
+        )
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     lines += [f"% {cell}: {note}" for cell, note in notes(summary)]
     return "\n".join(lines) + "\n"
@@ -121,24 +126,10 @@ def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            *(axis.name for axis in summary.suite.axes),
-            *(
-                "metric",
-                "n",
-                "mean_percent",
-                "std_percent",
-                "reported_percent",
-                "difference_points",
-                "beyond",
-                "source",
-            ),
-            "note",
-        ]
-    )
+    axes = [axis.name for axis in summary.suite.axes]
+    writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note"])
     for cell in summary.cells:
-        for metric, score in zip(summary.metrics, cell.scores, strict=True):
+        for metric, score in zip(summary.suite.metrics, cell.scores, strict=True):
             numbers = (score.mean, score.std, score.reported, score.difference)
             writer.writerow(
                 [
@@ -188,14 +179,12 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }
-    folders: dict[Path, Callable[[str], str]] = {summary.plan.directory: lambda name: name}
-    if out is not None:
-        folders[out] = lambda name: f"{summary.suite.name}{Path(name).suffix}"
-    for folder, named in folders.items():
+    folders = {summary.plan.directory: False, **({} if out is None else {out: True})}
+    for folder, is_copy in folders.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
-                write_text(folder / named(name), text)
+                write_text(folder / (f"{summary.suite.name}{Path(name).suffix}" if is_copy else name), text)
         except OSError as error:
             raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
     return list(folders)
@@ -204,7 +193,8 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _count(cell: CellSummary) -> str:
+def count(cell: CellSummary) -> str:
+    """How many seeds a row's numbers are over."""
     return NOTHING if cell.cell.skipped else str(cell.finished)
 
 
@@ -214,25 +204,13 @@ def _in_text(score: Score) -> str:
 
 
 def _in_latex(score: Score) -> str:
-    if score.mean is None:
-        text = "--"
-    elif score.std is None:
-        text = percent(score.mean)
-    else:
-        text = f"${percent(score.mean)} \\pm {percent(score.std)}$"
+    text = "--" if score.mean is None else measured(score)
+    text = f"${text}$".replace("±", "\\pm") if score.std is not None else text
     known = beside(score).replace("+", "$+$").replace("-", "$-$")
     return text + (f" {{\\scriptsize ({known})}}" if known else "")
 
 
-def _padded(row: list[str], widths: list[int], left: int) -> str:
-    cells = (
-        text.ljust(width) if index < left else text.rjust(width)
-        for index, (text, width) in enumerate(zip(row, widths, strict=True))
-    )
-    return "| " + " | ".join(cells) + " |"
-
-
-def _latex_row(cells: list[str]) -> str:
+def _latex_row(*cells: str) -> str:
     return "    " + " & ".join(cells) + " \\\\"
 
 
@@ -255,13 +233,10 @@ def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
             metric.label: {
                 "n": len(score.values),
                 "values": list(score.values),
-                "mean": score.mean,
-                "std": score.std,
-                "reported": score.reported,
-                "difference": score.difference,
+                **{key: getattr(score, key) for key in ("mean", "std", "reported", "difference")},
                 "beyond_tolerance": score.beyond,
             }
-            for metric, score in zip(summary.metrics, cell.scores, strict=True)
+            for metric, score in zip(summary.suite.metrics, cell.scores, strict=True)
         },
         "runs": [
             {

@@ -14,9 +14,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from calfat_plugin import __version__, registry
-from calfat_plugin.cli import bounds, diagnosis, doctor
-from calfat_plugin.cli.bounds import Declared, declared
-from calfat_plugin.cli.diagnosis import Finding
+from calfat_plugin.cli import diagnosis, doctor
+from calfat_plugin.cli.diagnosis import Declared, Finding, declared
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import Provider
 from tests.cli.runner import ROOT, Ended, calfat
@@ -65,7 +64,7 @@ def test_the_needs_are_read_from_the_metadata_or_from_setup_cfg(
         )
         monkeypatch.syspath_prepend(tmp_path)
     else:
-        monkeypatch.setattr(bounds, "DISTRIBUTION", "no-such-distribution")
+        monkeypatch.setattr(diagnosis, "DISTRIBUTION", "no-such-distribution")
     ours = declared()
     assert ours.installed == installed
     assert SpecifierSet(ours.python) == SpecifierSet(">=3.10, <3.12")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from calfat_plugin.cli.alarms import show_alarms
+from calfat_plugin.cli.results import show_alarms
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.results import EvaluationResult
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calfat_plugin.analyses.attack import Listener, attack
+from calfat_plugin.analyses.attack import AttackObserver, attack
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.experiment import Experiment, assemble
@@ -93,7 +93,7 @@ def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, digits_model, 
     options = ["pgd.steps=2", "pgd.max_examples=40", "autoattack.iterations=2", "autoattack.queries=5"]
     options.append("autoattack.max_examples=40")
     plan = plan_run(run.path, None, AttackRequest(attacks=("natural", "pgd", "autoattack"), settings=tuple(options)))
-    outcome = attack(plan, [], Listener())
+    outcome = attack(plan, [], AttackObserver())
     found = [(result.label, result.settings, result.per_class) for result in outcome.results]
     assert found == [(result.label, result.settings, result.per_class) for result in server.final_evaluation()]
 

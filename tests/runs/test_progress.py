@@ -12,9 +12,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock, results_table
+from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock
+from calfat_plugin.cli.results import results_table
 from calfat_plugin.observer import BatchProgress
-from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -223,10 +224,10 @@ def test_results_table_says_how_each_number_was_made() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, _environ={})
     evaluations = (result("natural", 0.9632), result("pgd20", 0.7345, norm="linf", eps="8/255"))
-    console.print(results_table(RunResult(evaluations, 40, 60.0)))
+    console.print(results_table(evaluations, title="final"))
     table = stream.getvalue()
     rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in table.splitlines() if line.startswith("│")]
-    assert table.startswith("global model after the final round, full test split")
+    assert table.startswith("final")
     assert rows == [
         ["natural", "96.3 %", "48.2 %", "359", "1.2"],
         ["pgd20 (linf 8/255)", "73.5 %", "36.7 %", "359", "1.2"],

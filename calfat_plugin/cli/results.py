@@ -1,0 +1,54 @@
+"""Results on the console: the table of evaluations and, below it, findings about its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from calfat_plugin.evaluators.alarms import Alarm
+from calfat_plugin.report.numbers import counted, percent
+from calfat_plugin.results import EvaluationResult
+
+
+def results_table(results: Iterable[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:
+    """One evaluation a row.
+
+    Args:
+        results: the evaluations.
+        title: above the table.
+        by_eps: give the budget a column of its own, for attacks at several budgets.
+    """
+    table = Table(title=title, title_justify="left")
+    table.add_column("attack" if by_eps else "evaluator")
+    for heading in (*(("eps",) if by_eps else ()), "accuracy", "strict", "examples", "seconds"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        table.add_row(
+            *((result.label, _budget(result)) if by_eps else (with_budget(result),)),
+            percent(result.accuracy),
+            percent(result.accuracy_strict),
+            str(result.num_examples),
+            f"{result.seconds:.1f}",
+        )
+    return table
+
+
+def with_budget(result: EvaluationResult) -> str:
+    """``pgd20 (linf 8/255)``, and ``natural``."""
+    budget = _budget(result)
+    return result.label + (f" ({budget})" if budget else "")
+
+
+def _budget(result: EvaluationResult) -> str:
+    return f"{result.settings['norm']} {result.settings['eps']}" if "eps" in result.settings else ""
+
+
+def show_alarms(console: Console, alarms: Sequence[Alarm]) -> None:
+    """Print each finding with its code; nothing when there is none."""
+    if alarms:
+        console.print(Text(f"{counted(len(alarms), 'finding')} about these numbers:", style="yellow"))
+    for alarm in alarms:
+        console.print(Text.assemble("  ", (alarm.code, "bold"), f": {alarm.text}"), soft_wrap=True)
