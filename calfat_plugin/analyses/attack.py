@@ -104,17 +104,17 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
 
 def _device(plan: Plan, listener: Listener) -> torch.device:
     """The one of the command line, else the recipe's; a model of the user's own takes a GPU only where there is one."""
-    if plan.device is not None:
-        return named_device(plan.device, "--device")
+    if plan.request.device is not None:
+        return named_device(plan.request.device, "--device")
     return pick_device(plan.experiments[0], listener.warn if plan.run is not None else lambda message: None)
 
 
 def _measure(plan: Plan, run: LoadedRun, scratch: Path, listener: Listener) -> tuple[EvaluationResult, ...]:
-    from calfat_plugin.evaluators.budget import subset
+    from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.measure import clean_correct, measure
 
     dataset, device, model = run.dataset, run.device, run.model()
-    data = subset(dataset.test, plan.examples).to(device)
+    data = subset(dataset.test, plan.request.examples).to(device)
     results: list[EvaluationResult] = []
     batch_size = run.experiment.recipe.evaluation.batch_size
     correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
-from calfat_plugin.evaluators.budget import check_budget
+from calfat_plugin.evaluators.base import check_budget
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.losses import true_class, wide, without_true_class

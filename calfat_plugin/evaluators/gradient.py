@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError
-from calfat_plugin.evaluators.base import BudgetedAttack
-from calfat_plugin.evaluators.budget import PIXELS, BudgetOptions, check_budget
+from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy

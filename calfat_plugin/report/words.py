@@ -61,20 +61,11 @@ def headline(run: RunFiles) -> str:
     )
 
 
-def threat(run: RunFiles) -> str:
-    """The budget of training."""
-    value = run.value("calfat", "threat") or {}
-    return (
-        f"{value.get('norm')}, ε = {plain(value.get('eps'))}, "
-        f"{value.get('steps')} training steps of {plain(value.get('step_size'))}"
-    )
-
-
 def highlights(run: RunFiles) -> list[tuple[str, str]]:
     """What was run, as (term, value)."""
     train = run.value("train_args") or {}
     total, per_round = train.get("client_num_in_total"), train.get("client_num_per_round")
-    loss = run.value("calfat", "trainer", "loss")
+    loss, threat = run.value("calfat", "trainer", "loss"), run.value("calfat", "threat") or {}
     found = [
         ("Method", pick(run.value("calfat", "trainer"))),
         ("Loss modifier", pick(loss) if loss and method(run) != loss.get("name") else ""),
@@ -89,7 +80,11 @@ def highlights(run: RunFiles) -> list[tuple[str, str]]:
             f"learning rate {plain(train.get('learning_rate'))}, momentum {plain(train.get('momentum'))}, "
             f"weight decay {plain(train.get('weight_decay'))}",
         ),
-        ("Threat", threat(run)),
+        (
+            "Threat",
+            f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
+            f"{plain(threat.get('step_size'))}",
+        ),
         ("Seed", str(run.seed)),
     ]
     return [(term, value) for term, value in found if value]

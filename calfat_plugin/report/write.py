@@ -54,7 +54,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     from calfat_plugin.report.groups import group_runs
 
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
-    runs = [read_run(_as_given(path)) for path in paths]
+    # Relative to the working directory where a run lies below it: shorter in messages and names.
+    here = Path.cwd()
+    runs = [read_run(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths]
     begun = [run for run in runs if run.rounds or run.finished]
     if not begun:
         raise RunError(f"{directories[0]}: not one of the {len(runs)} runs here has finished a round yet.")
@@ -103,11 +105,6 @@ def _title(root: Path | None, names: Sequence[str]) -> str:
         suite = read_json(root / SUITE)
         return str(suite.get("title") or root.resolve().name)
     return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
-
-
-def _as_given(path: Path) -> Path:
-    """Relative to the working directory where it lies below it: shorter in messages and names."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _write(out: Path, compose: Callable[[Path], str]) -> Path:

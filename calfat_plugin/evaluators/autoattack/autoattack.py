@@ -15,8 +15,14 @@ from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile, fingerprint
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
-from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_verdicts
-from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
+from calfat_plugin.evaluators.base import (
+    BudgetOptions,
+    budget_as_json,
+    check_budget,
+    narrowed,
+    refuse_training_mode,
+    result_from_verdicts,
+)
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.options import option
