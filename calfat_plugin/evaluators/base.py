@@ -10,7 +10,6 @@ import dataclasses
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -103,9 +102,8 @@ class AttackEvaluator(Evaluator):
         details: dict[str, Any] = dict(tally)
         if probabilities:
             details["warnings"] = [PROBABILITIES]
-        return result_from_verdicts(
-            task,
-            torch.cat(verdicts),
+        return EvaluationResult(
+            **counts_of(task, torch.cat(verdicts)),
             label=label,
             settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
@@ -226,16 +224,7 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
     return {"norm": threat.norm, "eps": exact_text(threat.eps)}
 
 
-def result_from_verdicts(
-    task: EvaluationTask,
-    adv_correct: Tensor,
-    *,
-    label: str,
-    settings: dict[str, Any],
-    implementation: str,
-    seconds: float,
-    details: Mapping[str, Any],
-) -> EvaluationResult:
+def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
     """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
 
     The *release* counts an example as robust when its final adversarial point is classified correctly, whatever became
@@ -244,28 +233,18 @@ def result_from_verdicts(
     Args:
         task: what was attacked, at least one example, with the verdicts on the clean images.
         adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
-        label, settings, implementation, seconds, details: see :class:`EvaluationResult`.
+
+    Returns:
+        The fields of :class:`EvaluationResult` that are numbers of examples and accuracies.
     """
     y = task.data.y.cpu()
-
-    def per_class(selected: Tensor) -> list[int]:
-        counts: list[int] = selected.bincount(minlength=task.num_classes).tolist()
-        return counts
-
-    examples = per_class(y)
-    release, strict = per_class(y[adv_correct]), per_class(y[adv_correct & task.clean_correct.cpu()])
-    return EvaluationResult(
-        label=label,
-        num_examples=len(y),
-        accuracy=sum(release) / len(y),
-        accuracy_strict=sum(strict) / len(y),
-        per_class=tuple(right / n if n else None for right, n in zip(release, examples, strict=True)),
-        per_class_strict=tuple(right / n if n else None for right, n in zip(strict, examples, strict=True)),
-        settings=settings,
-        implementation=implementation,
-        seconds=seconds,
-        details=details,
-    )
+    examples = y.bincount(minlength=task.num_classes).tolist()
+    counts: dict[str, Any] = {"num_examples": len(y)}
+    for suffix, right in (("", adv_correct), ("_strict", adv_correct & task.clean_correct.cpu())):
+        found = y[right].bincount(minlength=task.num_classes).tolist()
+        counts[f"accuracy{suffix}"] = sum(found) / len(y)
+        counts[f"per_class{suffix}"] = tuple(one / n if n else None for one, n in zip(found, examples, strict=True))
+    return counts
 
 
 def refuse_training_mode(model: nn.Module) -> None:

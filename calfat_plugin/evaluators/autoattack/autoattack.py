@@ -19,9 +19,9 @@ from calfat_plugin.evaluators.base import (
     BudgetOptions,
     budget_as_json,
     check_budget,
+    counts_of,
     narrowed,
     refuse_training_mode,
-    result_from_verdicts,
 )
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
@@ -126,9 +126,8 @@ class AutoAttack(Evaluator):
         # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
         with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
             _Run(task, label, threat, settings, file, state).finish()
-        return result_from_verdicts(
-            task,
-            state.robust,
+        return EvaluationResult(
+            **counts_of(task, state.robust),
             label=label,
             settings=settings,
             implementation=implementation,
