@@ -24,8 +24,6 @@ from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
-    import torch
-
     from calfat_plugin.entries import Citation, Entry
 
 
@@ -80,7 +78,11 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-unfinished"
     with using_threads(first):
-        run = LoadedRun(first, plan.weights, plan.run, _device(plan, listener))
+        if plan.request.device is not None:
+            device = named_device(plan.request.device, "--device")
+        else:  # a model of the user's own takes a GPU only where there is one
+            device = pick_device(first, listener.warn if plan.run is not None else lambda message: None)
+        run = LoadedRun(first, plan.weights, plan.run, device)
         results = _measure(plan, run, scratch, listener)
         content = {
             **_facts(run),
@@ -100,13 +102,6 @@ def attack(plan: Plan, command: list[str], listener: Listener, output: Path | No
         return Outcome(results, alarms, path, ())
     render(chart, path.parent)
     return Outcome(results, alarms, path, (path.with_suffix(".svg"), path.with_suffix(".png")))
-
-
-def _device(plan: Plan, listener: Listener) -> torch.device:
-    """The one of the command line, else the recipe's; a model of the user's own takes a GPU only where there is one."""
-    if plan.request.device is not None:
-        return named_device(plan.request.device, "--device")
-    return pick_device(plan.experiments[0], listener.warn if plan.run is not None else lambda message: None)
 
 
 def _measure(plan: Plan, run: LoadedRun, scratch: Path, listener: Listener) -> tuple[EvaluationResult, ...]:

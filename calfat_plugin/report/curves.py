@@ -116,10 +116,8 @@ def compared(
             lines.append(Line(group, index, mean, band))
     if not any(map(_is_curve, lines)):
         return None
-    ends = []
-    for line in lines:
-        last = line.points[-1][1] if line.points else float("nan")
-        ends.append(f"{line.name} {percent(last) if percentages else f'{last:.3g}'}")
+    shown = percent if percentages else "{:.3g}".format
+    ends = [f"{line.name} {shown(line.points[-1][1] if line.points else float('nan'))}" for line in lines]
     caption = f"At the end: {', '.join(ends)}."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."

@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import replacing
@@ -53,14 +52,13 @@ class StateFile:
     """Keeps an :class:`AttackState` in a folder, or nowhere when there is none.
 
     Args:
-        folder: made when first needed.
-        name: what the state is of, for the file's name.
-        digest: of everything the state depends on (:func:`fingerprint`); another digest is another file.
+        task: its ``scratch`` is the folder, made when first needed.
+        settings: of the attack, JSON-ready. With the task they make the :func:`fingerprint`: another one, another file.
     """
 
-    def __init__(self, folder: Path | None, name: str, digest: str) -> None:
-        self._digest = digest
-        self.path = None if folder is None else folder / f"{name}-{digest[:_DIGEST_LETTERS]}.json"
+    def __init__(self, task: EvaluationTask, settings: Mapping[str, Any]) -> None:
+        self._digest = "" if task.scratch is None else fingerprint(task, settings)
+        self.path = task.scratch and task.scratch / f"autoattack-{self._digest[:_DIGEST_LETTERS]}.json"
 
     def load(self, clean_correct: Tensor) -> AttackState:
         """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
