@@ -108,8 +108,14 @@ def _title(root: Path | None, names: Sequence[str]) -> str:
 
 
 def _write(out: Path, compose: Callable[[Path], str]) -> Path:
-    """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole."""
-    _refuse_foreign(out)
+    """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole.
+
+    A page that calfat did not make is kept.
+    """
+    if out.is_dir():
+        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
+    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out.parent) as temporary:
@@ -126,11 +132,3 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
     except OSError as error:
         raise RunError(f"{out}: the report cannot be written ({error.strerror or error}).") from None
     return out
-
-
-def _refuse_foreign(out: Path) -> None:
-    """Keep a page that is not ours."""
-    if out.is_dir():
-        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
-    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")

@@ -28,7 +28,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> calfat.Run:
 def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     command = ["run", "recipe.yaml", "--seed", "3", "--set", "train_args.comm_round=2", "--run-dir", "again"]
-    ended = python(COMMAND, *command, cwd=tmp_path, timeout=300)
+    ended = python(COMMAND, *command, cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     again = calfat.load_run(tmp_path / "again")
     assert again.recipe == done.recipe

@@ -506,7 +506,7 @@ def finished(label: str, accuracy: float, strict: float) -> EvaluationResult:
 
 def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("calfat_plugin.cli.attack_progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
     progress = PlainAttackProgress(sys.stdout, sys.stderr)
     for second in range(0, 70, 5):
         now[0] = float(second)
