@@ -197,7 +197,7 @@ def _write(path: Path, plan: Plan, content: Mapping[str, Any], alarms: tuple[Ala
 
 
 def _citations(plan: Plan) -> tuple[Citation, ...]:
-    """What is owed; of a model of the user's own, the attacks and the data alone."""
+    """What to cite; of a model of the user's own, the attacks and the data alone."""
     experiment = plan.experiments[0]
     if plan.run is not None:
         return experiment.citations()

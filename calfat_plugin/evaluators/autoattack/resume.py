@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -84,8 +83,7 @@ class StateFile:
         """Write atomically: after a crash there is the old state or the new one, never half of one."""
         if self.path is None:
             return
-        # Field by field: dataclasses.asdict would copy tensors only to have them replaced.
-        content = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
+        content = dict(vars(state))  # dataclasses.asdict would copy tensors only to have them replaced
         for name in ("robust", "attacked"):
             content[name] = "".join("1" if bit else "0" for bit in content[name].tolist())
         text = json.dumps({"format": _FORMAT, "digest": self._digest, **content}, allow_nan=False)
