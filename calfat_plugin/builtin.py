@@ -16,7 +16,7 @@ from calfat_plugin.entries import (
     PartitionEntry,
     TrainerEntry,
 )
-from calfat_plugin.evaluators import autoattack, cw, gradient, natural
+from calfat_plugin.evaluators import autoattack, gradient, natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -68,14 +68,7 @@ def calfat_aggregators() -> Iterable[AggregatorEntry]:
 
 @hookimpl
 def calfat_evaluators() -> Iterable[EvaluatorEntry]:
-    return (
-        natural.ENTRY,
-        gradient.FGSM_ENTRY,
-        gradient.BIM_ENTRY,
-        gradient.PGD_ENTRY,
-        cw.ENTRY,
-        *autoattack.ENTRIES,
-    )
+    return (natural.ENTRY, *gradient.ENTRIES, *autoattack.ENTRIES)
 
 
 @hookimpl
