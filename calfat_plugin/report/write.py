@@ -70,7 +70,10 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
         notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
     if len(groups) > MOST_LINES:
         notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
-    title = _title(root, [group.name for group in groups])
+    names = [group.name for group in groups]
+    title = " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
+    if root is not None:
+        title = str(read_json(root / SUITE).get("title") or root.resolve().name)
     out = out or (root or Path()) / PAGE
     return _write(out, lambda figures: comparison_page(title, groups, figures, notes=notes))
 
@@ -98,13 +101,6 @@ def try_report(
         what = f"the report was not written ({type(error).__name__}: {error}){after}"
         warn(f"{what}; try again with: calfat report {directory}")
         return None
-
-
-def _title(root: Path | None, names: Sequence[str]) -> str:
-    if root is not None:
-        suite = read_json(root / SUITE)
-        return str(suite.get("title") or root.resolve().name)
-    return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _write(out: Path, compose: Callable[[Path], str]) -> Path:

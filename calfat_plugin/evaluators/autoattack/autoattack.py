@@ -271,24 +271,13 @@ _SUMMARIES = {
     "fab-t": "targeted FAB, nine targets",
     "square": "Square, a random search that needs no gradients, 5000 queries",
 }
+_entry = partial(EvaluatorEntry, citation=CROCE, check=check_budget)
+_WHOLE = "AutoAttack by pyautoattack, the official implementation: the headline robustness"
+_ALONE = "AutoAttack's sub-attack alone"
 ENTRIES = (
-    EvaluatorEntry(
-        "autoattack",
-        build=AutoAttack,
-        config=AutoAttackOptions,
-        summary="AutoAttack by pyautoattack, the official implementation: the headline robustness",
-        citation=CROCE,
-        check=check_budget,
-    ),
+    _entry("autoattack", build=AutoAttack, config=AutoAttackOptions, summary=_WHOLE),
     *(
-        EvaluatorEntry(
-            name,
-            build=partial(_single, name),
-            config=SubAttackOptions,
-            summary=f"AutoAttack's sub-attack alone: {summary}",
-            citation=CROCE,
-            check=check_budget,
-        )
+        _entry(name, build=partial(_single, name), config=SubAttackOptions, summary=f"{_ALONE}: {summary}")
         for name, summary in _SUMMARIES.items()
     ),
 )
