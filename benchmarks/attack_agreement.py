@@ -179,8 +179,7 @@ def trained(data: str, x: Tensor, y: Tensor, eps: float, epochs: int = 8) -> nn.
 def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(x_adv, the random start) of our evaluator."""
     from calfat_plugin.datasets import ImageData
-    from calfat_plugin.evaluators.cw import CW, CWOptions
-    from calfat_plugin.evaluators.gradient import FGSM, PGD, FGSMOptions, PGDOptions
+    from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
     from calfat_plugin.interfaces import EvaluationTask
     from calfat_plugin.threat import ThreatModel
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.errors import UpdateError as UpdateError
     from calfat_plugin.evaluators.base import AttackEvaluator as AttackEvaluator
     from calfat_plugin.evaluators.base import BudgetedAttack as BudgetedAttack
-    from calfat_plugin.evaluators.budget import BudgetOptions as BudgetOptions
+    from calfat_plugin.evaluators.base import BudgetOptions as BudgetOptions
     from calfat_plugin.hookspecs import hookimpl as hookimpl
     from calfat_plugin.interfaces import ActiveCorrection as ActiveCorrection
     from calfat_plugin.interfaces import Aggregate as Aggregate

@@ -24,8 +24,6 @@ from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
-    import torch
-
     from calfat_plugin.entries import Citation, Entry
 
 
@@ -86,7 +84,11 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-unfinished"
     with using_threads(first):
-        run = LoadedRun(first, plan.weights, plan.run, _device(plan, observer))
+        if plan.request.device is not None:
+            device = named_device(plan.request.device, "--device")
+        else:  # a model of the user's own takes a GPU only where there is one
+            device = pick_device(first, observer.warn if plan.run is not None else lambda message: None)
+        run = LoadedRun(first, plan.weights, plan.run, device)
         results = _measure(plan, run, scratch, observer)
         content = {
             **_facts(run),
@@ -108,19 +110,12 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
     return Outcome(results, alarms, path, (path.with_suffix(".svg"), path.with_suffix(".png")))
 
 
-def _device(plan: Plan, observer: AttackObserver) -> torch.device:
-    """The one of the command line, else the recipe's; a model of the user's own takes a GPU only where there is one."""
-    if plan.device is not None:
-        return named_device(plan.device, "--device")
-    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
-
-
 def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
-    from calfat_plugin.evaluators.budget import subset
+    from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.measure import clean_correct, measure
 
     dataset, device, model = run.dataset, run.device, run.model()
-    data = subset(dataset.test, plan.examples).to(device)
+    data = subset(dataset.test, plan.request.examples).to(device)
     results: list[EvaluationResult] = []
     batch_size = run.experiment.recipe.evaluation.batch_size
     correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
@@ -208,7 +203,7 @@ def _write(path: Path, plan: Plan, content: Mapping[str, Any], alarms: tuple[Ala
 
 
 def _citations(plan: Plan) -> tuple[Citation, ...]:
-    """What is owed; of a model of the user's own, the attacks and the data alone."""
+    """What to cite; of a model of the user's own, the attacks and the data alone."""
     experiment = plan.experiments[0]
     if plan.run is not None:
         return experiment.citations()

@@ -68,15 +68,13 @@ class Plan:
         weights: a checkpoint of a run, or a state dict.
         run: the run's directory; None for a model of the user's own.
         experiments: one for each eps, ascending; they differ in the threat model alone.
-        examples: how many test examples, or None for all.
-        device: ``cpu``, ``cuda``, ``cuda:N``; None: as the recipe says.
+        request: what of the command line the experiments do not say: the number of examples, and the device.
     """
 
     weights: Path
     run: Path | None
     experiments: tuple[Experiment, ...]
-    examples: int | None
-    device: str | None
+    request: AttackRequest
 
 
 def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> Plan:
@@ -141,7 +139,7 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
     documents = [_with_budget(document, eps, text, request.step_size) for eps, text in budgets]
     documents = documents or [_with_step(document, request.step_size)]
     experiments = tuple(assemble(each, registry) for each in documents)
-    return Plan(weights, run, experiments, request.examples, request.device)
+    return Plan(weights, run, experiments, request)
 
 
 # --- which attacks ----------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ import yaml
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.loaded_run import LoadedRun, Warn, loaded_run
+from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.options import describe_options
 from calfat_plugin.report.analyses import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 
@@ -66,8 +66,8 @@ def compare_per_class(
             schedules that start at a later round count as started.
         evaluators: as recipes write them.
         checkpoint: which global model to start from.
-        say: hears a line for each local model.
-        warn: hears findings that stop nothing.
+        say: is called with a line for each local model.
+        warn: is called with findings that stop nothing.
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
@@ -75,7 +75,6 @@ def compare_per_class(
     Raises:
         CalfatError: with what to fix.
     """
-    from calfat_plugin.disk import write_text
     from calfat_plugin.federation.worker import shards_of
 
     started = time.perf_counter()
@@ -125,7 +124,7 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
 def _begun(experiment: Experiment) -> Experiment:
     """The experiment with its method in full effect: the global model is a trained one, whatever its round."""
     trainer = experiment.trainer
-    if _STARTS not in {info.name for info in describe_options(trainer.entry.config)}:
+    if not hasattr(trainer.options, _STARTS):
         return experiment
     options = dataclasses.replace(trainer.options, **{_STARTS: 1})
     return dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, options=options))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.loaded_run import Warn, loaded_run
+from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
 
@@ -30,7 +31,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
         directory: the run directory.
         checkpoint: which global model.
         examples: at most so many clean test examples, as many of each class as can be.
-        warn: hears findings that stop nothing.
+        warn: is called with findings that stop nothing.
 
     Returns:
         What was written.
@@ -58,8 +59,6 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
             "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
             "calfat_plugin": __version__,
         }
-    from calfat_plugin.disk import write_text
-
     write_text(directory / TSNE, json.dumps(content, allow_nan=False) + "\n")
     return content
 

@@ -54,8 +54,7 @@ def _autoattack_above(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
     for strong in results:
         if _attack(strong) != "autoattack" or strong.settings.get("version") not in _COMPLETE:
             continue
-        weaker = [other for other in results if _attack(other) in _WEAKER and _comparable(strong, other)]
-        lowest = min(weaker, key=lambda other: other.accuracy_strict, default=None)
+        lowest = _lowest((other for other in results if _attack(other) in _WEAKER), strong)
         if lowest is not None and _clearly_below(lowest, strong, SLACK):
             yield Alarm(
                 "autoattack-above",
@@ -72,8 +71,7 @@ def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
         scaled = _attack(other) in ("pgd", "bim") and other.settings.get("logit_scale", 1) > 1
         if not scaled and _attack(other) != "cw":
             continue
-        plain = [pgd for pgd in steps if pgd.settings.get("logit_scale", 1) == 1 and _comparable(pgd, other)]
-        lowest = min(plain, key=lambda result: result.accuracy_strict, default=None)
+        lowest = _lowest((pgd for pgd in steps if pgd.settings.get("logit_scale", 1) == 1), other)
         if lowest is not None and _clearly_below(other, lowest, FLATTENED):
             advice = (
                 f"Report {other.label}."
@@ -159,10 +157,14 @@ def _attack(result: EvaluationResult) -> object:
     return result.settings.get("attack")
 
 
-def _comparable(first: EvaluationResult, second: EvaluationResult) -> bool:
-    """Whether both had the same budget and number of examples."""
-    same = all(first.settings.get(key) == second.settings.get(key) for key in ("norm", "eps"))
-    return same and first.num_examples == second.num_examples
+def _lowest(results: Iterable[EvaluationResult], like: EvaluationResult) -> EvaluationResult | None:
+    """The result that leaves least, of those with the budget and the number of examples of ``like``."""
+
+    def setting(result: EvaluationResult) -> tuple[object, ...]:
+        return result.num_examples, result.settings.get("norm"), result.settings.get("eps")
+
+    comparable = (result for result in results if setting(result) == setting(like))
+    return min(comparable, key=lambda result: result.accuracy_strict, default=None)
 
 
 def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) -> bool:

@@ -1,4 +1,4 @@
-"""The base of every attack that measures a model: batches, budget check and counting, written once.
+"""The base of every attack that measures a model: its options, batches, budget check and counting, written once.
 
 A subclass only crafts adversarial examples. What it returns is re-checked against the budget before it counts, so an
 attack with a bug cannot report a win outside eps or outside the pixel range.
@@ -10,13 +10,14 @@ import dataclasses
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.budget import BudgetOptions, narrowed
+from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
 from calfat_plugin.threat import ThreatModel, exact_text
@@ -24,6 +25,11 @@ from calfat_plugin.threat import ThreatModel, exact_text
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
+    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.recipe.schema import Recipe
+
+PIXELS = "fraction of the pixel range"
+_SUBSET_SEED = 0  # one subset for every seed and evaluator of a study, so that numbers compare
 _ROW_SUM_TOLERANCE = 1e-5  # of a softmax in float32
 
 
@@ -96,15 +102,49 @@ class AttackEvaluator(Evaluator):
         details: dict[str, Any] = dict(tally)
         if probabilities:
             details["warnings"] = [PROBABILITIES]
-        return result_from_verdicts(
-            task,
-            torch.cat(verdicts),
+        return EvaluationResult(
+            **counts_of(task, torch.cat(verdicts)),
             label=label,
             settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
         )
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """Options of every attack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    norm: Literal["linf", "l2"] | None = option(None, help="norm of the ball; needs eps beside it")
+    eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=PIXELS)
+    max_examples: int | None = option(
+        None, low=1, help="attack a fixed random subset of this many test examples; null: all of them"
+    )
+    batch_size: int | None = option(None, low=1, help="examples a batch")
+
+    def __post_init__(self) -> None:
+        if self.norm is not None and self.eps is None:
+            raise OptionError(f"norm: {self.norm} needs an eps beside it; the same eps is another budget in each norm.")
+        for name, value in self.lengths().items():
+            if value is not None and value > 1 and self.norm != "l2":
+                raise OptionError(
+                    f"{name} is a fraction of the pixel range, such as 8/255; got {exact_text(value)}. "
+                    "(For an L2 ball wider than 1, say norm: l2 beside it.)"
+                )
+
+    def lengths(self) -> dict[str, Fraction | None]:
+        """The options that are lengths in the norm."""
+        return {"eps": self.eps}
+
+    def threat(self, run: ThreatModel) -> ThreatModel:
+        """The budget in force: the run's, with this evaluator's own values where given.
+
+        Raises:
+            OptionError: both together make no sense.
+        """
+        own: dict[str, Any] = {"norm": self.norm, **self.lengths()}
+        return dataclasses.replace(run, **{name: value for name, value in own.items() if value is not None})
 
 
 class BudgetedAttack(AttackEvaluator):
@@ -117,6 +157,48 @@ class BudgetedAttack(AttackEvaluator):
 
     def narrow(self, task: EvaluationTask) -> EvaluationTask:
         return narrowed(task, self.options.max_examples, self.options.batch_size)
+
+
+def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
+    """Entry check: the options and the recipe's threat model must go together.
+
+    Raises:
+        OptionError: they do not.
+    """
+    options.threat(recipe.threat)
+
+
+def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | None) -> EvaluationTask:
+    """The same task on fewer examples or in other batches."""
+    task = dataclasses.replace(task, batch_size=batch_size or task.batch_size)
+    where = fixed_subset(len(task.data), max_examples)
+    if where is None:
+        return task
+    return dataclasses.replace(
+        task,
+        data=task.data.subset(where.numpy()),
+        clean_correct=task.clean_correct[where],
+        on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
+    )
+
+
+def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
+    """Ascending indices, on the CPU, of a random subset that is always the same one; None: it would be everything.
+
+    A smaller subset is part of a larger one. Random, because test sets from folders are sorted by class.
+    """
+    if max_examples is None or max_examples >= num_examples:
+        return None
+    import torch  # here, not above: recipes are checked without torch
+
+    order = torch.randperm(num_examples, generator=generator(_SUBSET_SEED, "monitor subset"))
+    return order[:max_examples].sort().values
+
+
+def subset(data: ImageData, max_examples: int | None) -> ImageData:
+    """``data`` at :func:`fixed_subset`."""
+    where = fixed_subset(len(data), max_examples)
+    return data if where is None else data.subset(where.numpy())
 
 
 #: A finding in ``EvaluationResult.details["warnings"]``: a code for programs and a text for people.
@@ -142,16 +224,7 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
     return {"norm": threat.norm, "eps": exact_text(threat.eps)}
 
 
-def result_from_verdicts(
-    task: EvaluationTask,
-    adv_correct: Tensor,
-    *,
-    label: str,
-    settings: dict[str, Any],
-    implementation: str,
-    seconds: float,
-    details: Mapping[str, Any],
-) -> EvaluationResult:
+def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
     """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
 
     The *release* counts an example as robust when its final adversarial point is classified correctly, whatever became
@@ -160,28 +233,18 @@ def result_from_verdicts(
     Args:
         task: what was attacked, at least one example, with the verdicts on the clean images.
         adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
-        label, settings, implementation, seconds, details: see :class:`EvaluationResult`.
+
+    Returns:
+        The fields of :class:`EvaluationResult` that are numbers of examples and accuracies.
     """
     y = task.data.y.cpu()
-
-    def per_class(selected: Tensor) -> list[int]:
-        counts: list[int] = selected.bincount(minlength=task.num_classes).tolist()
-        return counts
-
-    examples = per_class(y)
-    release, strict = per_class(y[adv_correct]), per_class(y[adv_correct & task.clean_correct.cpu()])
-    return EvaluationResult(
-        label=label,
-        num_examples=len(y),
-        accuracy=sum(release) / len(y),
-        accuracy_strict=sum(strict) / len(y),
-        per_class=tuple(right / n if n else None for right, n in zip(release, examples, strict=True)),
-        per_class_strict=tuple(right / n if n else None for right, n in zip(strict, examples, strict=True)),
-        settings=settings,
-        implementation=implementation,
-        seconds=seconds,
-        details=details,
-    )
+    examples = y.bincount(minlength=task.num_classes).tolist()
+    counts: dict[str, Any] = {"num_examples": len(y)}
+    for suffix, right in (("", adv_correct), ("_strict", adv_correct & task.clean_correct.cpu())):
+        found = y[right].bincount(minlength=task.num_classes).tolist()
+        counts[f"accuracy{suffix}"] = sum(found) / len(y)
+        counts[f"per_class{suffix}"] = tuple(one / n if n else None for one, n in zip(found, examples, strict=True))
+    return counts
 
 
 def refuse_training_mode(model: nn.Module) -> None:

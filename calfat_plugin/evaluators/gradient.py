@@ -1,4 +1,4 @@
-"""FGSM, BIM and PGD-N: settings of the one gradient-ascent loop on the cross-entropy of raw logits."""
+"""FGSM, BIM, PGD-N and CW-N: settings of the one gradient-ascent loop on a loss of raw logits (methods.md 9)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError
-from calfat_plugin.evaluators.base import BudgetedAttack
-from calfat_plugin.evaluators.budget import PIXELS, BudgetOptions, check_budget
+from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
-from calfat_plugin.maths.losses import cross_entropy
+from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
 from calfat_plugin.options import option
 from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
@@ -74,6 +73,15 @@ class FGSMOptions(BudgetOptions):
         """The budget with eps as the step; with eps 0 any step does, for none leaves the clean image."""
         budget = super().threat(run)
         return dataclasses.replace(budget, steps=1, step_size=budget.eps or budget.step_size)
+
+
+@dataclass(frozen=True)
+class CWOptions(PGDOptions):
+    """Options of CW; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    kappa: float = option(
+        50.0, low=0, help="how far beyond the boundary an example keeps moving; 0 stops at the first error"
+    )
 
 
 class PGD(BudgetedAttack):
@@ -139,6 +147,22 @@ class FGSM(PGD):
         return {**super().settings(task), "attack": "fgsm"}
 
 
+class CW(PGD):
+    """Projected gradient ascent on -max(z_y - max_{k != y} z_k + kappa, 0)."""
+
+    options: CWOptions
+
+    def settings(self, task: EvaluationTask) -> dict[str, Any]:
+        settings = {**super().settings(task), "attack": "cw"}
+        return {**settings, "loss": "Carlini-Wagner margin", "kappa": self.options.kappa}
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
+        logits = wide(logits)
+        margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+        return -(margin + self.options.kappa).clamp_min(0.0).sum()
+
+
 def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
     """The model, counting the examples whose first gradient is exactly zero as it passes by."""
     seen = False
@@ -157,48 +181,68 @@ def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-PGD_ENTRY = EvaluatorEntry(
-    "pgd",
-    build=PGD,
-    config=PGDOptions,
-    summary="projected gradient ascent from a random start; pgd20 takes 20 steps",
-    formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y))",
-    citation=MADRY,
-    number_option="steps",
-    check=check_budget,
-)
-BIM_ENTRY = EvaluatorEntry(
-    "bim",
-    build=PGD,
-    config=BIMOptions,
-    summary="PGD from the clean image, 20 steps by default",
-    formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y)), first x' = x",
-    citation=Citation(
-        "Kurakin et al., Adversarial Machine Learning at Scale, ICLR 2017",
-        """@inproceedings{kurakin2017adversarial,
-  title     = {Adversarial Machine Learning at Scale},
-  author    = {Kurakin, Alexey and Goodfellow, Ian and Bengio, Samy},
-  booktitle = {International Conference on Learning Representations},
-  year      = {2017}
-}""",
-    ),
-    number_option="steps",
-    check=check_budget,
-)
-FGSM_ENTRY = EvaluatorEntry(
-    "fgsm",
-    build=FGSM,
-    config=FGSMOptions,
-    summary="one gradient step of length eps from the clean image",
-    formula="x' = Proj(x + eps sign grad CE(f(x), y))",
-    citation=Citation(
-        "Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015",
-        """@inproceedings{goodfellow2015explaining,
+ENTRIES = (
+    EvaluatorEntry(
+        "fgsm",
+        build=FGSM,
+        config=FGSMOptions,
+        summary="one gradient step of length eps from the clean image",
+        formula="x' = Proj(x + eps sign grad CE(f(x), y))",
+        citation=Citation(
+            "Goodfellow et al., Explaining and Harnessing Adversarial Examples, ICLR 2015",
+            """@inproceedings{goodfellow2015explaining,
   title     = {Explaining and Harnessing Adversarial Examples},
   author    = {Goodfellow, Ian and Shlens, Jonathon and Szegedy, Christian},
   booktitle = {International Conference on Learning Representations},
   year      = {2015}
 }""",
+        ),
+        check=check_budget,
     ),
-    check=check_budget,
+    EvaluatorEntry(
+        "bim",
+        build=PGD,
+        config=BIMOptions,
+        summary="PGD from the clean image, 20 steps by default",
+        formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y)), first x' = x",
+        citation=Citation(
+            "Kurakin et al., Adversarial Machine Learning at Scale, ICLR 2017",
+            """@inproceedings{kurakin2017adversarial,
+  title     = {Adversarial Machine Learning at Scale},
+  author    = {Kurakin, Alexey and Goodfellow, Ian and Bengio, Samy},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2017}
+}""",
+        ),
+        number_option="steps",
+        check=check_budget,
+    ),
+    EvaluatorEntry(
+        "pgd",
+        build=PGD,
+        config=PGDOptions,
+        summary="projected gradient ascent from a random start; pgd20 takes 20 steps",
+        formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y))",
+        citation=MADRY,
+        number_option="steps",
+        check=check_budget,
+    ),
+    EvaluatorEntry(
+        "cw",
+        build=CW,
+        config=CWOptions,
+        summary="PGD on the Carlini-Wagner margin; cw20 takes 20 steps",
+        formula="x' <- Proj(x' + step_size sign grad -max(z_y - max_{k != y} z_k + kappa, 0))",
+        citation=Citation(
+            "Carlini and Wagner, Towards Evaluating the Robustness of Neural Networks, S&P 2017",
+            """@inproceedings{carlini2017towards,
+  title     = {Towards Evaluating the Robustness of Neural Networks},
+  author    = {Carlini, Nicholas and Wagner, David},
+  booktitle = {IEEE Symposium on Security and Privacy},
+  year      = {2017}
+}""",
+        ),
+        number_option="steps",
+        check=check_budget,
+    ),
 )

@@ -40,7 +40,7 @@ def measure(
         evaluators: (label, evaluator) pairs; labels are unique.
         round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
-        scratch: where a long evaluation keeps what it needs to go on after a crash.
+        scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
         on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
 

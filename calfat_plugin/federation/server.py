@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.evaluators.budget import subset
+from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world

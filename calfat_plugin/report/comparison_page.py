@@ -176,5 +176,5 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
 
 def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
     """The highlights that all runs share."""
-    every = [dict(words.highlights(run)) for run in runs]
+    every = list(map(words.highlights, runs))
     return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

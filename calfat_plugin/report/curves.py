@@ -42,7 +42,7 @@ class Line:
 def learning_curves(run: RunFiles) -> Chart | None:
     """Accuracy of the global model under every monitored evaluator, round by round."""
     lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
-    if not any(map(_is_curve, lines)):
+    if all(len(line.points) < 2 for line in lines):  # one point is a number, and tables are better at those
         return None
     last = [f"{line.name} {percent(line.points[-1][1])}" for line in lines]
     caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
@@ -114,12 +114,10 @@ def compared(
             mean = [(number, mean) for number, mean, _ in stats]
             band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
             lines.append(Line(group, index, mean, band))
-    if not any(map(_is_curve, lines)):
+    if all(len(line.points) < 2 for line in lines):
         return None
-    ends = []
-    for line in lines:
-        last = line.points[-1][1] if line.points else float("nan")
-        ends.append(f"{line.name} {percent(last) if percentages else f'{last:.3g}'}")
+    shown = percent if percentages else "{:.3g}".format
+    ends = [f"{line.name} {shown(line.points[-1][1] if line.points else float('nan'))}" for line in lines]
     caption = f"At the end: {', '.join(ends)}."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."
@@ -149,11 +147,6 @@ def line_chart(
             axes.set_ylim(bottom=0)
 
     return Chart(name, title, caption, 3.1, draw)
-
-
-def _is_curve(line: Line) -> bool:
-    """One point is a number, and tables are better at those."""
-    return len(line.points) > 1
 
 
 def _draw_line(axes: Axes, line: Line, factor: float, name: str | None) -> None:

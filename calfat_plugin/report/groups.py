@@ -1,4 +1,4 @@
-"""Runs that differ in their seed only belong together; groups get the shortest names that tell them apart."""
+"""Runs that differ in their seed only belong together; groups get the shortest names that differ."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Group:
     """Runs of one recipe, one a seed.
 
     Attributes:
-        name: tells it from the other groups of the page.
+        name: unlike that of any other group of the page.
         runs: ascending seeds.
         reported: evaluator label to accuracy that a paper reports, a fraction.
-        source: where that stands.
+        source: the paper, table or figure that reports it.
         tolerable: evaluator label to whether the difference is within the suite's tolerance; absent: not judged.
     """
 

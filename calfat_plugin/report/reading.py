@@ -107,7 +107,7 @@ class RunFiles:
 
     @property
     def robust_label(self) -> str | None:
-        """The monitored attack that stands for robustness: the last of the list, which goes from weak to strong."""
+        """The monitored attack that measures robustness: the last of the list, which goes from weak to strong."""
         attacks = [label for label in self.monitored if label != NATURAL]
         return attacks[-1] if attacks else None
 

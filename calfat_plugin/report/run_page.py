@@ -51,7 +51,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
             "per-class": per_class_view(run.per_class, figures),
             "features": drawn(tsne_chart(run.tsne)),
             "recipe": {
-                "facts": dict(words.highlights(run)),
+                "facts": words.highlights(run),
                 "command": words.command(run),
                 "text": public_recipe_text(run.recipe),
             },

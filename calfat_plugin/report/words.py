@@ -61,38 +61,27 @@ def headline(run: RunFiles) -> str:
     )
 
 
-def threat(run: RunFiles) -> str:
-    """The budget of training."""
-    value = run.value("calfat", "threat") or {}
-    return (
-        f"{value.get('norm')}, ε = {plain(value.get('eps'))}, "
-        f"{value.get('steps')} training steps of {plain(value.get('step_size'))}"
-    )
-
-
-def highlights(run: RunFiles) -> list[tuple[str, str]]:
-    """What was run, as (term, value)."""
+def highlights(run: RunFiles) -> dict[str, str]:
+    """What was run: term to value."""
     train = run.value("train_args") or {}
     total, per_round = train.get("client_num_in_total"), train.get("client_num_per_round")
-    loss = run.value("calfat", "trainer", "loss")
-    found = [
-        ("Method", pick(run.value("calfat", "trainer"))),
-        ("Loss modifier", pick(loss) if loss and method(run) != loss.get("name") else ""),
-        ("Aggregator", pick(run.value("calfat", "aggregator"))),
-        ("Data set", plain(run.value("data_args", "dataset"))),
-        ("Partition", f"{partition(run)}{_options(run.value('calfat', 'partition'))}"),
-        ("Model", f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}"),
-        ("Clients", f"{total}, {'all' if per_round in (None, total) else per_round} in each round"),
-        ("Rounds", f"{run.num_rounds}, local epochs {train.get('epochs')}, batches of {train.get('batch_size')}"),
-        (
-            "Local SGD",
-            f"learning rate {plain(train.get('learning_rate'))}, momentum {plain(train.get('momentum'))}, "
-            f"weight decay {plain(train.get('weight_decay'))}",
-        ),
-        ("Threat", threat(run)),
-        ("Seed", str(run.seed)),
-    ]
-    return [(term, value) for term, value in found if value]
+    loss, threat = run.value("calfat", "trainer", "loss"), run.value("calfat", "threat") or {}
+    found = {
+        "Method": pick(run.value("calfat", "trainer")),
+        "Loss modifier": pick(loss) if loss and method(run) != loss.get("name") else "",
+        "Aggregator": pick(run.value("calfat", "aggregator")),
+        "Data set": plain(run.value("data_args", "dataset")),
+        "Partition": f"{partition(run)}{_options(run.value('calfat', 'partition'))}",
+        "Model": f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}",
+        "Clients": f"{total}, {'all' if per_round in (None, total) else per_round} in each round",
+        "Rounds": f"{run.num_rounds}, local epochs {train.get('epochs')}, batches of {train.get('batch_size')}",
+        "Local SGD": f"learning rate {plain(train.get('learning_rate'))}, momentum {plain(train.get('momentum'))}, "
+        f"weight decay {plain(train.get('weight_decay'))}",
+        "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
+        f"{plain(threat.get('step_size'))}",
+        "Seed": str(run.seed),
+    }
+    return {term: value for term, value in found.items() if value}
 
 
 def _options(value: Any) -> str:

@@ -54,7 +54,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     from calfat_plugin.report.groups import group_runs
 
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
-    runs = [read_run(_as_given(path)) for path in paths]
+    # Relative to the working directory where a run lies below it: shorter in messages and names.
+    here = Path.cwd()
+    runs = [read_run(path.relative_to(here) if path.is_relative_to(here) else path) for path in paths]
     begun = [run for run in runs if run.rounds or run.finished]
     if not begun:
         raise RunError(f"{directories[0]}: not one of the {len(runs)} runs here has finished a round yet.")
@@ -68,7 +70,10 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
         notes.append(f"{repeats} runs repeat a seed of the same recipe; of each seed the last finished run counts.")
     if len(groups) > MOST_LINES:
         notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
-    title = _title(root, [group.name for group in groups])
+    names = [group.name for group in groups]
+    title = " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
+    if root is not None:
+        title = str(read_json(root / SUITE).get("title") or root.resolve().name)
     out = out or (root or Path()) / PAGE
     return _write(out, lambda figures: comparison_page(title, groups, figures, notes=notes))
 
@@ -98,21 +103,15 @@ def try_report(
         return None
 
 
-def _title(root: Path | None, names: Sequence[str]) -> str:
-    if root is not None:
-        suite = read_json(root / SUITE)
-        return str(suite.get("title") or root.resolve().name)
-    return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
-
-
-def _as_given(path: Path) -> Path:
-    """Relative to the working directory where it lies below it: shorter in messages and names."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def _write(out: Path, compose: Callable[[Path], str]) -> Path:
-    """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole."""
-    _refuse_foreign(out)
+    """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole.
+
+    A page that calfat did not make is kept.
+    """
+    if out.is_dir():
+        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
+    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".report-", dir=out.parent) as temporary:
@@ -129,11 +128,3 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
     except OSError as error:
         raise RunError(f"{out}: the report cannot be written ({error.strerror or error}).") from None
     return out
-
-
-def _refuse_foreign(out: Path) -> None:
-    """Keep a page that is not ours."""
-    if out.is_dir():
-        raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
-    if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")

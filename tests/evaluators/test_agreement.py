@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.evaluators.cw import CW, CWOptions
-from calfat_plugin.evaluators.gradient import FGSM, PGD, FGSMOptions, PGDOptions
+from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.threat import ThreatModel
 
 VECTORS = json.loads(Path(__file__).with_name("agreement.json").read_text())

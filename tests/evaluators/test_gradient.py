@@ -11,8 +11,7 @@ from torch import nn
 from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import OptionError
-from calfat_plugin.evaluators.cw import CW, CWOptions
-from calfat_plugin.evaluators.gradient import FGSM, PGD, BIMOptions, FGSMOptions, PGDOptions
+from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, BIMOptions, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.options import parse_options
 from calfat_plugin.threat import ThreatModel

@@ -14,7 +14,7 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, PluginError
-from calfat_plugin.evaluators.base import AttackEvaluator, result_from_verdicts
+from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
 from calfat_plugin.evaluators.natural import Natural
@@ -350,7 +350,9 @@ def counted(clean: torch.Tensor, adv: torch.Tensor, y: torch.Tensor, num_classes
         round=0,
         clean_correct=clean,
     )
-    return result_from_verdicts(task, adv, label="a", settings={}, implementation="ours", seconds=0.0, details={})
+    return EvaluationResult(
+        **counts_of(task, adv), label="a", settings={}, implementation="ours", seconds=0.0, details={}
+    )
 
 
 def test_both_conventions_and_a_class_without_examples() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.cw import CW, CWOptions
+from calfat_plugin.evaluators.gradient import CW, CWOptions
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.threat import ThreatModel

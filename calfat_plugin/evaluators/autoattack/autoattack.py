@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
-from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile, fingerprint
+from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
-from calfat_plugin.evaluators.base import budget_as_json, refuse_training_mode, result_from_verdicts
-from calfat_plugin.evaluators.budget import BudgetOptions, check_budget, narrowed
+from calfat_plugin.evaluators.base import (
+    BudgetOptions,
+    budget_as_json,
+    check_budget,
+    counts_of,
+    narrowed,
+    refuse_training_mode,
+)
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.options import option
@@ -113,16 +119,14 @@ class AutoAttack(Evaluator):
             "counting": _COUNTING,
         }
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
-        digest = "" if task.scratch is None else fingerprint(task, {**settings, "by": implementation})
-        file = StateFile(task.scratch, "autoattack", digest)
+        file = StateFile(task, {**settings, "by": implementation})
         state = file.load(task.clean_correct.cpu())
         devices = range(torch.cuda.device_count()) if task.device.type == "cuda" else ()
         # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
         with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=devices):
             _Run(task, label, threat, settings, file, state).finish()
-        return result_from_verdicts(
-            task,
-            state.robust,
+        return EvaluationResult(
+            **counts_of(task, state.robust),
             label=label,
             settings=settings,
             implementation=implementation,
@@ -267,24 +271,13 @@ _SUMMARIES = {
     "fab-t": "targeted FAB, nine targets",
     "square": "Square, a random search that needs no gradients, 5000 queries",
 }
+_entry = partial(EvaluatorEntry, citation=CROCE, check=check_budget)
+_WHOLE = "AutoAttack by pyautoattack, the official implementation: the headline robustness"
+_ALONE = "AutoAttack's sub-attack alone"
 ENTRIES = (
-    EvaluatorEntry(
-        "autoattack",
-        build=AutoAttack,
-        config=AutoAttackOptions,
-        summary="AutoAttack by pyautoattack, the official implementation: the headline robustness",
-        citation=CROCE,
-        check=check_budget,
-    ),
+    _entry("autoattack", build=AutoAttack, config=AutoAttackOptions, summary=_WHOLE),
     *(
-        EvaluatorEntry(
-            name,
-            build=partial(_single, name),
-            config=SubAttackOptions,
-            summary=f"AutoAttack's sub-attack alone: {summary}",
-            citation=CROCE,
-            check=check_budget,
-        )
+        _entry(name, build=partial(_single, name), config=SubAttackOptions, summary=f"{_ALONE}: {summary}")
         for name, summary in _SUMMARIES.items()
     ),
 )

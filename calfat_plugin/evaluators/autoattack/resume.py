@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import replacing
@@ -53,14 +51,13 @@ class StateFile:
     """Keeps an :class:`AttackState` in a folder, or nowhere when there is none.
 
     Args:
-        folder: made when first needed.
-        name: what the state is of, for the file's name.
-        digest: of everything the state depends on (:func:`fingerprint`); another digest is another file.
+        task: its ``scratch`` is the folder, made when first needed.
+        settings: of the attack, JSON-ready. With the task they make the :func:`fingerprint`: another one, another file.
     """
 
-    def __init__(self, folder: Path | None, name: str, digest: str) -> None:
-        self._digest = digest
-        self.path = None if folder is None else folder / f"{name}-{digest[:_DIGEST_LETTERS]}.json"
+    def __init__(self, task: EvaluationTask, settings: Mapping[str, Any]) -> None:
+        self._digest = "" if task.scratch is None else fingerprint(task, settings)
+        self.path = task.scratch and task.scratch / f"autoattack-{self._digest[:_DIGEST_LETTERS]}.json"
 
     def load(self, clean_correct: Tensor) -> AttackState:
         """The state to continue from; if there is none, a fresh one in which the ``clean_correct`` examples are robust.
@@ -86,8 +83,7 @@ class StateFile:
         """Write atomically: after a crash there is the old state or the new one, never half of one."""
         if self.path is None:
             return
-        # Field by field: dataclasses.asdict would copy tensors only to have them replaced.
-        content = {item.name: getattr(state, item.name) for item in dataclasses.fields(state)}
+        content = dict(vars(state))  # dataclasses.asdict would copy tensors only to have them replaced
         for name in ("robust", "attacked"):
             content[name] = "".join("1" if bit else "0" for bit in content[name].tolist())
         text = json.dumps({"format": _FORMAT, "digest": self._digest, **content}, allow_nan=False)
