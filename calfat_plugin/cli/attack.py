@@ -90,8 +90,7 @@ def attack(
             )
         else:
             plan = plan_model(model, weights, dataset, asked)
-        for warning in plan.experiments[0].recipe.warnings:
-            warn(warning)
+        warn(*plan.experiments[0].recipe.warnings)
         _run(plan, output, plain)
 
 

@@ -36,10 +36,11 @@ def fail(message: str, hint: str = "", code: int = BAD_INPUT) -> NoReturn:
     sys.exit(code)
 
 
-def warn(message: str) -> None:
-    """Print ``warning: message`` on stderr."""
+def warn(*messages: str) -> None:
+    """Print ``warning: message`` on stderr for each."""
     prefix = "\x1b[1;33mwarning:\x1b[0m" if sys.stderr.isatty() else "warning:"
-    print(f"{prefix} {message}", file=sys.stderr)
+    for message in messages:
+        print(f"{prefix} {message}", file=sys.stderr)
 
 
 def write_page(write: Callable[[], Path], directory: Path) -> None:

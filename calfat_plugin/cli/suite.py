@@ -65,8 +65,7 @@ def suite(
             only=only,
             seeds=None if seeds is None else _seeds(seeds),
         )
-        for warning in plan.warnings:
-            warn(warning)
+        warn(*plan.warnings)
         if dry_run:
             _show_plan(plan)
             return
