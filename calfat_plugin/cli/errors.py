@@ -47,6 +47,5 @@ def write_page(write: Callable[[], Path], directory: Path) -> None:
     """Write a report beside results that are safe already, and print where; a failure is only a warning."""
     from calfat_plugin.report import try_report
 
-    page = try_report(write, directory, warn)
-    if page is not None:
+    if page := try_report(write, directory, warn):
         print(f"report: {page}")

@@ -121,8 +121,7 @@ def suite_table(summary: SuiteSummary) -> Table:
 
 def _score(score: Score) -> Text:
     text = Text(measured(score).replace("± ", "±"))  # one word, so that a fold comes before it
-    known = beside(score)
-    if known:
+    if known := beside(score):
         style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
         text.append(f"\n({known})", style=style)
     return text

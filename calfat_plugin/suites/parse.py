@@ -259,8 +259,7 @@ def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
     skips = {}
     for text in _mapping(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
         selector = Selector(text)
-        problem = check_selector(selector, axes)
-        if problem:
+        if problem := check_selector(selector, axes):
             raise document.error(("skip", text), problem)
         reason = document.get(("skip", text))
         if not isinstance(reason, str) or not reason.strip():

@@ -184,8 +184,7 @@ def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
 def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
     selectors = [Selector(text) for text in only]
     for selector in selectors:
-        problem = check_selector(selector, suite.axes)
-        if problem:
+        if problem := check_selector(selector, suite.axes):
             raise OptionError(f"--only: {problem}")
     return selectors
 

@@ -103,11 +103,13 @@ def markdown(summary: SuiteSummary) -> str:
 def latex(summary: SuiteSummary) -> str:
     """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
     axes = list(summary.suite.axes)
+    title = summary.suite.title
+    end = "" if title.endswith((".", "!", "?")) else "."
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "  \\centering",
-        f"  \\caption{{{_escape(_sentence(summary.suite.title) + ' ' + caption(summary))}}}",
+        f"  \\caption{{{_escape(f'{title}{end} {caption(summary)}')}}}",
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
         f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
@@ -218,10 +220,6 @@ def _latex_row(*cells: str) -> str:
 
 def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _cell_as_json(cell: CellSummary) -> dict[str, Any]:

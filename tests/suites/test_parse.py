@@ -200,7 +200,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_with_a_suite_is_told_whole(case, tmp_path):
+def test_what_is_wrong_with_a_suite_is_reported_whole(case, tmp_path):
     text, message = BAD[case]
     with pytest.raises(RecipeError) as caught:
         parse(tmp_path, text)
@@ -224,7 +224,7 @@ def test_selectors(text, matching):
     assert [cell for cell in cells if Selector(text).matches(cell)] == matching
 
 
-def test_a_selector_of_another_shape_is_told_so(tmp_path):
+def test_a_selector_of_another_shape_is_reported(tmp_path):
     axes = parse(tmp_path, SUITE).axes
     assert check_selector(Selector("a/b"), axes) == "'a/b' has 2 parts, but a cell of this suite has the form method."
     assert check_selector(Selector("zzz"), axes) == "'zzz' matches no cell. Labels: CalFAT, FedPGD."
