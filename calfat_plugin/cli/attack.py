@@ -75,8 +75,7 @@ def attack(
         )
         own = {"--model": model, "--weights": weights, "--dataset": dataset}
         if target is not None:
-            given = [flag for flag, value in own.items() if value is not None]
-            if given:
+            if given := [flag for flag, value in own.items() if value is not None]:
                 raise OptionError(
                     f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
                     "--weights and --dataset, not both."
@@ -90,8 +89,7 @@ def attack(
             )
         else:
             plan = plan_model(model, weights, dataset, asked)
-        for warning in plan.experiments[0].recipe.warnings:
-            warn(warning)
+        warn(*plan.experiments[0].recipe.warnings)
         _run(plan, output, plain)
 
 

@@ -137,7 +137,7 @@ def _write_broker_settings(folder: Path, port: int) -> None:
 
         settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
     (folder / "mosquitto.conf").write_text(settings, encoding="utf-8")
-    _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto frowns at one that all can read
+    _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto warns about one that all can read
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -22,8 +22,6 @@ def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool)
             _check_suite(recipe, overrides, seed)
             return
         experiment = load_experiment(recipe, overrides, seed)
-    for warning in experiment.recipe.warnings:
-        warn(warning)
     if show:
         click.echo(yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120), nl=False)
         return
@@ -42,6 +40,5 @@ def _check_suite(file: str, overrides: tuple[str, ...], seed: int | None) -> Non
 
     seeds = None if seed is None else (seed,)
     plan = make_plan(load_suite(file), Registry.load(), overrides=overrides, seeds=seeds)
-    for warning in plan.warnings:
-        warn(warning)
+    warn(*plan.warnings)
     click.echo(f"{file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs.")

@@ -36,16 +36,16 @@ def fail(message: str, hint: str = "", code: int = BAD_INPUT) -> NoReturn:
     sys.exit(code)
 
 
-def warn(message: str) -> None:
-    """Print ``warning: message`` on stderr."""
+def warn(*messages: str) -> None:
+    """Print ``warning: message`` on stderr for each."""
     prefix = "\x1b[1;33mwarning:\x1b[0m" if sys.stderr.isatty() else "warning:"
-    print(f"{prefix} {message}", file=sys.stderr)
+    for message in messages:
+        print(f"{prefix} {message}", file=sys.stderr)
 
 
 def write_page(write: Callable[[], Path], directory: Path) -> None:
     """Write a report beside results that are safe already, and print where; a failure is only a warning."""
     from calfat_plugin.report import try_report
 
-    page = try_report(write, directory, warn)
-    if page is not None:
+    if page := try_report(write, directory, warn):
         print(f"report: {page}")

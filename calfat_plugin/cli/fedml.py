@@ -21,9 +21,8 @@ def is_ours(arguments: Sequence[str]) -> bool:
     for word in arguments[1:]:
         if word in _HOST_RUN_COMMANDS:
             return False
-        if word.lower().endswith(_RECIPE_SUFFIXES) or (os.sep in word and not word.startswith("-")):
-            return True
-        if os.path.exists(word):
+        is_path = os.sep in word and not word.startswith("-")
+        if is_path or word.lower().endswith(_RECIPE_SUFFIXES) or os.path.exists(word):
             return True
     return False
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
@@ -24,17 +25,17 @@ set_option: Decorator = click.option(
 seed_option: Decorator = click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Short for --set common_args.random_seed=N."
 )
-
-
 download_option: Decorator = click.option(
     "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."
 )
 
 
 def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *, download: bool = False) -> Experiment:
-    """The recipe file with its overrides, checked.
+    """The recipe file with its overrides, checked; its warnings are printed.
 
     Raises:
         CalfatError: whatever is wrong with it.
     """
-    return checked_experiment(read_document(recipe), overrides, seed, download=download)
+    experiment = checked_experiment(read_document(recipe), overrides, seed, download=download)
+    warn(*experiment.recipe.warnings)
+    return experiment

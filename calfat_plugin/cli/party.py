@@ -73,7 +73,7 @@ def _rank_in_job(runtime: Runtime, role: str | None, rank: int | None, at_end: E
 
 
 def _end_of_job(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-    """End together: when all are done, or with the first that fails. The user has heard of errors and Ctrl-C by now."""
+    """End together: when all are done, or with the first that fails. Errors and Ctrl-C were reported before."""
     from calfat_plugin.host.transports import mpi_job
 
     if error is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, user_errors
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
 from calfat_plugin.cli.resume_hint import ResumeHint
 
@@ -59,9 +59,6 @@ def run(
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error):
         experiment = load_experiment(recipe, overrides, seed, download=download)
-        for warning in experiment.recipe.warnings:
-            warn(warning)
-
         from calfat_plugin.host.runtimes import runtime_of
         from calfat_plugin.runs.directory import RunDirectory
         from calfat_plugin.runs.request import Request

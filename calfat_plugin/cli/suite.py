@@ -65,8 +65,7 @@ def suite(
             only=only,
             seeds=None if seeds is None else _seeds(seeds),
         )
-        for warning in plan.warnings:
-            warn(warning)
+        warn(*plan.warnings)
         if dry_run:
             _show_plan(plan)
             return
@@ -105,8 +104,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if stopped:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
-    bad = sum(outcome.status != "finished" for outcome in outcomes)
-    if bad:
+    if bad := sum(outcome.status != "finished" for outcome in outcomes):
         fail(
             f"{bad} of {counted(len(outcomes), 'run')} did not finish.",
             f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {this_command}",

@@ -108,21 +108,20 @@ def suite_table(summary: SuiteSummary) -> Table:
     """
     table = Table(title=summary.suite.title, title_justify="left")
     for axis in summary.suite.axes:
-        table.add_column(Text(axis.name), no_wrap=True)
+        table.add_column(Text(axis), no_wrap=True)
     table.add_column("n", justify="right")
-    for metric in summary.suite.metrics:
-        table.add_column(Text(metric.heading), justify="right", overflow="fold")
+    for heading in summary.suite.metrics.values():
+        table.add_column(Text(heading), justify="right", overflow="fold")
     for group in summary.groups():
         for cell in group:
-            table.add_row(*map(Text, cell.cell.labels), count(cell), *map(_score, cell.scores))
+            table.add_row(*map(Text, cell.cell.labels), count(cell), *map(_score, cell.scores.values()))
         table.add_section()
     return table
 
 
 def _score(score: Score) -> Text:
     text = Text(measured(score).replace("± ", "±"))  # one word, so that a fold comes before it
-    known = beside(score)
-    if known:
+    if known := beside(score):
         style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
         text.append(f"\n({known})", style=style)
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,7 @@ from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
 from calfat_plugin.recipe.sections import failing_at, section_at
-from calfat_plugin.suites.schema import (
-    Axis,
-    Metric,
-    Reported,
-    Selector,
-    Setting,
-    Skip,
-    Suite,
-    SuiteOptions,
-    Variant,
-    slug,
-)
+from calfat_plugin.suites.schema import Axes, Reported, Selector, Setting, Suite, SuiteOptions, slug
 from calfat_plugin.threat import parse_number
 
 STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "reported", "skip")
@@ -64,7 +53,7 @@ def parse_suite(document: Document) -> Suite:
     axes = _axes(document)
     metrics = _metrics(document)
     names = ["/".join(labels) for labels in grid(axes)]
-    reported, tolerance = _reported(document, names, metrics)
+    reported, tolerance = _reported(document, names, list(metrics))
     return Suite(
         name=name,
         title=options.title or name,
@@ -82,21 +71,20 @@ def parse_suite(document: Document) -> Suite:
     )
 
 
-def grid(axes: Iterable[Axis]) -> list[tuple[str, ...]]:
+def grid(axes: Axes) -> list[tuple[str, ...]]:
     """The labels of every cell, the last axis running fastest."""
-    return list(itertools.product(*([variant.label for variant in axis.variants] for axis in axes)))
+    return list(itertools.product(*axes.values()))
 
 
-def check_selector(selector: Selector, axes: tuple[Axis, ...]) -> str:
+def check_selector(selector: Selector, axes: Axes) -> str:
     """What is wrong with a selector that matches no cell; empty when it matches one."""
     cells = grid(axes)
     if any(selector.matches(labels) for labels in cells):
         return ""
     parts = selector.text.split("/")
     if len(parts) not in (1, len(axes)):
-        shape = "/".join(axis.name for axis in axes)
-        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite has the form {shape}."
-    labels = [variant.label for axis in axes for variant in axis.variants]
+        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite has the form {'/'.join(axes)}."
+    labels = [label for variants in axes.values() for label in variants]
     names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
     hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
     return f"'{selector.text}' matches no cell.{hint}"
@@ -110,20 +98,18 @@ def _settings(document: Document, path: KeyPath) -> tuple[Setting, ...]:
     """Recipe values to change, written as dotted keys."""
     settings = []
     for key, value in _mapping(document, path, "{train_args.comm_round: 20}").items():
-        steps: KeyPath = tuple(key.split("."))
+        steps, at = tuple(key.split(".")), (*path, key)
         if len(steps) < 2 or not all(steps):
-            raise document.error(
-                (*path, key), "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
-            )
+            what = "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
+            raise document.error(at, what)
         if steps == SEED_PATH:
-            raise document.error((*path, key), "the suite's 'seeds' set the seeds; remove this key.")
+            raise document.error(at, "the suite's 'seeds' set the seeds; remove this key.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
-            raise document.error(
-                (*path, key), f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
-            ) from None
-        settings.append(Setting(steps, value, document.place((*path, key))))
+            what = f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
+            raise document.error(at, what) from None
+        settings.append(Setting(steps, value, document.place(at)))
     for first, second in itertools.combinations(settings, 2):
         if _same_or_below(first.path, second.path) or _same_or_below(second.path, first.path):
             raise document.error(
@@ -136,9 +122,9 @@ def _same_or_below(above: KeyPath, path: KeyPath) -> bool:
     return path[: len(above)] == above
 
 
-def _axes(document: Document) -> tuple[Axis, ...]:
+def _axes(document: Document) -> Axes:
     example = "{method: {CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}}"
-    axes = []
+    axes: dict[str, Mapping[str, tuple[Setting, ...]]] = {}
     for name in _mapping(document, ("axes",), example):
         _check_label(document, ("axes", name), name)
         written = _mapping(document, ("axes", name), "{CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}")
@@ -151,12 +137,11 @@ def _axes(document: Document) -> tuple[Axis, ...]:
             other = folders.setdefault(slug(label), label)
             if other != label:
                 raise document.error(path, f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
-        variants = (Variant(label, _settings(document, ("axes", name, label))) for label in written)
-        axes.append(Axis(name, tuple(variants)))
+        axes[name] = {label: _settings(document, ("axes", name, label)) for label in written}
     if not axes:
         raise document.error(("axes",), f"there are no axes; expected a mapping such as {example}.")
     _refuse_wiped_out(document, axes)
-    return tuple(axes)
+    return axes
 
 
 def _check_label(document: Document, path: KeyPath, label: str) -> None:
@@ -166,14 +151,14 @@ def _check_label(document: Document, path: KeyPath, label: str) -> None:
         raise document.error(path, f"the label '{label}' {what}; labels name folders and are matched by --only.")
 
 
-def _refuse_wiped_out(document: Document, axes: list[Axis]) -> None:
+def _refuse_wiped_out(document: Document, axes: Axes) -> None:
     """Later axes are applied later: one that replaces what an earlier one set would make its cells all alike."""
-    settings = [(axis, variant, each) for axis in axes for variant in axis.variants for each in variant.settings]
+    settings = [(axis, label, each) for axis in axes for label in axes[axis] for each in axes[axis][label]]
     for (early, first, before), (late, second, after) in itertools.combinations(settings, 2):
-        if early is not late and _same_or_below(after.path, before.path):
+        if early != late and _same_or_below(after.path, before.path):
             raise document.error(
-                ("axes", late.name, second.label, after.key),
-                f"replaces '{before.key}' of axes.{early.name}.{first.label}. Two axes must not set the same "
+                ("axes", late, second, after.key),
+                f"replaces '{before.key}' of axes.{early}.{first}. Two axes must not set the same "
                 f"value; if one axis sets a part of the other's value, put it last.",
             )
 
@@ -195,28 +180,28 @@ def _seeds(document: Document) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _metrics(document: Document) -> tuple[Metric, ...]:
-    """A list of evaluator labels, or a mapping from label to heading."""
+def _metrics(document: Document) -> dict[str, str]:
+    """Evaluator labels with their headings: a list of labels, or a mapping from label to heading."""
     raw = document.get(("metrics",))
     pairs = raw.items() if isinstance(raw, Mapping) else zip(raw, raw, strict=True) if isinstance(raw, list) else ()
-    metrics: list[Metric] = []
+    metrics: dict[str, str] = {}
     for index, (label, heading) in enumerate(pairs):
         path: KeyPath = ("metrics", label) if isinstance(raw, Mapping) else ("metrics", index)
         if not isinstance(label, str) or not isinstance(heading, str):
             raise document.error(path, f"got {describe(heading)}, expected a text.")
-        if label in [metric.label for metric in metrics]:
+        if label in metrics:
             raise document.error(path, f"the metric '{label}' is listed twice; keep one.")
-        metrics.append(Metric(label, heading))
+        metrics[label] = heading
     if not metrics:
         raise document.error(
             ("metrics",),
             f"got {describe(raw)}, expected labels of evaluators such as [natural, pgd20] or {{pgd20: PGD-20}}.",
         )
-    return tuple(metrics)
+    return metrics
 
 
 def _reported(
-    document: Document, names: list[str], metrics: tuple[Metric, ...]
+    document: Document, names: list[str], metrics: Sequence[str]
 ) -> tuple[dict[str, Reported], dict[str, float]]:
     """Published numbers by cell name, and what passes unmarked."""
     path: KeyPath = ("reported",)
@@ -224,7 +209,6 @@ def _reported(
     for key in section:
         _check_known(document, (*path, key), _REPORTED_KEYS, "unknown key.")
     source = _text(document, (*path, "source"), "")
-    labels = [metric.label for metric in metrics]
     cells = {}
     for name in _mapping(document, (*path, "percent"), "{CalFAT: {natural: 64.69}}"):
         at: KeyPath = (*path, "percent", name)
@@ -238,10 +222,10 @@ def _reported(
             raise document.error(
                 at, "these numbers have no source; write reported.source, such as 'arXiv:2205.14926, Table 1'."
             )
-        numbers = {label: _percent(document, (*at, label), labels) / 100 for label in written}
+        numbers = {label: _percent(document, (*at, label), metrics) / 100 for label in written}
         cells[name] = Reported(own, numbers)
     passing = _mapping(document, (*path, "tolerance"), "{natural: 3, pgd20: 2}")
-    return cells, {label: _percent(document, (*path, "tolerance", label), labels) for label in passing}
+    return cells, {label: _percent(document, (*path, "tolerance", label), metrics) for label in passing}
 
 
 def _text(document: Document, path: KeyPath, default: str) -> str:
@@ -260,7 +244,7 @@ def _check_known(document: Document, path: KeyPath, known: Sequence[str], compla
         raise document.error(path, complaint + (did_you_mean(key, known) or f" Known: {listed(known)}."))
 
 
-def _percent(document: Document, path: KeyPath, labels: list[str]) -> float:
+def _percent(document: Document, path: KeyPath, labels: Sequence[str]) -> float:
     value = document.get(path)
     _check_known(document, path, labels, f"'{path[-1]}' is not among the suite's metrics.")
     number = -1.0
@@ -271,15 +255,14 @@ def _percent(document: Document, path: KeyPath, labels: list[str]) -> float:
     return number
 
 
-def _skip(document: Document, axes: tuple[Axis, ...]) -> tuple[Skip, ...]:
-    skips = []
+def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
+    skips = {}
     for text in _mapping(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
         selector = Selector(text)
-        problem = check_selector(selector, axes)
-        if problem:
+        if problem := check_selector(selector, axes):
             raise document.error(("skip", text), problem)
         reason = document.get(("skip", text))
         if not isinstance(reason, str) or not reason.strip():
             raise document.error(("skip", text), f"got {describe(reason)}, expected the reason as a text.")
-        skips.append(Skip(selector, reason.strip()))
-    return tuple(skips)
+        skips[selector] = reason.strip()
+    return skips

@@ -16,7 +16,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document, KeyPath, read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
-from calfat_plugin.suites.parse import SEED_PATH, check_selector
+from calfat_plugin.suites.parse import SEED_PATH, check_selector, grid
 from calfat_plugin.suites.schema import Selector, Setting, Suite, slug
 
 SUITES_ROOT = DEFAULT_ROOT / "suites"
@@ -184,8 +184,7 @@ def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
 def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
     selectors = [Selector(text) for text in only]
     for selector in selectors:
-        problem = check_selector(selector, suite.axes)
-        if problem:
+        if problem := check_selector(selector, suite.axes):
             raise OptionError(f"--only: {problem}")
     return selectors
 
@@ -193,28 +192,28 @@ def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     """``--set`` comes last: on what an axis sets, it would make the axis's cells all alike."""
     written = Document("--set", {}).with_overrides(overrides)
-    settings = ((axis, setting) for axis in suite.axes for variant in axis.variants for setting in variant.settings)
+    settings = ((axis, each) for axis in suite.axes for changes in suite.axes[axis].values() for each in changes)
     for axis, setting in settings:
         if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
             raise OptionError(
-                f"--set: '{setting.key}' is set by the axis '{axis.name}' of {suite.document.file} "
+                f"--set: '{setting.key}' is set by the axis '{axis}' of {suite.document.file} "
                 f"({setting.place}); select cells with --only, or change the suite file."
             )
 
 
 def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterator[Cell]:
-    for variants in itertools.product(*(axis.variants for axis in suite.axes)):
-        labels = tuple(variant.label for variant in variants)
-        settings = (*suite.settings, *(setting for variant in variants for setting in variant.settings))
+    for labels in grid(suite.axes):
+        changes = (suite.axes[axis][label] for axis, label in zip(suite.axes, labels, strict=True))
+        settings = (*suite.settings, *itertools.chain.from_iterable(changes))
         settings += _reported(suite, "/".join(labels), settings)
-        reasons = [skip.reason for skip in suite.skip if skip.selector.matches(labels)]
+        reason = next((reason for selector, reason in suite.skip.items() if selector.matches(labels)), "")
         experiment = None
-        if not reasons:
+        if not reason:
             try:
                 experiment = _resolve(suite, registry, settings, overrides)
             except CalfatError as error:
                 raise RecipeError(f"{error} (In cell '{'/'.join(labels)}' of {suite.document.file}.)") from None
-        yield Cell(labels, settings, experiment, reasons[0] if reasons else "")
+        yield Cell(labels, settings, experiment, reason)
 
 
 def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Setting, ...]:
@@ -238,12 +237,11 @@ def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], over
     experiment = assemble(document.with_overrides(overrides), registry)
     supported_runtime(experiment)
     measured = [pick.label for pick in experiment.evaluators]
-    for metric in suite.metrics:
-        if metric.label not in measured:
+    for label in suite.metrics:
+        if label not in measured:
             raise suite.document.error(
                 ("metrics",),
-                f"'{metric.label}' is not among the evaluators of the run: {listed(measured)}. "
-                f"Add it to calfat.evaluators.",
+                f"'{label}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators.",
             )
     return experiment
 

@@ -234,8 +234,7 @@ class _Pool:
             self._ended(child)
             return
         child.lines.append(line)
-        match = _ROUND.match(line)
-        if match:
+        if match := _ROUND.match(line):
             child.rounds += 1
             eta = _ETA.search(line)
             self.observer.run_progress(child.run, int(match[1]), int(match[2]), eta[1] if eta else "")
@@ -256,7 +255,7 @@ class _Pool:
             if child.process.poll() is None:
                 child.process.kill()
                 child.process.wait()
-            child.reader.join(timeout=1.0)  # its last words are in the file then
+            child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
             status: Status = "finished" if child.process.returncode == 0 else "interrupted"
             self._end(Outcome(child.run, status, seconds=time.perf_counter() - child.started))

@@ -59,28 +59,8 @@ class Setting:
         return f"{self.key}={written.removesuffix('...' + chr(10)).strip()}"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A labelled step of an axis, such as the method ``FedPGD``."""
-
-    label: str
-    settings: tuple[Setting, ...]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One direction of the grid, such as ``method``; its variants in the order of the table."""
-
-    name: str
-    variants: tuple[Variant, ...]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A column of the table: the evaluator's label in the final evaluation, and the column's heading."""
-
-    label: str
-    heading: str
+#: The grid in the order of the table: name of an axis, such as ``method``, to label, such as ``FedPGD``, to settings.
+Axes = Mapping[str, Mapping[str, tuple[Setting, ...]]]
 
 
 @dataclass(frozen=True)
@@ -112,14 +92,6 @@ class Selector:
 
 
 @dataclass(frozen=True)
-class Skip:
-    """Cells that cannot be run, with the reason that the table shows."""
-
-    selector: Selector
-    reason: str
-
-
-@dataclass(frozen=True)
 class Suite:
     """A suite file whose structure is right.
 
@@ -130,12 +102,12 @@ class Suite:
         base: the base recipe, as a path from the working directory.
         base_document: its raw values.
         settings: changes that all cells share.
-        axes: the grid; a cell is one variant of each.
+        axes: the grid; a cell is one label of each.
         seeds: seeds of every cell.
-        metrics: the columns.
+        metrics: the columns: an evaluator's label in the final evaluation to the column's heading.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
-        skip: cells that are not run.
+        skip: cells that are not run, with the reason that the table shows.
         runs: name of the suite whose run directories these are; usually ``name``.
     """
 
@@ -145,10 +117,10 @@ class Suite:
     base: Path
     base_document: Document
     settings: tuple[Setting, ...]
-    axes: tuple[Axis, ...]
+    axes: Axes
     seeds: tuple[int, ...]
-    metrics: tuple[Metric, ...]
+    metrics: Mapping[str, str]
     reported: Mapping[str, Reported] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)
-    skip: tuple[Skip, ...] = ()
+    skip: Mapping[Selector, str] = field(default_factory=dict)
     runs: str = ""

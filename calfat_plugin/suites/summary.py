@@ -83,13 +83,13 @@ class CellSummary:
 
     Attributes:
         runs: one a seed; none for a skipped cell.
-        scores: one a metric, in the suite's order.
+        scores: one for each of the suite's metrics, by its label.
         source: where the numbers are published, or None.
     """
 
     cell: Cell
     runs: tuple[RunSummary, ...]
-    scores: tuple[Score, ...]
+    scores: Mapping[str, Score]
     source: str | None
 
     @property
@@ -152,14 +152,14 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
 
 def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     reported = suite.reported.get(cell.name)
-    scores = []
-    for metric in suite.metrics:
-        measured = (run.accuracy(metric.label) for run in runs)  # None for a run without results
-        published = None if reported is None else reported.accuracy.get(metric.label)
-        points = suite.tolerance.get(metric.label)
+    scores = {}
+    for label in suite.metrics:
+        measured = (run.accuracy(label) for run in runs)  # None for a run without results
+        published = None if reported is None else reported.accuracy.get(label)
+        points = suite.tolerance.get(label)
         tolerance = None if points is None else points / 100
-        scores.append(Score(tuple(value for value in measured if value is not None), published, tolerance))
-    return CellSummary(cell, tuple(runs), tuple(scores), None if reported is None else reported.source)
+        scores[label] = Score(tuple(value for value in measured if value is not None), published, tolerance)
+    return CellSummary(cell, tuple(runs), scores, None if reported is None else reported.source)
 
 
 def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
@@ -172,7 +172,6 @@ def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
         if not isinstance(results, dict):
             raise ValueError("it is not a mapping")
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}: the results cannot be read ({error}). Move {run.directory} away to run it again."
-        ) from None
+        what = f"the results cannot be read ({error}). Move {run.directory} away to run it again."
+        raise RunError(f"{path}: {what}") from None
     return RunSummary(run, "finished", message, results)

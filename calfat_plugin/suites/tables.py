@@ -60,8 +60,9 @@ def caption(summary: SuiteSummary) -> str:
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
         text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
-        headings = {metric.label: metric.heading for metric in summary.suite.metrics}
-        limits = ", ".join(f"{headings[label]} {limit:g}" for label, limit in summary.suite.tolerance.items())
+        limits = ", ".join(
+            f"{summary.suite.metrics[label]} {limit:g}" for label, limit in summary.suite.tolerance.items()
+        )
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
     if left:
@@ -79,9 +80,9 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes."""
-    axes = [axis.name for axis in summary.suite.axes]
-    rows = [[*axes, "n", *(metric.heading for metric in summary.suite.metrics)]]
-    rows += ([*cell.cell.labels, count(cell), *map(_in_text, cell.scores)] for cell in summary.cells)
+    axes = list(summary.suite.axes)
+    rows = [[*axes, "n", *summary.suite.metrics.values()]]
+    rows += ([*cell.cell.labels, count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells)
     rows = [[text.replace("|", "\\|") for text in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(
@@ -101,21 +102,24 @@ def markdown(summary: SuiteSummary) -> str:
 
 def latex(summary: SuiteSummary) -> str:
     """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
-    axes = [axis.name for axis in summary.suite.axes]
+    axes = list(summary.suite.axes)
+    title = summary.suite.title
+    end = "" if title.endswith((".", "!", "?")) else "."
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "  \\centering",
-        f"  \\caption{{{_escape(_sentence(summary.suite.title) + ' ' + caption(summary))}}}",
+        f"  \\caption{{{_escape(f'{title}{end} {caption(summary)}')}}}",
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
         f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
-        _latex_row(*map(_escape, axes), "$n$", *(_escape(metric.heading) for metric in summary.suite.metrics)),
+        _latex_row(*map(_escape, axes), "$n$", *map(_escape, summary.suite.metrics.values())),
     ]
     for group in summary.groups():
         lines.append("    \\midrule")
         lines += (
-            _latex_row(*map(_escape, cell.cell.labels), count(cell), *map(_in_latex, cell.scores)) for cell in group
+            _latex_row(*map(_escape, cell.cell.labels), count(cell), *map(_in_latex, cell.scores.values()))
+            for cell in group
         )
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     lines += [f"% {cell}: {note}" for cell, note in notes(summary)]
@@ -126,15 +130,15 @@ def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    axes = [axis.name for axis in summary.suite.axes]
+    axes = list(summary.suite.axes)
     writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note"])
     for cell in summary.cells:
-        for metric, score in zip(summary.suite.metrics, cell.scores, strict=True):
+        for label, score in cell.scores.items():
             numbers = (score.mean, score.std, score.reported, score.difference)
             writer.writerow(
                 [
                     *cell.cell.labels,
-                    metric.label,
+                    label,
                     len(score.values),
                     *("" if number is None else f"{100 * number:.4f}" for number in numbers),
                     "" if score.beyond is None else str(score.beyond).lower(),
@@ -155,11 +159,11 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "base": str(suite.base),
         "overrides": list(summary.plan.overrides),
         "seeds": list(summary.plan.seeds),
-        "axes": [{"name": axis.name, "labels": [variant.label for variant in axis.variants]} for axis in suite.axes],
-        "metrics": [{"label": metric.label, "heading": metric.heading} for metric in suite.metrics],
+        "axes": [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()],
+        "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
         "tolerance_points": dict(suite.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds",
-        "cells": [_cell_as_json(cell, summary) for cell in summary.cells],
+        "cells": [_cell_as_json(cell) for cell in summary.cells],
         "calfat_plugin": __version__,
     }
 
@@ -218,11 +222,7 @@ def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _sentence(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
+def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
     return {
         "name": cell.cell.name,
         "labels": list(cell.cell.labels),
@@ -230,13 +230,13 @@ def _cell_as_json(cell: CellSummary, summary: SuiteSummary) -> dict[str, Any]:
         "skipped": cell.cell.skipped or None,
         "source": cell.source,
         "scores": {
-            metric.label: {
+            label: {
                 "n": len(score.values),
                 "values": list(score.values),
                 **{key: getattr(score, key) for key in ("mean", "std", "reported", "difference")},
                 "beyond_tolerance": score.beyond,
             }
-            for metric, score in zip(summary.suite.metrics, cell.scores, strict=True)
+            for label, score in cell.scores.items()
         },
         "runs": [
             {

@@ -10,7 +10,7 @@ from calfat_plugin.cli.errors import fail, user_errors, warn
 from calfat_plugin.errors import DataError
 
 
-def test_a_user_s_error_is_told_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped, user_errors(lambda: "what is left"):
         raise DataError("cifar10 is missing.")
     assert stopped.value.code == 2

@@ -76,7 +76,7 @@ def test_the_list_is_plain_and_80_columns_wide_in_a_pipe() -> None:
         assert line.isascii()
 
 
-def test_what_was_not_loaded_is_told_with_what_to_do(installed: Installed) -> None:
+def test_what_was_not_loaded_is_reported_with_what_to_do(installed: Installed) -> None:
     add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
     ended = calfat("plugins")
     assert ended.code == 0

@@ -20,7 +20,7 @@ def test_every_shipped_suite_passes_check(name: str) -> None:
     assert result.output.splitlines()[-1].startswith(f"{file}: good. A suite of ")
 
 
-def test_a_bad_cell_is_told_by_check(tmp_path: Path) -> None:
+def test_a_bad_cell_is_reported_by_check(tmp_path: Path) -> None:
     suite = tmp_path / "bad.yaml"
     suite.write_text(
         f"base: {ROOT}/recipes/calfat_digits.yaml\n"

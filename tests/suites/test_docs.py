@@ -28,7 +28,7 @@ def test_the_example_resolves(tmp_path, monkeypatch):
     assert len(plan.left) == 9
 
 
-def test_every_key_and_option_is_told():
+def test_every_key_and_option_is_reported():
     keys = {*STRUCTURED_KEYS, *(info.name for info in describe_options(SuiteOptions))}
     told = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("## Writing a suite")[1], flags=re.M))
     assert told == keys
@@ -37,7 +37,7 @@ def test_every_key_and_option_is_told():
 
 
 @pytest.mark.parametrize("row", re.findall(r"^\| (`(?:table|fig).*?) \| ([\d, ]+) \| (\d+) \|", PAGE, flags=re.M))
-def test_the_sizes_of_the_shipped_suites_are_told(row, monkeypatch):
+def test_the_sizes_of_the_shipped_suites_are_reported(row, monkeypatch):
     monkeypatch.chdir(ROOT)
     names, cells, seeds = row
     told = [int(count) for count in cells.split(",")]

@@ -21,8 +21,8 @@ from tests.suites.files import FAKE_RUN, SUITE, write_suite
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
-class Heard(SuiteObserver):
-    """Keeps what it is told; stops the suite at the first finished round when asked to."""
+class Recorder(SuiteObserver):
+    """Keeps what it is informed of; stops the suite at the first finished round when asked to."""
 
     def __init__(self, *, stop=False):
         self.stop, self.events = stop, []
@@ -60,7 +60,7 @@ def behave(monkeypatch, **trainers):
 
 
 def test_all_runs_two_at_a_time(plan_of):
-    heard, outcomes = Heard(), []
+    heard, outcomes = Recorder(), []
     run_all(plan_of(), 2, heard, outcomes)
     assert sorted((outcome.run.name, outcome.status) for outcome in outcomes) == [
         (f"{method} seed {seed}", "finished") for method in ("CalFAT", "FedPGD") for seed in (0, 1)
@@ -75,7 +75,7 @@ def test_all_runs_two_at_a_time(plan_of):
 def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, monkeypatch):
     behave(monkeypatch, fedpgd="fail")
     outcomes = []
-    run_all(plan_of(), 1, Heard(), outcomes)
+    run_all(plan_of(), 1, Recorder(), outcomes)
     assert [(outcome.run.name, outcome.status, outcome.message) for outcome in outcomes] == [
         ("CalFAT seed 0", "finished", ""),
         ("FedPGD seed 0", "failed", "the data set is missing. Do something."),
@@ -84,18 +84,18 @@ def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, 
     ]
 
 
-def test_a_bug_is_told_by_its_exception_and_every_seed_is_tried(plan_of, monkeypatch):
+def test_a_bug_is_reported_by_its_exception_and_every_seed_is_tried(plan_of, monkeypatch):
     behave(monkeypatch, fedpgd="crash")
     outcomes = []
-    run_all(plan_of(only=["FedPGD"]), 1, Heard(), outcomes)
+    run_all(plan_of(only=["FedPGD"]), 1, Recorder(), outcomes)
     assert [(outcome.status, outcome.message) for outcome in outcomes] == [
         ("failed", "RuntimeError: two lines (exit code 1)")
     ] * 2
 
 
-def test_an_interrupt_ends_all_children_and_a_second_call_goes_on(plan_of, monkeypatch):
+def test_an_interrupt_ends_all_children_and_a_second_call_resumes(plan_of, monkeypatch):
     behave(monkeypatch, calfat="wait", fedpgd="wait")
-    outcomes, heard = [], Heard(stop=True)
+    outcomes, heard = [], Recorder(stop=True)
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(), 2, heard, outcomes)
     assert [outcome.status for outcome in outcomes] == ["interrupted", "interrupted"]
@@ -104,13 +104,13 @@ def test_an_interrupt_ends_all_children_and_a_second_call_goes_on(plan_of, monke
     plan = plan_of()
     assert "unfinished" in [run.state for run in plan.runs]
     outcomes = []
-    run_all(plan, 2, Heard(), outcomes)
+    run_all(plan, 2, Recorder(), outcomes)
     assert [outcome.status for outcome in outcomes] == ["finished"] * 4
     outputs = [path.read_text(encoding="utf-8") for path in Path("runs/suites/tiny").glob("*/seed-0.txt")]
     assert any("resuming with 2 threads" in output for output in outputs)
 
 
-class Signalled(Heard):
+class Signalled(Recorder):
     """Sends this process a signal at the worst moment: just after the first run was started."""
 
     def __init__(self, number):
@@ -156,13 +156,13 @@ def test_a_run_that_does_not_stop_is_killed(plan_of, monkeypatch):
     monkeypatch.setattr(runner, "GRACE_SECONDS", 0.2)
     outcomes = []
     with pytest.raises(KeyboardInterrupt):
-        run_all(plan_of(only=["CalFAT"]), 1, Heard(stop=True), outcomes)
+        run_all(plan_of(only=["CalFAT"]), 1, Recorder(stop=True), outcomes)
     assert [outcome.status for outcome in outcomes] == ["interrupted"]
 
 
 def test_finished_runs_are_not_started_again(plan_of):
-    run_all(plan_of(only=["CalFAT"]), 2, Heard(), [])
-    heard = Heard()
+    run_all(plan_of(only=["CalFAT"]), 2, Recorder(), [])
+    heard = Recorder()
     run_all(plan_of(), 2, heard, [])
     assert {event[1] for event in heard.events} == {"FedPGD seed 0", "FedPGD seed 1"}
 
@@ -173,7 +173,7 @@ def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
     with plan.runs[0].output.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         outcomes = []
-        run_all(plan, 1, Heard(), outcomes)
+        run_all(plan, 1, Recorder(), outcomes)
     assert [(outcome.status, outcome.message) for outcome in outcomes] == [
         ("elsewhere", "another calfat suite is running it")
     ]
@@ -181,18 +181,18 @@ def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
 
 def test_a_run_that_another_suite_finished_meanwhile_is_taken_as_it_is(plan_of):
     stale = plan_of(only=["CalFAT"], seeds=[0])
-    run_all(stale, 1, Heard(), [])
-    heard, outcomes = Heard(), []
+    run_all(stale, 1, Recorder(), [])
+    heard, outcomes = Recorder(), []
     run_all(stale, 1, heard, outcomes)
     assert [outcome.status for outcome in outcomes] == ["finished"]
     assert ("started", "CalFAT seed 0") not in heard.events
 
 
-def test_a_place_that_cannot_be_written_is_told(plan_of):
+def test_a_place_that_cannot_be_written_is_reported(plan_of):
     Path("runs").write_text("")
     plan = plan_of()
     with pytest.raises(RunError) as caught:
-        run_all(plan, 1, Heard(), [])
+        run_all(plan, 1, Recorder(), [])
     assert str(caught.value) == "runs/suites/tiny/calfat/seed-0.txt: cannot be written (Not a directory)."
 
 
