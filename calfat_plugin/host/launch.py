@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,9 +36,6 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     """
     patches.check_version(fedml.__version__)
     tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
-    with ExitStack() as stack:
-        stack.enter_context(patches.reseeds_the_world())
-        if not tracked:
-            stack.enter_context(patches.calls_home())
+    with patches.reseeds_the_world(), nullcontext() if tracked else patches.calls_home():
         args = fedml.init(args, check_env=False, should_init_logs=False)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -43,12 +43,13 @@ def calls_home() -> Iterator[None]:
     def no_fetch(args: Any, version: str = "release") -> None:
         args.version = args.config_version = version
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ))
-        stack.enter_context(mock.patch.object(fedml, "set_env_kv", os.environ.__setitem__))
-        stack.enter_context(mock.patch.object(fedml, "load_env", return_value=None))
-        stack.enter_context(mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch))
-        stack.enter_context(mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None))
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch.object(fedml, "set_env_kv", os.environ.__setitem__),
+        mock.patch.object(fedml, "load_env", return_value=None),
+        mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch),
+        mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None),
+    ):
         yield
 
 

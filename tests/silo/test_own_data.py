@@ -63,7 +63,7 @@ def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) ->
     ("change", "complaint"),
     [
         (
-            "common_args.training_type=simulation",
+            "common_args.training_type=simulation comm_args.backend=sp",
             "data_args.partition_method: silo leaves the data with the parties, so it needs "
             "common_args.training_type: cross_silo.",
         ),
@@ -77,7 +77,9 @@ def test_clients_read_their_own_folder_and_send_nothing_of_it(tmp_path: Path) ->
 def test_what_cannot_be_read_by_party_is_refused_at_check(tmp_path: Path, change: str, complaint: str) -> None:
     only_names = {"data_args": SETTINGS["data_args"]}
     recipe = Federation(tmp_path, **only_names).recipe
-    done = CliRunner().invoke(main, ["check", str(recipe), "--set", change])
+    done = CliRunner().invoke(
+        main, ["check", str(recipe), *(word for each in change.split() for word in ("--set", each))]
+    )
     assert done.exit_code == 2
     assert done.output.strip().endswith(complaint)
 

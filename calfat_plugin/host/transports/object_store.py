@@ -89,16 +89,14 @@ class ObjectStore:
         """
         self._call("delete_object", Key=self._key(sender, message_id))
 
-    def sweep(self, sender: str) -> int:
-        """Take away all that a party of this name left there when it was killed; the number of objects.
+    def sweep(self, sender: str) -> None:
+        """Take away all that a party of this name left there when it was killed.
 
         Raises:
             UnreachableError, RefusedError: as for :meth:`put`.
         """
-        listed = self._call("list_objects_v2", Prefix=self._key(sender, "")).get("Contents", ())
-        for entry in listed:
+        for entry in self._call("list_objects_v2", Prefix=self._key(sender, "")).get("Contents", ()):
             self._call("delete_object", Key=entry["Key"])
-        return len(listed)
 
     def check(self, sender: str) -> None:
         """Write and remove a small object, so that a run does not begin without a store.
