@@ -1,6 +1,6 @@
 """An installed plugin that ends its process, or makes it misbehave, at a chosen point of a run.
 
-The point stands in the environment variable ``SABOTAGE``, as JSON: {"at": ..., "round": ..., "signal": ...}. Without
+The point comes from the environment variable ``SABOTAGE``, as JSON: {"at": ..., "round": ..., "signal": ...}. Without
 it the plugin does nothing, so that a run and its resume have the same recipe and the same plugins. With
 ``WITHOUT_REPORT`` set, runs leave out drawing their report, which takes longer than everything else in these tests.
 """
@@ -107,7 +107,7 @@ class Saboteur:
         """While the data set is read, before anything has begun."""
         from calfat_plugin.experiment import Experiment
 
-        _after(Experiment, "load_dataset", lambda experiment: self.strike())
+        _after(Experiment, "load_dataset", lambda *_, **__: self.strike())
 
     def _note_round(self, progress: Any, round: int, clients: Any) -> None:
         self.now, self.clients = round, set()
