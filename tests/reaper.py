@@ -2,7 +2,7 @@
 
 Every pytest process (xdist's workers are ones, too) marks its environment, which all that it starts inherits: parties,
 brokers, fork servers and their children, ranks of MPI jobs, browsers. A small process beside it waits for its end and
-then kills whoever has the mark. An environment built from nothing takes the mark along: ``{**reaper.mark(), ...}``.
+then kills whoever has the mark. An environment built from nothing takes the mark along; see ``tests/environment.py``.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import reaper
+from tests.environment import bare
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """\
@@ -47,14 +46,7 @@ def real_run(folder: Path) -> RealRun:
 
 def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``calfat`` in a process of its own."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        **reaper.mark(),
-    }
+    environment = bare(HOME=str(home), LANG="C.UTF-8", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     return subprocess.run(
         [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
         env=environment,

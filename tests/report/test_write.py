@@ -19,7 +19,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
 from calfat_plugin.report.canvas import Chart, Drawing, legend_name, render
-from tests import reaper
+from tests.environment import bare
 from tests.report.made import made_run
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -
         "import sys; from pathlib import Path; from calfat_plugin.report import write_run_report; "
         f"write_run_report(Path({str(run)!r})); print(sorted({{'torch', 'fedml'}} & set(sys.modules)))"
     )
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(ROOT), **reaper.mark()}
+    environment = bare(HOME=str(home), PYTHONPATH=str(ROOT))
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert list(home.iterdir()) == []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import reaper
+from tests.environment import bare
 
 ROOT = Path(__file__).resolve().parents[2]
 SABOTEUR = Path(__file__).parent / "saboteur"
@@ -46,8 +46,7 @@ class Finished:
 def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
     """A small environment of its own: one thread, an empty home directory, the plugin and ``path`` to import from."""
     home.mkdir(exist_ok=True)
-    return {
-        "PATH": os.environ["PATH"],
+    variables = {
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "CUDA_VISIBLE_DEVICES": "",  # the same machine for all: one without a GPU
@@ -56,9 +55,8 @@ def environment(home: Path, *path: Path, **extra: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SABOTEUR, *path))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "WITHOUT_REPORT": "1",
-        **reaper.mark(),
-        **extra,
     }
+    return bare(**variables | extra)
 
 
 def cold(*arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = TIMEOUT) -> Finished:
