@@ -198,6 +198,19 @@ def test_a_missing_program_fails_in_ci_and_is_skipped_elsewhere(
     assert "chromium is not installed; on Debian: apt-get install -y chromium (README, Working on it)" in done.stdout
 
 
+def test_ci_says_to_the_tests_that_it_is_ci(tmp_path: Path) -> None:
+    """The script itself, beside stand-ins for make and for what it would install."""
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    for name in ("make", "mosquitto", "chromium"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$* with CALFAT_CI=$CALFAT_CI"\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "CALFAT_CI"}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    done = subprocess.run(["sh", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["lint with CALFAT_CI=1", "test with CALFAT_CI=1"], done.stderr
+
+
 FAKE_PYTHON = """\
 #!/bin/sh
 echo "$@" >> calls.txt

@@ -147,6 +147,11 @@ def test_brokers_and_stores_that_are_safe_are_taken(tmp_path: Path, changes: lis
             "--role server, or with --role client --rank K (1 to 2).",
         ),
         (
+            "--set train_args.client_num_per_round=1",  # a round's clients are fewer; the parties are not
+            "a cross-silo run has a process for each party. Start them all on this machine with --local, or one with "
+            "--role server, or with --role client --rank K (1 to 2).",
+        ),
+        (
             "--role client --rank 3",
             "--rank 3: the clients of this recipe have ranks 1 to 2 (train_args.client_num_in_total); rank 0 is the "
             "server's.",
