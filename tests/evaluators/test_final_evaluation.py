@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import calfat_plugin as calfat
 from calfat_plugin.analyses.attack import AttackObserver, attack
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
@@ -66,6 +67,30 @@ def test_a_final_evaluation_goes_on_where_it_was_killed(experiment, digits_model
     rows = [(row["name"], row["accuracy"], row["attacked"]) for row in whole.details["sub_attacks"]]
     assert [(row["name"], row["accuracy"], row["attacked"]) for row in resumed.details["sub_attacks"]] == rows
     assert sum(done) == sum(row["attacked"] for row in whole.details["sub_attacks"])  # nothing twice
+
+
+def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch):
+    """The whole way: ``run``, killed in its last evaluator's second batch, and ``run`` again."""
+    recipe, run_dir = tmp_path / "mine.yaml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    done: list[int] = []
+    perturb = SubAttacks.perturb
+
+    def killed(self, x, y):
+        if done:
+            raise KeyboardInterrupt
+        done.append(len(x))
+        return perturb(self, x, y)
+
+    monkeypatch.setattr(SubAttacks, "perturb", killed)
+    with pytest.raises(KeyboardInterrupt):
+        calfat.run(recipe, run_dir=run_dir, progress=False)
+    assert [path.suffix for path in (run_dir / "evaluation").iterdir()] == [".json"]
+
+    monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: done.append(len(x)) or perturb(self, x, y))
+    run = calfat.run(recipe, run_dir=run_dir, resume=True, progress=False)
+    attacked = [row["attacked"] for row in run.results["autoattack"].details["sub_attacks"]]
+    assert sum(done) == sum(attacked)  # nothing twice
 
 
 def test_findings_are_written_and_the_state_goes_once_the_results_are_there(experiment, digits_model, tmp_path):

@@ -163,10 +163,12 @@ def test_a_data_set_whose_name_the_host_treats_apart() -> None:
     assert [record.round for record in ran.records] == [1, 2]
 
 
-def test_resuming_from_a_snapshot_gives_the_same_rounds() -> None:
+@pytest.mark.parametrize("aggregator", ["fedavg", "scaffold"])  # without and with states of clients
+def test_resuming_from_a_snapshot_gives_the_same_rounds(aggregator: str) -> None:
     """Defect 15: the host has no way back into a run."""
-    whole = run(experiment(train_args__comm_round=4, train_args__client_num_per_round=3))
-    rest = run(experiment(train_args__comm_round=4, train_args__client_num_per_round=3), resume_from=whole.snapshots[1])
+    four = experiment(train_args__comm_round=4, train_args__client_num_per_round=3, calfat__aggregator=aggregator)
+    whole = run(four)
+    rest = run(four, resume_from=whole.snapshots[1])
     assert [record.round for record in rest.records] == [3, 4]
     assert [record.clients for record in rest.records] == [record.clients for record in whole.records[2:]]
     for name, tensor in whole.snapshots[-1].global_state.items():

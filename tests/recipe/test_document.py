@@ -183,6 +183,18 @@ def test_whatever_stands_anywhere_is_accepted_or_refused_in_words(path: tuple[st
     assert assemble(parse_document(yaml.safe_dump(as_run), "b.yaml"), REGISTRY).as_run() == as_run
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("common_args: {training_type: cross_silo}\ncalfat: {}\n", True),
+        ("calfat: {silo: {round_deadline: 5}}\n", True),  # for a run across silos of the same recipe
+        ("calfat: {}\n", False),
+    ],
+)
+def test_settings_of_silos_are_written_where_they_matter(text: str, written: bool) -> None:
+    assert ("silo" in assemble(parse_document(text, "a.yaml"), REGISTRY).as_run()["calfat"]) is written
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_parsed_or_refused_in_words(text: str) -> None:
     document, complaint = attempt(lambda: parse_document(text, "a.yaml"))

@@ -60,12 +60,15 @@ def test_idle_processes_sleep(tmp_path: Path, job: Job, training_type: str) -> N
 
 @pytest.mark.parametrize("training_type", ["simulation", "cross_silo"])
 def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, training_type: str) -> None:
-    """All rounds are done: the others are sent home, and the server evaluates."""
+    """All rounds are done: the server evaluates, and sends the others home, also one that comes late."""
     federation = Federation(tmp_path, common_args={"training_type": training_type}, **OVER_MPI)
     job.run(words(federation))
     results = federation.directory(0) / "results.json"
     results.unlink()
-    job.run(words(federation, "--resume"))
+    job.begin(words(federation, "--resume"), ranks=[0, 1])
+    wait_for(lambda: "resuming at the final evaluation" in job.said(0), "the server evaluates")
+    job.join_in([2])
+    job.finish()
     assert "all 3 rounds are done, resuming at the final evaluation" in job.said(0)
     assert results.exists()
     assert len(federation.rounds()) == 3
