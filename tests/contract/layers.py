@@ -1,4 +1,4 @@
-"""The floors of the package, and the imports between its parts: what ``docs/architecture.md`` prints is made here.
+"""The layers of the package, and the imports between its parts: what ``docs/architecture.md`` prints is made here.
 
 A part is a module or a package at the package's top level. ``python tests/contract/layers.py`` writes the table.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "calfat_plugin"
 PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- floors: made by `python tests/contract/layers.py` -->", "<!-- end of floors -->"
+BEGIN, END = "<!-- layers: made by `python tests/contract/layers.py` -->", "<!-- end of layers -->"
 
-#: (name, what stands there, parts); a part imports from its own floor and from those above it in this list.
+#: (name, purpose, parts); a part imports from its own layer and from those above it in this list.
 FLOORS = (
     ("basics", "errors, exact numbers, options, derived seeds, safe files", "errors compat threat seeds options disk"),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
@@ -40,7 +40,7 @@ FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part
 
 @dataclass(frozen=True)
 class Import:
-    """One import of ours: from a part to another, and where it stands."""
+    """One import of ours: from a part to another, and where it is written."""
 
     source: str
     target: str
@@ -110,7 +110,7 @@ def file_cycles(package: Path = PACKAGE) -> list[list[str]]:
 
 
 def table() -> str:
-    """The floors as a Markdown table, the lowest first."""
+    """The layers as a Markdown table, the lowest first."""
     rows = ["| layer | purpose | parts |", "| --- | --- | --- |"]
     for number, (name, what, parts) in enumerate(FLOORS):
         shown = " ".join(f"`{part}/`" if (PACKAGE / part).is_dir() else f"`{part}`" for part in parts.split())
@@ -119,7 +119,7 @@ def table() -> str:
 
 
 def written(page: str) -> str:
-    """What stands between the marks of a page."""
+    """The text between the marks of a page."""
     return page.partition(BEGIN)[2].partition(END)[0].strip()
 
 
