@@ -99,7 +99,7 @@ def test_seeds_are_derived_and_the_generators_of_the_caller_stay(model: nn.Modul
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_progress_is_told(model: nn.Module) -> None:
+def test_progress_is_reported(model: nn.Module) -> None:
     heard: list[tuple[str, int, int, int]] = []
     calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1, batch_size=40, on_progress=lambda *told: heard.append(told))
     assert [told[:3] for told in heard] == [("fgsm", 40, 60), ("fgsm", 60, 60)]

@@ -59,4 +59,4 @@ import atexit, sys
 heavy = ("torch", "torchvision", "fedml", "numpy", "scipy", "sklearn", "matplotlib", "pandas")
 atexit.register(lambda: print("imported:", *sorted(set(heavy) & set(sys.modules)), file=sys.stderr))
 """
-"""Goes before :data:`COMMAND`: tells on stderr, as the last line, which heavy packages were imported."""
+"""Goes before :data:`COMMAND`: prints on stderr, as the last line, which heavy packages were imported."""

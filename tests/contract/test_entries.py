@@ -97,7 +97,7 @@ def test_a_text_is_imported_when_a_run_needs_it() -> None:
         ("collections", "module 'collections' has no attribute ''"),
     ],
 )
-def test_a_text_that_names_nothing_is_told(build: str, reason: str) -> None:
+def test_a_text_that_names_nothing_is_reported(build: str, reason: str) -> None:
     with pytest.raises(PluginError) as raised:
         TrainerEntry("t", build=build).load()
     assert str(raised.value) == f"local trainer 't' cannot be built: '{build}' does not import ({reason})."

@@ -151,7 +151,7 @@ def test_a_whole_name_wins_over_a_name_with_a_number() -> None:
     assert registry.find(ModelEntry, "resnet18")[1] == {}
 
 
-def test_an_unknown_name_is_told_with_all_that_may_be_meant(site: Install) -> None:
+def test_an_unknown_name_is_reported_with_all_that_may_be_meant(site: Install) -> None:
     site("my-fat", "1.1", {"my_hooks": offering("my-fat")}, my_fat="my_hooks")
     site("slow-at", "0.2", {"slow_hooks": "import apex_of_nvidia"}, slow_at="slow_hooks")
     registry = Registry.load()
@@ -198,12 +198,12 @@ def test_nobody_replaces_a_built_in(site: Install) -> None:
     )
 
 
-def test_a_distribution_that_clashes_with_itself_is_told_where(site: Install) -> None:
+def test_a_distribution_that_clashes_with_itself_is_reported_where(site: Install) -> None:
     site("my-fat", "1.1", {"a_hooks": offering("fat"), "b_hooks": offering("fat")}, a="a_hooks", b="b_hooks")
     assert refusal() == "my-fat 1.1 offers a local trainer called 'fat' twice, in its plugins a and b."
 
 
-def test_a_plugin_that_clashes_with_itself_is_told_where(site: Install) -> None:
+def test_a_plugin_that_clashes_with_itself_is_reported_where(site: Install) -> None:
     site("my-fat", "1.1", {"my_hooks": offering("fat", "fat")}, mine="my_hooks")
     assert refusal() == "plugin mine (my-fat 1.1) offers a local trainer called 'fat' twice."
 

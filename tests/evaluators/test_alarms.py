@@ -74,13 +74,13 @@ def test_one_example_more_is_no_alarm_on_a_small_set():
 # --- flattened logits -------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_gap_of_calfat_is_told_and_that_of_fedpgd_is_not():
+def test_the_papers_gap_of_calfat_is_reported_and_that_of_fedpgd_is_not():
     calfat = [result("bim", "bim", 0.32), result("pgd20", "pgd", 0.3112), result("cw", "cw", 0.2469)]
     assert find_alarms(calfat) == (
         Alarm(
             "flattened-logits",
             "cw leaves 24.7 %, far fewer than pgd20 (linf 8/255) with 31.1 %. The logits may be small, so that the "
-            "cross-entropy hardly tells PGD where to go, as with CalFAT's release preset, which trains 10 f. Evaluate "
+            "cross-entropy hardly guides PGD, as with CalFAT's release preset, which trains 10 f. Evaluate "
             "pgd20 with logit_scale: 10 beside it, and report the lower number.",
             ("cw", "pgd20"),
         ),

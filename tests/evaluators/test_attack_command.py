@@ -174,7 +174,7 @@ def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
     assert out.endswith("curve: run/attacks/last.svg\ncurve: run/attacks/last.png\n")
 
 
-def test_autoattack_leaves_no_state_behind_and_findings_are_told(run_dir):
+def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):
     code, out, _ = call(run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12)
     assert code == 0
     text = "2 iterations instead of 100, 10 queries instead of 5000: this is not the published attack."
@@ -349,7 +349,7 @@ NOT_THERE = "There are: best-robust, last."
         ),
     ],
 )
-def test_bad_input_is_told_with_its_place_and_exit_code_2(arguments, text, run_dir):
+def test_bad_input_is_reported_with_its_place_and_exit_code_2(arguments, text, run_dir):
     RunDirectory.create(assemble(parse_document(RECIPE, "a"), Registry.load(entry_points=False)), Path("empty"))
     RunDirectory(Path("empty")).recipe.write_text(RECIPE)
     Path("lost.safetensors").write_bytes((run_dir / "checkpoints/last.safetensors").read_bytes())
@@ -429,7 +429,7 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
 # --- stopping and going on --------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_says_how_to_go_on(run_dir, monkeypatch):
+def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
     from calfat_plugin.analyses import attack as module
 
     def stop(*arguments):
@@ -444,7 +444,7 @@ def test_ctrl_c_says_how_to_go_on(run_dir, monkeypatch):
     )
 
 
-def test_after_kill_9_autoattack_goes_on_with_the_same_verdicts(run_dir):
+def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir):
     command = (
         "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=4",
         "--set", "autoattack.queries=40", "--examples", "40", "--batch-size", "8", "--eps", "0.15",

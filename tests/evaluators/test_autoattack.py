@@ -218,7 +218,7 @@ def codes(model: nn.Module, data: ImageData, make_task, **options: Any) -> dict[
     return {warning["code"]: warning["text"] for warning in result.details["warnings"]}
 
 
-def test_fewer_iterations_and_queries_are_told(digits_model, digits, make_task):
+def test_fewer_iterations_and_queries_are_reported(digits_model, digits, make_task):
     found = codes(digits_model, digits.subset(range(3)), make_task)
     assert found == {
         "not-published": "3 iterations instead of 100, 20 queries instead of 5000: this is not the published attack."
@@ -236,12 +236,12 @@ class Odd(nn.Module):
         return self.answer(self.model, x)
 
 
-def test_probabilities_are_told(digits_model, digits, make_task):
+def test_probabilities_are_reported(digits_model, digits, make_task):
     found = codes(Odd(digits_model, lambda model, x: model(x).softmax(1)), digits.subset(range(6)), make_task)
     assert found["probabilities"].startswith("the model returns probabilities, not logits")
 
 
-def test_a_randomised_model_is_told_unless_the_version_is_for_it(digits_model, digits, make_task):
+def test_a_randomised_model_is_reported_unless_the_version_is_for_it(digits_model, digits, make_task):
     odd = Odd(digits_model, lambda model, x: model(x + 0.05 * torch.randn_like(x)))
     data = digits.subset(range(6))
     assert codes(odd, data, make_task)["randomised"] == (
@@ -251,7 +251,7 @@ def test_a_randomised_model_is_told_unless_the_version_is_for_it(digits_model, d
     assert "randomised" not in codes(odd, data, make_task, version="rand", iterations=2)
 
 
-def test_a_dynamic_model_is_told_and_the_next_one_is_not_blamed_for_it(digits_model, digits, make_task):
+def test_a_dynamic_model_is_reported_and_the_next_one_is_not_blamed_for_it(digits_model, digits, make_task):
     def purify(model, x):
         with torch.enable_grad():
             inner = x.detach().clone().requires_grad_()
@@ -265,7 +265,7 @@ def test_a_dynamic_model_is_told_and_the_next_one_is_not_blamed_for_it(digits_mo
     assert "dynamic" not in codes(digits_model, data, make_task)
 
 
-def test_zero_gradients_and_a_square_that_helps_are_told(digits_model, digits, make_task):
+def test_zero_gradients_and_a_square_that_helps_are_reported(digits_model, digits, make_task):
     # Rounded pixels have no gradient at all, so only Square can break anything.
     odd = Odd(digits_model, lambda model, x: model((8 * x).round() / 8 + 0 * x))
     task = make_task(odd.eval(), digits.subset(range(40)), threat=ThreatModel(eps=0.3, step_size=0.1))
@@ -358,7 +358,7 @@ def test_a_sub_attack_outside_the_budget_is_caught_by_name(digits_model, digits,
         ),
     ],
 )
-def test_options_that_make_no_sense_are_told(options, text):
+def test_options_that_make_no_sense_are_reported(options, text):
     with pytest.raises(OptionError) as caught:
         parse_options(
             AutoAttackOptions,
@@ -397,7 +397,7 @@ def interrupted_after(task, scratch, batches, **options):
 
 
 @pytest.mark.parametrize("stops", [(1,), (3, 2, 4), (6, 1, 1, 1)])
-def test_it_goes_on_after_the_last_batch(stops, digits_model, digits, make_task, tmp_path):
+def test_it_continues_after_the_last_batch(stops, digits_model, digits, make_task, tmp_path):
     task = make_task(digits_model, digits.subset(range(30)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=8)
     _, (verdicts, result), all_batches = interrupted_after(task, tmp_path / "whole", None, **QUICK)
     pieces = []

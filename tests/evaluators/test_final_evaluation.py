@@ -42,7 +42,7 @@ def experiment() -> Experiment:
     return assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
 
 
-def test_a_final_evaluation_goes_on_where_it_was_killed(experiment, digits_model, tmp_path, monkeypatch):
+def test_a_final_evaluation_continues_where_it_was_killed(experiment, digits_model, tmp_path, monkeypatch):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
     server.restore(Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}))
     whole = server.final_evaluation()[-1]
@@ -93,7 +93,7 @@ def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch):
     assert sum(done) == sum(attacked)  # nothing twice
 
 
-def test_findings_are_written_and_the_state_goes_once_the_results_are_there(experiment, digits_model, tmp_path):
+def test_findings_are_written_and_the_state_continuesce_the_results_are_there(experiment, digits_model, tmp_path):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
     run = RunDirectory.create(experiment, tmp_path / "run")
     evaluations = server.final_evaluation(run.evaluation)

@@ -265,7 +265,7 @@ def complaint(name, **options):
         ("fgsm", {"max_examples": 0}, "max_examples: got 0 (int), expected a whole number, >= 1, or null."),
     ],
 )
-def test_options_out_of_range_are_told(name, options, text):
+def test_options_out_of_range_are_reported(name, options, text):
     assert complaint(name, **options) == text
 
 

@@ -91,7 +91,7 @@ def test_buffers_that_are_not_finite_are_named():
         run(Natural(None), model)
 
 
-def test_numbers_that_overflow_on_the_way_are_told_from_bad_weights():
+def test_numbers_that_overflow_on_the_way_are_distinguished_from_bad_weights():
     model = Linear().eval()
     model.scale.fill_(3e38)
     model.last.weight.data *= 1e3
@@ -103,7 +103,7 @@ def test_numbers_that_overflow_on_the_way_are_told_from_bad_weights():
     )
 
 
-def test_images_that_do_not_fit_the_model_are_told_by_their_shape():
+def test_images_that_do_not_fit_the_model_are_reported_by_their_shape():
     wide = ImageData(torch.rand(4, 3, 5, 5), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ModelError) as caught:
         run(Natural(None), data=wide)
@@ -113,7 +113,7 @@ def test_images_that_do_not_fit_the_model_are_told_by_their_shape():
     )
 
 
-def test_logits_of_another_shape_are_told():
+def test_logits_of_another_shape_are_reported():
     with pytest.raises(ModelError) as caught:
         run(Natural(None), num_classes=10)
     assert str(caught.value) == (
@@ -121,7 +121,7 @@ def test_logits_of_another_shape_are_told():
     )
 
 
-def test_what_is_no_tensor_is_told():
+def test_what_is_no_tensor_is_reported():
     class Pair(Linear):
         def forward(self, x):
             return super().forward(x), x
@@ -325,7 +325,7 @@ def test_tallies_of_an_attack_land_in_the_details():
     assert run(Counting(lambda x: x)).details == {"examples": 8, "batches": 3}
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_told_with_what_to_do():
+def test_a_batch_that_does_not_fit_into_memory_is_reported_with_what_to_do():
     class Huge(Linear):
         def forward(self, x):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nDetails.")

@@ -16,7 +16,7 @@ from calfat_plugin.host.transports.mpi import MPITransport
 from tests.silo.federation import wait_for
 
 
-def test_what_is_too_large_is_told_with_its_sender(
+def test_what_is_too_large_is_reported_with_its_sender(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     arrived = [(1, b"x" * 11)]

@@ -94,7 +94,7 @@ def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) ->
 # --- a client that has no update --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_diverges_is_left_out_by_name_and_the_round_goes_on() -> None:
+def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues() -> None:
     ran = run(experiment(Plugin(), calfat__trainer="diverging"))
     first, second = ran.records
     assert first.clients == (0, 2, 3, 4)

@@ -76,7 +76,7 @@ class TestVectors:
         x_adv = pgd(steps=1, step_size=8 / 255)
         assert x_adv.flatten().tolist() == pytest.approx([0.5 - 8 / 255, 0.5 + 8 / 255])
 
-    def test_cw_without_kappa_stops_when_broken_and_goes_on_with_it(self):
+    def test_cw_without_kappa_stops_when_broken_and_continues_with_it(self):
         # z_0 - z_1 = 2 x_0 - 3 x_1: from 0.05 each step of 2/255 takes 0.0392, so two steps break
         # it.
         x = torch.tensor([[0.775, 0.5]])

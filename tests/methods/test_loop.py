@@ -320,7 +320,7 @@ def test_the_update_is_a_copy() -> None:
     assert update.num_examples == 10
 
 
-def test_the_loss_is_a_mean_over_examples_and_progress_is_told_batch_by_batch() -> None:
+def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batch() -> None:
     told: list[BatchProgress] = []
 
     class Constant(Quadratic):

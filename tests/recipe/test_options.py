@@ -95,11 +95,11 @@ def test_every_type_is_read_as_yaml_hands_it_over() -> None:
         ("word", {"a": 1}, "got {'a': 1} (mapping), expected a text."),
     ],
 )
-def test_a_wrong_value_is_told(name: str, value: Any, complaint: str) -> None:
+def test_a_wrong_value_is_reported(name: str, value: Any, complaint: str) -> None:
     assert told(Options, **{name: value}) == f"{name}: {complaint}"
 
 
-def test_an_unknown_option_is_told() -> None:
+def test_an_unknown_option_is_reported() -> None:
     assert told(Options, cuont=3) == "cuont: 'thing' has no option 'cuont'. Did you mean 'count'?"
     assert told(Options, zzzz=3) == (
         "zzzz: 'thing' has no option 'zzzz'. Known: count, eps, mode, on, rate, share, start, word."
@@ -107,11 +107,11 @@ def test_an_unknown_option_is_told() -> None:
     assert told(NoOptions, zzzz=3) == "zzzz: 'thing' has no option 'zzzz'. It has none."
 
 
-def test_a_missing_option_is_told() -> None:
+def test_a_missing_option_is_reported() -> None:
     assert told(Needy) == "None: 'thing' needs the option 'path': a text."
 
 
-def test_a_check_across_options_is_told() -> None:
+def test_a_check_across_options_is_reported() -> None:
     assert told(Needy, path="here", low=2) == "None: low: 2 is above high: 1."
 
 

@@ -69,7 +69,7 @@ def test_a_run_is_heard_in_order() -> None:
     assert warnings == []
 
 
-def test_a_plugin_that_raises_is_told_once_and_the_others_go_on() -> None:
+def test_a_plugin_that_raises_is_reported_once_and_the_others_continue() -> None:
     broken, after, warnings = Breaks(), Recorder(), list[str]()
     live(Listeners([("logger 'x'", broken), ("b", after)], warnings.append))
     assert broken.heard == ["started made", "round 1"]

@@ -137,7 +137,7 @@ def test_rounds_done_again_after_a_resume_are_shown_once(tmp_path: Path) -> None
 
 
 @needs_tensorboard
-def test_tensorboard_writes_where_it_is_told(tmp_path: Path) -> None:
+def test_tensorboard_writes_where_it_is_reported(tmp_path: Path) -> None:
     logger = TensorBoard(TensorBoardOptions(directory=str(tmp_path / "elsewhere")))
     logger.calfat_run_started(info(tmp_path / "run"))
     logger.calfat_run_stopped()
@@ -184,7 +184,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[FakeRun]:
     return runs
 
 
-def test_wandb_is_told_what_may_be_known(tmp_path: Path, begun: list[FakeRun]) -> None:
+def test_wandb_is_reported_what_may_be_known(tmp_path: Path, begun: list[FakeRun]) -> None:
     logger = Wandb(WandbOptions(project="fat", entity="us"))
     logger.calfat_run_started(info(tmp_path))
     logger.calfat_round_finished(record(1, {"natural": 0.5}))

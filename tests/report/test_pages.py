@@ -311,7 +311,7 @@ def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> 
     assert "calfat, seed 1: AutoAttack <above> PGD." in text
 
 
-def test_many_alarms_are_listed_by_code_and_told_in_full_below(comparison: Path) -> None:
+def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: Path) -> None:
     text = Page.read(comparison).text
     listed = (
         "8 alarms about these numbers aa-above-pgd: calfat, seed 0; calfat, seed 1; fedpgd, seed 0; fedpgd, seed 1 "

@@ -110,7 +110,7 @@ def test_a_method_with_another_architecture_is_refused_before_anything_is_traine
     )
 
 
-def test_a_client_whose_training_diverges_is_told_by_name(tmp_path: Path) -> None:
+def test_a_client_whose_training_diverges_is_reported_by_name(tmp_path: Path) -> None:
     path = run_with_model(tmp_path / "run", "train_args.learning_rate=1e30")
     with pytest.raises(UpdateError, match=r"^standard: client 0 has no model to measure: "):
         compare(path, "standard")

@@ -84,7 +84,7 @@ def test_a_path_without_runs(tmp_path: Path) -> None:
     assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
 
 
-def test_a_damaged_file_is_told_by_name(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a", final={"natural": 0.9})
     (path / "results.json").write_text('{"evaluations": [')
     with pytest.raises(RunError) as caught:

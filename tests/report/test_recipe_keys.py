@@ -65,7 +65,7 @@ def test_neither_keeps_a_run_from_being_resumed() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(override: str, complaint: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(override: str, complaint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         experiment(override)
     assert str(caught.value).removeprefix(f"--set {override}: ") == complaint

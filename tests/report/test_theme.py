@@ -101,7 +101,7 @@ def test_lines_stand_out_from_the_page(colour: str, mode: str) -> None:
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("mode", MODES)
-def test_series_are_told_apart_by_everybody(mode: str, vision: str) -> None:
+def test_series_are_distinct_by_everybody(mode: str, vision: str) -> None:
     colours = [on_page(colour, mode) for colour in theme.SERIES]
     pairs = {pair: difference(*pair, vision) for pair in itertools.combinations(colours, 2)}
     nearest = min(pairs, key=lambda pair: pairs[pair])

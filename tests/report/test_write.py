@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         write_run_report(run)
 
 
-def test_a_missing_run_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_missing_run_is_reported_in_a_line(tmp_path: Path) -> None:
     code, said = calfat("report", str(tmp_path / "no"))
     assert code == 2
     assert said.startswith(f"error: {tmp_path / 'no'}: no such directory.")

@@ -188,7 +188,7 @@ def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_full_disk_is_told_and_no_bug() -> None:
+def test_a_full_disk_is_reported_and_no_bug() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")

@@ -22,14 +22,14 @@ from calfat_plugin.runs.rounds import read_rounds
 from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sabotage
 
 
-def told_command(text: str) -> list[str]:
+def resume_command(text: str) -> list[str]:
     """The command after "Resume with:", without how to call the program."""
     command = shlex.split(text.split("Resume with:\n", 1)[1].strip())
     return command[command.index("run") :]
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_stopped_in_a_round_says_how_to_go_on(warm: WarmServer, recipe: Path, name: str) -> None:
+def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, name: str) -> None:
     arguments = (
         "run",
         "tiny.yaml",
@@ -53,7 +53,7 @@ def test_stopped_in_a_round_says_how_to_go_on(warm: WarmServer, recipe: Path, na
     )
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1"]
 
-    resumed = warm.run(*told_command(stopped.err), cwd=recipe.parent)
+    resumed = warm.run(*resume_command(stopped.err), cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
 
@@ -71,7 +71,7 @@ def test_stopped_in_the_final_evaluation(warm: WarmServer, recipe: Path) -> None
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--run-dir", "here")
     stopped = warm.run(*arguments, cwd=recipe.parent, **sabotage("evaluation", 2, "SIGINT"))
     assert stopped.code == 130
-    resumed = warm.run(*told_command(stopped.err), cwd=recipe.parent)
+    resumed = warm.run(*resume_command(stopped.err), cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert resumed.out.splitlines()[0] == "tiny: all 2 rounds are done, resuming at the final evaluation in here"
     assert (recipe.parent / "here" / "results.json").exists()
@@ -101,7 +101,7 @@ def test_a_round_without_any_update_ends_the_run_and_keeps_the_rounds_before(war
         "Finished rounds are kept in run. Resume with:\n"
         "  calfat run tiny.yaml --set train_args.comm_round=3 --resume --run-dir run\n"
     )
-    resumed = warm.run(*told_command(failed.err), cwd=recipe.parent)
+    resumed = warm.run(*resume_command(failed.err), cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
 
     at_once = warm.run("run", "tiny.yaml", cwd=recipe.parent, **sabotage("refusals", 1))

@@ -67,7 +67,7 @@ def line_to(port: int, credentials: grpc.ChannelCredentials | None = None, name:
         yield send
 
 
-def test_strangers_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_strangers_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     stranger = random.Random(1)
     weights = {"w": {"dtype": "F32", "shape": [GIGABYTES // 4], "data_offsets": [0, GIGABYTES]}}
     update = {"msg_type": UPDATE, "sender": 1, "receiver": 0, "round": 2, "num_samples": 9, "ticket": "0" * 32}
@@ -129,7 +129,7 @@ def test_strangers_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
         assert federation.log(1).count(" refused: ") == 3
 
 
-def test_lying_client_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+def test_lying_client_is_refused_by_name_and_the_others_continue(tmp_path: Path) -> None:
     with Federation(tmp_path, aggregator={"name": "scaffold"}, train_args={"comm_round": 5}) as federation:
         federation.start(0, 1)
         federation.start(2, lies=True)

@@ -31,7 +31,7 @@ def words(federation: Federation, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("first", "then"), [("sp", "MPI"), ("MPI", "sp")])
-def test_a_run_goes_on_in_the_other_simulator(tmp_path: Path, job: Job, first: str, then: str) -> None:
+def test_a_run_continues_in_the_other_simulator(tmp_path: Path, job: Job, first: str, then: str) -> None:
     """Rounds 1 and 2 in one, 3 and 4 in the other: the model of an uninterrupted run, client states and all."""
     for method, changes in KEEPING.items():
         federation = Federation(tmp_path / method, train_args={**SOME, "comm_round": 4}, **SIMULATION, **changes)

@@ -90,7 +90,7 @@ def stranger_at(silo: dict[str, Any], name: str) -> Iterator[Stranger]:
         stranger.leave()
 
 
-def test_strangers_at_the_broker_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     """A stranger that an open broker lets speak as rank 1: nothing it sends is executed, believed or waited for."""
     dice = random.Random(1)
     update = {"msg_type": UPDATE, "sender": 1, "receiver": 0, "round": 2, "num_samples": 9, "ticket": "0" * 32}

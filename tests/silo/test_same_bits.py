@@ -55,7 +55,7 @@ def test_one_command_starts_a_simulation_over_mpi(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [("common_args.training_type=simulation", "comm_args.backend=MPI"), ()])
-def test_ctrl_c_takes_all_down_and_says_how_to_go_on(tmp_path: Path, changes: tuple[str, ...]) -> None:
+def test_ctrl_c_takes_all_down_and_says_how_to_resume(tmp_path: Path, changes: tuple[str, ...]) -> None:
     with Federation(tmp_path, train_args={"comm_round": 500}) as federation:
         options = [word for change in changes for word in ("--set", change)]
         command = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(federation.recipe), *options, "--local"]
@@ -69,7 +69,7 @@ def test_ctrl_c_takes_all_down_and_says_how_to_go_on(tmp_path: Path, changes: tu
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    go_on = shlex.join([*command, "--resume", "--run-dir", str(federation.directory(0))])
-    assert said == f"stopped. Finished rounds are kept in {federation.directory(0)}. Resume with:\n  {go_on}\n"
+    resume = shlex.join([*command, "--resume", "--run-dir", str(federation.directory(0))])
+    assert said == f"stopped. Finished rounds are kept in {federation.directory(0)}. Resume with:\n  {resume}\n"
     running = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in running if str(federation.recipe) in line]

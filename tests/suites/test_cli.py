@@ -92,7 +92,7 @@ def test_failures_are_shown_and_end_with_1(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_go_on(number, monkeypatch):
+def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_resume(number, monkeypatch):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "wait"}))
 
     def stop():
@@ -168,7 +168,7 @@ def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_real_thing_is_stopped_and_goes_on(number, tmp_path):
+def test_the_real_thing_is_stopped_and_continues(number, tmp_path):
     """Two methods, two seeds, one round each: stopped after the first run, then finished by the same command."""
     words = [sys.executable, "-m", "calfat_plugin.cli.main", "suite", "tiny.yaml", "--jobs", "2"]
     first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -33,7 +33,7 @@ def parse(tmp_path, text):
         ("- a\n", "found ['a'] (list) at the top, expected keys such as base: and axes:."),
     ],
 )
-def test_what_is_no_suite_at_all_is_told_in_a_suite_s_words(text, complaint, tmp_path):
+def test_what_is_no_suite_at_all_is_reported_in_a_suite_s_words(text, complaint, tmp_path):
     with pytest.raises(RecipeError) as caught:
         parse(tmp_path, text)
     assert str(caught.value) == f"tiny.yaml: {complaint}"

@@ -101,7 +101,7 @@ def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
     assert {run.cell.name for run in plan.runs} == {"CalFAT"}
 
 
-def test_a_cell_that_cannot_be_is_told_with_its_place(tmp_path, registry):
+def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry):
     with pytest.raises(RecipeError) as caught:
         plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: none"))
     assert str(caught.value) == (
@@ -190,7 +190,7 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
         make_plan(load_suite(write_suite(tmp_path, twins, base=base)), registry)
 
 
-def test_warnings_are_told_once(tmp_path, registry):
+def test_warnings_are_reported_once(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.epocs: 1"))
     assert plan.warnings == (
         "tiny.yaml:3: train_args.epocs: this key is unknown to FedML and calfat_plugin and has no effect. "
