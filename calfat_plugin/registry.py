@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pluggy
 
@@ -113,8 +113,8 @@ class Registry:
 
     def offers(self, kind: type[E]) -> Iterator[tuple[E, Provider]]:
         """All entries of a kind with their providers, sorted by name."""
-        for name in self.names(kind):
-            yield self._entries[kind][name]  # type: ignore[misc]
+        table = self._table(kind)
+        return (table[name] for name in self.names(kind))
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
         """Look a name up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``, and a former name the entry that had it.
@@ -125,18 +125,22 @@ class Registry:
         Raises:
             PluginError: unknown name; the text says what is known, what is near and what failed to load.
         """
-        table = self._entries[kind]
+        table = self._table(kind)
         if name in table:
-            return table[name][0], {}  # type: ignore[return-value]
+            return table[name][0], {}
         match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,6})", name)
         if match and match[1] in table:
             entry = table[match[1]][0]
             if entry.number_option is not None:
-                return entry, {entry.number_option: int(match[2])}  # type: ignore[return-value]
+                return entry, {entry.number_option: int(match[2])}
         for entry, _ in table.values():
             if name in entry.former_names:
-                return entry, {}  # type: ignore[return-value]
+                return entry, {}
         raise PluginError(self._unknown(kind, name))
+
+    def _table(self, kind: type[E]) -> dict[str, tuple[E, Provider]]:
+        """A kind's entries; registering them has checked their type."""
+        return cast("dict[str, tuple[E, Provider]]", self._entries[kind])
 
     def provider(self, kind: type[E], name: str) -> Provider:
         """Who offers the entry called ``name``."""

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,11 +137,16 @@ def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver
                 seed=experiment.seed,
                 correct=correct,
                 scratch=scratch,
-                on_progress=lambda label, done, total, right, name=name: observer.progress(name, done, total, right),  # type: ignore[misc]
+                on_progress=partial(_renamed, observer, name),
             )
             results += found.values()
             observer.measured(results[-1])
     return tuple(results)
+
+
+def _renamed(observer: AttackObserver, name: str, label: str, done: int, total: int, right: int) -> None:
+    """Progress under a name that also says the eps."""
+    observer.progress(name, done, total, right)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -119,10 +119,10 @@ def _experiment(
     Raises:
         CalfatError: an argument is no good, or an attack lacks its eps.
     """
-    threat = ThreatModel(norm) if eps is None else ThreatModel(norm, eps)  # type: ignore[arg-type]  # it reads any number
-    if step_size is None:
-        step_size = threat.eps * DEFAULT_RATIO or threat.step_size
-    threat = ThreatModel(norm, threat.eps, step_size)  # type: ignore[arg-type]
+    budget: dict[str, Any] = {"norm": norm} if eps is None else {"norm": norm, "eps": eps}  # it reads any number
+    threat = ThreatModel(**budget)
+    budget["step_size"] = (threat.eps * DEFAULT_RATIO or threat.step_size) if step_size is None else step_size
+    threat = ThreatModel(**budget)
     picks = [dict(pick) if isinstance(pick, Mapping) else pick for pick in evaluators]
     document = Document("evaluators", {}, {})
     for path, value, place in (

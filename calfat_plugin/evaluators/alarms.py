@@ -81,7 +81,7 @@ def _flattened_logits(results: Sequence[EvaluationResult]) -> Iterator[Alarm]:
             yield Alarm(
                 "flattened-logits",
                 f"{other.label} leaves {_percent(other)}, far fewer than {_name(lowest)} with {_percent(lowest)}. The "
-                "logits may be small, so that the cross-entropy hardly tells PGD where to go, as with CalFAT's "
+                "logits may be small, so that the cross-entropy hardly guides PGD, as with CalFAT's "
                 f"release preset, which trains 10 f. {advice}",
                 (other.label, lowest.label),
             )

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
@@ -116,6 +117,10 @@ class PGD(BudgetedAttack):
         import torch
 
         how, threat = self.options, self.threat(task)
+
+        def climbed(y: Tensor, logits: Tensor) -> Tensor:
+            return self.loss(logits * how.logit_scale, y)
+
         x_adv, y_open = x, y
         still_open = torch.arange(len(x), device=x.device)
         with attack_mode(task.model):
@@ -127,7 +132,7 @@ class PGD(BudgetedAttack):
                 found = gradient_ascent(
                     _watched(task) if restart == 0 else task.model,
                     x[still_open],
-                    lambda logits, y_open=y_open: self.loss(logits * how.logit_scale, y_open),  # type: ignore[misc]
+                    partial(climbed, y_open),
                     threat=threat,
                     steps=threat.steps,
                     step_size=float(threat.step_size),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,7 +70,7 @@ def measure(
             round=round,
             clean_correct=correct.clone(),
             scratch=scratch,
-            on_progress=lambda done, total, right, label=label: on_progress(label, done, total, right),  # type: ignore[misc]
+            on_progress=partial(on_progress, label),
             on_examples=on_examples,
         )
         before = _versions(model)

@@ -49,7 +49,7 @@ _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
 
-class Rounds(FedAVGAggregator):  # type: ignore[misc]
+class Rounds(FedAVGAggregator):
     """The host's bookkeeping of who has answered, around our server's arithmetic.
 
     Args:
@@ -104,7 +104,7 @@ class Rounds(FedAVGAggregator):  # type: ignore[misc]
         """Nothing, likewise; the host makes one for data sets whose name begins with ``stackoverflow``."""
 
 
-class SimulationServer(OnTransport, FedAVGServerManager):  # type: ignore[misc]
+class SimulationServer(OnTransport, FedAVGServerManager):
     """The host's server: its messages say, too, which round they are of, and bring what the client keeps."""
 
     def __init__(self, args: Any, rounds: Rounds, transport: MPITransport) -> None:
@@ -143,7 +143,7 @@ class TravellingTrainer(WorkerTrainer):
         self._message = add_client_state(self._message, self.worker.client_states.pop(self.id))
 
 
-class AnyClientsTrainer(FedAVGTrainer):  # type: ignore[misc]
+class AnyClientsTrainer(FedAVGTrainer):
     """The host's trainer, which would train the data of the client that it gets under its own process's number."""
 
     def update_dataset(self, client_index: int) -> None:
@@ -152,7 +152,7 @@ class AnyClientsTrainer(FedAVGTrainer):  # type: ignore[misc]
         self.trainer.set_id(client_index)
 
 
-class SimulationWorker(OnTransport, FedAVGClientManager):  # type: ignore[misc]
+class SimulationWorker(OnTransport, FedAVGClientManager):
     """The host's client: trains whenever a model comes, until the server says that the run is over."""
 
     def __init__(self, args: Any, worker: Worker, transport: MPITransport) -> None:

@@ -26,7 +26,7 @@ from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.results import EvaluationResult
 
 
-class SimulationAPI(FedAvgAPI):  # type: ignore[misc]
+class SimulationAPI(FedAvgAPI):
     """FedML's FedAvg simulation, driving a server and a worker of ours.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from calfat_plugin.federation.worker import Worker
 
 
-class WorkerTrainer(ClientTrainer):  # type: ignore[misc]
+class WorkerTrainer(ClientTrainer):
     """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
 
     def __init__(self, worker: Worker, args: Any) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def cross_entropy(logits: Tensor, y: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
     """CE = -log softmax(logits)[y]."""
-    import torch.nn.functional as F  # noqa: N812 (its usual name)
+    import torch.nn.functional as F
 
     return F.cross_entropy(wide(logits), y, reduction=reduction)
 
@@ -32,7 +32,7 @@ def kl_divergence(target_logits: Tensor, input_logits: Tensor, reduction: Litera
 
     ``mean`` divides by the batch size (not by N * C).
     """
-    import torch.nn.functional as F  # noqa: N812 (its usual name)
+    import torch.nn.functional as F
 
     target, log_q = wide(target_logits), wide(input_logits).log_softmax(dim=1)
     if target.requires_grad:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -60,7 +60,7 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
     Returns:
         (N,) float32 without gradient, summing to N.
     """
-    import torch.nn.functional as F  # noqa: N812 (its usual name)
+    import torch.nn.functional as F
 
     if lam == math.inf:
         return kappa.new_ones(kappa.shape).float()

@@ -27,7 +27,7 @@ MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
 
 
-class SiloClient(OnTransport, ClientMasterManager):  # type: ignore[misc]
+class SiloClient(OnTransport, ClientMasterManager):
     """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours.
 
     Args:

@@ -57,7 +57,7 @@ class Round:
     stale: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-class SiloServer(OnTransport, FedMLServerManager):  # type: ignore[misc]
+class SiloServer(OnTransport, FedMLServerManager):
     """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours.
 
     Args:

@@ -159,7 +159,7 @@ class SendQueue(threading.Thread):
             log.warning("a message to rank %d was given up: %s", self._peer, reason or "its deadline has passed")
 
 
-class Transport(BaseCommunicationManager):  # type: ignore[misc]
+class Transport(BaseCommunicationManager):
     """A communication backend of the host, without its loop. As a context manager it ends with its block.
 
     Args:
