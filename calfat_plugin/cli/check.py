@@ -6,8 +6,11 @@ import click
 import yaml
 
 from calfat_plugin.cli.errors import user_errors, warn
-from calfat_plugin.cli.options import load_experiment, recipe_argument, seed_option, set_option
+from calfat_plugin.cli.options import recipe_argument, seed_option, set_option
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.runs.request import checked_experiment
 
 
 @click.command()
@@ -15,30 +18,43 @@ from calfat_plugin.recipe import read_document
 @set_option
 @seed_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
-def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool) -> None:
+@click.option("--strict", is_flag=True, help="Take every warning for an error.")
+def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool, strict: bool) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
-        if "axes" in read_document(recipe).data:
-            _check_suite(recipe, overrides, seed)
-            return
-        experiment = load_experiment(recipe, overrides, seed)
+        document = read_document(recipe)
+        if "axes" in document.data:
+            warnings, result = _check_suite(document, overrides, seed)
+        else:
+            warnings, result = _check_recipe(document, overrides, seed, show)
+        warn(*warnings)
+        if strict and warnings:
+            raise RecipeError(f"{recipe}: {len(warnings)} warning{'s' * (len(warnings) > 1)}; --strict allows none.")
+    click.echo(result)
+
+
+def _check_recipe(
+    document: Document, overrides: tuple[str, ...], seed: int | None, show: bool
+) -> tuple[tuple[str, ...], str]:
+    """(warnings, what to print)."""
+    experiment = checked_experiment(document, overrides, seed)
+    recipe, train = experiment.recipe, experiment.recipe.train
     if show:
-        click.echo(yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120), nl=False)
-        return
-    train = experiment.recipe.train
-    click.echo(
-        f"{recipe}: good. {experiment.trainer.name} with {experiment.aggregator.name} on {experiment.dataset.name} "
-        f"({experiment.partition.name}), {experiment.model.name}: {train.client_num_in_total} clients, "
-        f"{experiment.recipe.clients_per_round} a round, {train.comm_round} rounds, seed {experiment.seed}."
+        return recipe.warnings, yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120).rstrip()
+    return recipe.warnings, (
+        f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
+        f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
+        f"{train.client_num_in_total} clients, {recipe.clients_per_round} a round, {train.comm_round} rounds, "
+        f"seed {experiment.seed}."
     )
 
 
-def _check_suite(file: str, overrides: tuple[str, ...], seed: int | None) -> None:
+def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None) -> tuple[tuple[str, ...], str]:
+    """(warnings, what to print)."""
     from calfat_plugin.registry import Registry
-    from calfat_plugin.suites import load_suite
+    from calfat_plugin.suites.parse import parse_suite
     from calfat_plugin.suites.plan import make_plan
 
     seeds = None if seed is None else (seed,)
-    plan = make_plan(load_suite(file), Registry.load(), overrides=overrides, seeds=seeds)
-    warn(*plan.warnings)
-    click.echo(f"{file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs.")
+    plan = make_plan(parse_suite(document), Registry.load(), overrides=overrides, seeds=seeds)
+    return plan.warnings, f"{document.file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs."

@@ -188,6 +188,7 @@ class Experiment:
             for name, values in self.host_sections.items()
         }
         sections["train_args"]["client_num_per_round"] = recipe.clients_per_round
+        del sections["train_args"]["federated_optimizer"]  # calfat.aggregator decides
         for name, extra in recipe.host_extra.items():
             sections.setdefault(name, dict(extra))
         sections["calfat"] = {

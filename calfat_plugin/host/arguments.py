@@ -24,6 +24,7 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         run_id="0",
         rank=0,
         local_rank=0,
+        process_id=0,
         role="server",
         using_mlops=False,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 
+from calfat_plugin.errors import HostError  # noqa: E402
 from calfat_plugin.host import patches  # noqa: E402
 
 __all__ = ["fedml", "run_host"]
@@ -32,10 +32,22 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
         algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
 
     Raises:
-        HostError: the installed host is of an untested version.
+        HostError: the installed host is of an untested version, or cannot start its tracking.
     """
     patches.check_version(fedml.__version__)
-    tracked = args.enable_tracking or args.enable_wandb or args.using_mlops
-    with patches.reseeds_the_world(), nullcontext() if tracked else patches.calls_home():
-        args = fedml.init(args, check_env=False, should_init_logs=False)
+    with patches.reseeds_the_world(), patches.calls_home():
+        args = _init(args)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
+
+
+def _init(args: SimpleNamespace) -> Any:
+    """``fedml.init``, in which a W&B run may fail to start for want of a login, a network, or a right name."""
+    try:
+        return fedml.init(args, check_env=False, should_init_logs=False)
+    except Exception as error:  # whatever wandb raises
+        if not args.enable_wandb:
+            raise
+        raise HostError(
+            f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
+            f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
+        ) from error

@@ -139,14 +139,6 @@ class CrossSilo(Runtime):
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         recipe = self.experiment.recipe
-        for section, values in recipe.host_extra.items():
-            scenario = values.get("scenario", "horizontal")
-            if scenario != "horizontal":
-                raise self._error(
-                    (section, "scenario"),
-                    f"'{scenario}' cannot be run: the host ends the process as soon as it is asked for hierarchical "
-                    "silos (fedml 0.9.6, __init__.py:389). Leave the key out, or write horizontal.",
-                )
         if recipe.train.federated_optimizer != "FedAvg":
             raise self._error(
                 ("train_args", "federated_optimizer"),

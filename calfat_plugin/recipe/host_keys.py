@@ -1,54 +1,250 @@
-"""Configuration keys that FedML 0.9.6 reads from its flat ``args`` object.
+"""Every key that FedML 0.9.6 reads from its flat ``args`` object, with what it means in a run of this package.
 
-Collected once from the host's sources, so that a recipe can be checked without importing the host. Only used to
-distinguish a misspelt key from a key of the host.
+Sorted from the host's sources, so that a recipe can be checked without importing the host; a test scans the installed
+host for keys that are missing here. The sections are where people write the keys. They have no further meaning: the
+host puts all sections on one object, so a key is looked up by its name alone.
 """
 
 from __future__ import annotations
 
-_KEYS = """
-    account_id action agent_config alpha api_key arch arch_learning_rate arch_weight_decay attack_case
-    attack_iteration_idxs attack_mode attack_prob attack_round_num attack_training_rounds attack_type
-    auxiliary auxiliary_weight b_symmetric backbone backbone_freezed backbone_pretrained backend batch_idx
-    batch_size byzantine_client_num checkname ci client_id client_id_list client_idx client_model
-    client_num_in_total client_num_per_round client_number client_optimizer clipping clipping_norm
-    cloud_region comm comm_round config_version contribution_alg cpu_transfer cuda_rpc_gpu_mapping
-    current_device_id current_running_dir custom_logger customized_training_mqtt_config
-    customized_training_s3_config customized_training_thetastore_config customized_training_web3_config cutout
-    cutout_length dampening data data_cache_dir data_col_idx data_file_path data_parallel data_silo_config
-    dataset deeplearning_backend defense_type delta device device_id device_type distribution dp_solution_type
-    drop_path_prob early_stopping edge_id enable_attack enable_contribution enable_cuda_rpc enable_defense
-    enable_dp enable_fhe enable_rdp_accountant enable_tracking enable_wandb end_point_id end_point_name
-    endpoint_id env_version environment_hetero_ratio epoch epochs epochs_client epochs_server epsilon
-    evaluation_frequency extra_save_steps extra_url extract_feat fa_task feddyn_alpha federated_optimizer
-    fedprox fedprox_mu fl_trainer flag fraction freeze_bn frequency_of_the_test frequency_of_train_acc_report
-    general_edge_id global_model_file_path gmf gpu gpu_hetero_ratio gpu_id gpu_mapping_file gpu_mapping_key
-    gpu_num_per_server gpu_server_num gpu_util_parse grad_clip group_comm_round group_method group_num
-    group_server_id_list grpc_ipconfig_path infer_port infer_url init_channels initialize_all_clients
-    is_browser is_mobile iteration_number lambda_train_regularizer lambda_valid_regularizer latency
-    launcher_rdzv_port layers learning_rate learning_rate_min local_iterations local_on_premise_platform_host
-    local_on_premise_platform_port local_rank log_file_dir log_file_path log_server_url loss_type lr
-    lr_decay_rate lr_milestones lr_schedule lr_scheduler lr_step lr_step_size main_process_first
-    malicious_client_id manual_launch marketplace_type master_address max_grad_norm max_seq_length
-    max_word_len mechanism_type metric mimelite ml_engine mlops_api_key mlops_project_name mlops_run_name mode
-    model model_file_cache_folder model_id model_name model_path model_type model_version momentum
-    mqtt_config_path mu multi_gpu_server n_node_in_silo n_proc_in_silo n_proc_per_node name nesterov
-    network_interface no_bn_wd no_gpu_check node_addresses node_rank noise_multiplier num num_images optimizer
-    original_class_list os_name output_dir outstride part_file partition_alpha partition_file_path
-    partition_method pg_master_address pg_master_port poison_end_round_id poison_start_round_id poison_type
-    poisoned_training_round precision_parameter price_per_hour prime_number privacy_guarantee
-    private_local_data proc_rank_in_silo process_id protected_layers random_seed rank rank_in_node
-    ratio_of_poisoned_client rdp_alpha redis_addr redis_password redis_port report_freq role round_idx
-    run_device_id run_id run_name runner_cmd runtime_est_mode s3_config_path save save_client_model save_model
-    save_on_each_node save_strategy scale_factor_ scenario seed sensitivity seperator server_agent_id
-    server_id server_lr server_momentum server_optimizer should_save sigma simulation_environment_hetero
-    simulation_gpu_hetero simulation_schedule simulator_daemon skip_log_model_net stage subdir sweep sync_bn
-    synthetic_data_url sys_perf_profiling target_class_list targeted_number_active_clients tau_max tau_min
-    temperature test test_batch_size test_on_clients test_size time_varying topology_neighbors_num_directed
-    topology_neighbors_num_undirected train_data_num_in_total train_portion train_size training_type
-    trpc_master_config_path type unique_device_id use_all_data use_updates user user_name using_gpu
-    using_mlops version wandb_entity wandb_group_id wandb_key wandb_name wandb_only_server wandb_project wd
-    weight_decay whether_distill_on_the_server whether_training_on_client worker_num
-"""
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import NamedTuple
 
-HOST_KEYS: frozenset[str] = frozenset(_KEYS.split())
+
+class Effect(Enum):
+    """What a key of the host does here."""
+
+    ACTS = auto()
+    DECIDED = auto()
+    NOTHING = auto()
+    SPELT = auto()
+    REFUSED = auto()
+
+
+class HostKey(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        effect: what the key does here.
+        text: DECIDED: what decides instead. NOTHING: why. SPELT: the right key, with its section. REFUSED: why.
+        switch: key that turns this one on; while that is false, this one means nothing and promises nothing.
+        harmless: values that ask for nothing and draw no complaint, as null never does.
+    """
+
+    effect: Effect
+    text: str = ""
+    switch: str = ""
+    harmless: tuple[object, ...] = ()
+
+
+def _acts(switch: str, keys: str) -> dict[str, HostKey]:
+    return dict.fromkeys(keys.split(), HostKey(Effect.ACTS, switch=switch))
+
+
+def _decided(by: str, keys: str) -> dict[str, HostKey]:
+    return dict.fromkeys(keys.split(), HostKey(Effect.DECIDED, by))
+
+
+def _nothing(why: str, keys: str) -> dict[str, HostKey]:
+    return dict.fromkeys(keys.split(), HostKey(Effect.NOTHING, why, harmless=(False,)))
+
+
+def _spelt(right: str, keys: str) -> dict[str, HostKey]:
+    return dict.fromkeys(keys.split(), HostKey(Effect.SPELT, right))
+
+
+def _refused(why: str, keys: str, *harmless: object) -> dict[str, HostKey]:
+    return dict.fromkeys(keys.split(), HostKey(Effect.REFUSED, why, harmless=harmless))
+
+
+def _switched(why: str, switch: str, keys: str) -> dict[str, HostKey]:
+    """A refused switch, and what means something only while it is on."""
+    parameter = HostKey(Effect.REFUSED, why, switch)
+    return {**_refused(why, switch, False), **dict.fromkeys(keys.split(), parameter)}
+
+
+_SECURE_AGGREGATION = "there is no secure aggregation here: the server sees every client's update"
+_PRIVACY = "there is no differential privacy here: nothing is clipped and no noise is added"
+_DEFENCE = "FedML's defences are not used here: calfat.aggregator combines the updates"
+_ATTACK = "FedML's attacks on a federation are not used here: every client is honest; calfat.threat is what models face"
+_ENCRYPTION = "there is no homomorphic encryption here: the server sees every client's update"
+_TRACKING = (
+    "FedML's own tracking cannot start: fedml 0.9.6 calls a function of its own with the wrong number of arguments "
+    "(core/mlops/__init__.py:131); calfat.loggers can record the run"
+)
+
+REFUSED_SECTIONS: Mapping[str, HostKey] = {
+    "dp_args": HostKey(Effect.REFUSED, _PRIVACY, "enable_dp"),
+    "defense_args": HostKey(Effect.REFUSED, _DEFENCE, "enable_defense"),
+    "attack_args": HostKey(Effect.REFUSED, _ATTACK, "enable_attack"),
+    "fhe_args": HostKey(Effect.REFUSED, _ENCRYPTION, "enable_fhe"),
+}
+"""Sections in which every key, also one that the host does not know, promises what there is not."""
+
+REFUSED_OPTIMIZERS: Mapping[str, str] = {
+    **dict.fromkeys(("lsa", "sa", "turbo_aggregate"), _SECURE_AGGREGATION),
+    "fedavg_robust": _DEFENCE,
+}
+"""Values of ``train_args.federated_optimizer``, in lower case, that promise what there is not."""
+
+_AGENT = "only the agents of FedML's platform read it"
+_OTHER = "only other algorithms and models of FedML read it"
+_SCHEDULE = "the learning rate is constant"
+_CHECKPOINTS = "a run always writes its checkpoints to its run directory"
+_LOG = "the log is log.txt in the run directory"
+_FA = "only FedML's federated analytics read it"
+
+HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
+    "common_args": {
+        **_spelt("common_args.random_seed", "seed"),
+        **_refused(_TRACKING, "using_mlops", False),
+        **_refused(
+            "the host ends the process as soon as it is asked for hierarchical silos (fedml 0.9.6, __init__.py:389)",
+            "scenario",
+            "horizontal",
+        ),
+        **_decided(
+            "the process itself, or --rank of `fedml run`", "rank local_rank role process_id run_id comm round_idx"
+        ),
+        **_decided("calfat.runtime", "deeplearning_backend ml_engine"),
+        **_nothing(
+            _AGENT,
+            "account_id action agent_config api_key client_id cloud_region config_version current_device_id "
+            "current_running_dir device_id edge_id end_point_id end_point_name endpoint_id env_version extra_url "
+            "general_edge_id infer_port infer_url local_on_premise_platform_host local_on_premise_platform_port "
+            "log_server_url marketplace_type metric model_id model_version name no_gpu_check num os_name "
+            "price_per_hour redis_addr redis_password redis_port run_device_id runner_cmd server_agent_id server_id "
+            "simulator_daemon type unique_device_id user user_name version",
+        ),
+        **_nothing(_FA, "data_col_idx fa_task flag k max_word_len seperator use_all_data"),
+        **_nothing(_OTHER, "custom_logger main_process_first mode should_save sweep test"),
+    },
+    "data_args": {
+        **_decided(
+            "data_args.data_cache_dir", "data_file_path partition_file_path part_file private_local_data subdir"
+        ),
+        **_decided("data_args.dataset", "data synthetic_data_url train_size test_size train_portion"),
+        **_decided("data_args.partition_method", "distribution"),
+        **_decided("train_args.client_num_in_total", "client_number train_data_num_in_total"),
+        **_nothing("each data set brings its own augmentation", "cutout cutout_length"),
+        **_nothing(_OTHER, "max_seq_length num_images"),
+    },
+    "model_args": {
+        **_spelt("model_args.model", "model_name"),
+        **_decided("model_args.model", "arch client_model global_model_file_path model_path model_type stage"),
+        **_decided("calfat.model", "init_channels layers drop_path_prob"),
+        **_nothing(
+            _OTHER,
+            "auxiliary auxiliary_weight backbone backbone_freezed backbone_pretrained extract_feat freeze_bn outstride "
+            "sync_bn",
+        ),
+        **_nothing(_CHECKPOINTS, "model_file_cache_folder"),
+    },
+    "train_args": {
+        **_spelt("train_args.learning_rate", "lr"),
+        **_spelt("train_args.epochs", "epoch"),
+        **_spelt("train_args.weight_decay", "wd"),
+        **_spelt("train_args.client_optimizer", "optimizer"),
+        **_decided("train_args.epochs", "epochs_client epochs_server local_iterations"),
+        **_decided("train_args.comm_round", "group_comm_round iteration_number"),
+        **_decided("train_args.client_num_in_total", "client_id_list data_silo_config"),
+        **_decided("train_args.client_num_per_round", "worker_num initialize_all_clients"),
+        **_decided(
+            "calfat.aggregator",
+            "alpha b_symmetric feddyn_alpha fedprox fedprox_mu fl_trainer gmf group_method group_num mimelite mu "
+            "server_lr server_momentum server_optimizer tau_max tau_min use_updates",
+        ),
+        **_decided("calfat.trainer", "loss_type temperature whether_distill_on_the_server whether_training_on_client"),
+        **_nothing(
+            _SCHEDULE,
+            "learning_rate_min lr_decay_rate lr_milestones lr_schedule lr_scheduler lr_step lr_step_size",
+        ),
+        **_nothing("local training is plain SGD with momentum", "dampening nesterov no_bn_wd"),
+        **_nothing("gradients are not clipped", "grad_clip"),
+        **_nothing("every run has all of its rounds", "early_stopping"),
+        **_nothing(
+            _OTHER,
+            "arch_learning_rate arch_weight_decay batch_idx client_idx lambda_train_regularizer "
+            "lambda_valid_regularizer latency targeted_number_active_clients time_varying "
+            "topology_neighbors_num_directed topology_neighbors_num_undirected",
+        ),
+        **_nothing("contributions of clients are not assessed", "enable_contribution contribution_alg"),
+        **_nothing(
+            _CHECKPOINTS,
+            "checkname extra_save_steps output_dir save save_client_model save_model save_on_each_node save_strategy",
+        ),
+        **_refused(_SECURE_AGGREGATION, "precision_parameter prime_number privacy_guarantee"),
+    },
+    "validation_args": {
+        **_decided(
+            "calfat.monitor.every",
+            "ci evaluation_frequency frequency_of_the_test frequency_of_train_acc_report report_freq",
+        ),
+        **_decided("calfat.evaluation.batch_size", "test_batch_size"),
+        **_nothing("the global model is evaluated, not the clients'", "test_on_clients"),
+    },
+    "device_args": {
+        **_decided(
+            "device_args.using_gpu and device_args.gpu_id",
+            "data_parallel device device_type gpu gpu_mapping_file gpu_mapping_key gpu_num_per_server gpu_server_num "
+            "gpu_util_parse multi_gpu_server",
+        ),
+        **_nothing(
+            "every client of a simulation is computed alike",
+            "environment_hetero_ratio gpu_hetero_ratio runtime_est_mode simulation_environment_hetero "
+            "simulation_gpu_hetero simulation_schedule",
+        ),
+        **_nothing(
+            "each party is one process",
+            "launcher_rdzv_port manual_launch master_address n_node_in_silo n_proc_in_silo n_proc_per_node "
+            "network_interface node_addresses node_rank pg_master_address pg_master_port proc_rank_in_silo "
+            "rank_in_node use_customized_hierarchical",
+        ),
+    },
+    "comm_args": {
+        **_decided("calfat.silo.parties", "grpc_ipconfig_path"),
+        **_decided("calfat.silo.mqtt", "customized_training_mqtt_config mqtt_config_path"),
+        **_decided("calfat.silo.s3", "customized_training_s3_config s3_config_path"),
+        **_decided(
+            "comm_args.backend",
+            "cpu_transfer cuda_rpc_gpu_mapping customized_training_thetastore_config customized_training_web3_config "
+            "enable_cuda_rpc group_server_id_list is_browser is_mobile trpc_master_config_path",
+        ),
+    },
+    "tracking_args": {
+        **_acts("enable_wandb", "run_name wandb_entity wandb_group_id wandb_only_server wandb_project"),
+        **_decided("tracking_args.run_name", "wandb_name"),
+        **_nothing("FedML does not read it; `wandb login` stores the key outside of recipes", "wandb_key"),
+        **_nothing(_LOG, "log_file_dir log_file_path skip_log_model_net"),
+        **_nothing("it only measures for FedML's own tracking", "sys_perf_profiling"),
+        **_switched(_TRACKING, "enable_tracking", "mlops_api_key mlops_project_name mlops_run_name"),
+    },
+    "dp_args": _switched(
+        _PRIVACY,
+        "enable_dp",
+        "C clipping clipping_norm delta dp_solution_type enable_rdp_accountant epsilon max_grad_norm mechanism_type "
+        "noise_multiplier rdp_alpha sensitivity sigma",
+    ),
+    "defense_args": _switched(
+        _DEFENCE,
+        "enable_defense",
+        "batch_num beta bound_param bucketing_batch_size clip_threshold cosine_similarity_bound defense_type "
+        "gaussian_mu gaussian_sigma krum_param_m lambda_param norm_bound option_type pretraining_round_num "
+        "robust_threshold stddev tau thresh to_keep_higher_scores trim_param_b",
+    ),
+    "attack_args": _switched(
+        _ATTACK,
+        "enable_attack",
+        "attack_case attack_iteration_idxs attack_mode attack_prob attack_round_num attack_training_rounds attack_type "
+        "byzantine_client_num fraction malicious_client_id original_class_list poison_end_round_id "
+        "poison_start_round_id poison_type poisoned_training_round protected_layers ratio_of_poisoned_client "
+        "scale_factor_S target_class_list",
+    ),
+    "fhe_args": _switched(_ENCRYPTION, "enable_fhe", ""),
+    "environment_args": {},
+    "client_specific_args": {},
+}
+
+BY_NAME: Mapping[str, HostKey] = {key: row for section in HOST_KEYS.values() for key, row in section.items()}
+"""The whole table, by key."""

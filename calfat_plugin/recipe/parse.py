@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
-from calfat_plugin.options import describe, describe_options, quoting_hint
+from calfat_plugin.options import describe, quoting_hint
 from calfat_plugin.recipe import schema, silo
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.recipe.host_keys import HOST_KEYS
+from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
+from calfat_plugin.recipe.host_sections import read_host_sections
 from calfat_plugin.recipe.sections import options_at, section_at
 from calfat_plugin.threat import ThreatModel, parse_number
 
@@ -32,18 +32,8 @@ CALFAT_KEYS = (
     "loggers",
     "reported",
 )
-_OTHER_HOST_SECTIONS = (
-    "validation_args",
-    "environment_args",
-    "attack_args",
-    "defense_args",
-    "dp_args",
-    "client_specific_args",
-    "fhe_args",
-)
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
-_MISSPELT = 0.8  # similarity from which an unknown section must be one of ours: calfta, train_arg, but not server_args
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
 
@@ -54,21 +44,18 @@ def parse_recipe(document: Document) -> schema.Recipe:
     Raises:
         RecipeError: with place, key path, what was found and what was wanted.
     """
-    _refuse_misspelt_sections(document)
+    warnings: list[str] = []
+    host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
         raise RecipeError(
             f"{document.file}: there is no section 'calfat'. The shortest is calfat: {{trainer: {{name: calfat}}}}."
         )
-    warnings: list[str] = []
-    host = {name: _host_section(document, name, warnings) for name in schema.HOST_SECTIONS}
-    extra = _other_sections(document, warnings)
-    extra.update({name: section[1] for name, section in host.items() if section[1]})
     calfat = section_at(document, ("calfat",))
     for key in calfat:
         if key not in CALFAT_KEYS:
             hint = did_you_mean(key, CALFAT_KEYS) or f" Known: {listed(CALFAT_KEYS)}."
             raise document.error(("calfat", key), f"unknown key.{hint}")
-    train: schema.TrainArgs = host["train_args"][0]
+    train: schema.TrainArgs = host["train_args"]
     _check_clients(document, train)
     aggregator = _choice(document, ("calfat", "aggregator"), calfat.get("aggregator"), "fedavg")
     _check_optimizer(document, train, aggregator, warnings)
@@ -78,19 +65,19 @@ def parse_recipe(document: Document) -> schema.Recipe:
     return schema.Recipe(
         name=_name(document),
         document=document,
-        common=host["common_args"][0],
-        data=host["data_args"][0],
-        model=host["model_args"][0],
+        common=host["common_args"],
+        data=host["data_args"],
+        model=host["model_args"],
         train=train,
-        device=host["device_args"][0],
-        comm=host["comm_args"][0],
-        tracking=host["tracking_args"][0],
+        device=host["device_args"],
+        comm=host["comm_args"],
+        tracking=host["tracking_args"],
         host_extra=extra,
         trainer=_trainer(document),
         aggregator=aggregator,
-        partition=_named_elsewhere(document, "partition", host["data_args"][0].partition_method),
-        dataset=_named_elsewhere(document, "dataset", host["data_args"][0].dataset),
-        model_choice=_named_elsewhere(document, "model", host["model_args"][0].model),
+        partition=_named_elsewhere(document, "partition", host["data_args"].partition_method),
+        dataset=_named_elsewhere(document, "dataset", host["data_args"].dataset),
+        model_choice=_named_elsewhere(document, "model", host["model_args"].model),
         threat=_threat(document),
         evaluators=evaluators,
         monitor=options_at(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
@@ -119,48 +106,6 @@ def _name(document: Document) -> str:
     return name
 
 
-def _host_section(document: Document, name: str, warnings: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The typed part of a host section, and the keys that are only passed on."""
-    config = schema.HOST_SECTIONS[name]
-    ours = {info.name for info in describe_options(config)}
-    typed: dict[str, Any] = {}
-    passed_on: dict[str, Any] = {}
-    for key, value in section_at(document, (name,)).items():
-        (typed if key in ours else passed_on)[key] = value
-        if key not in ours and key not in HOST_KEYS:
-            hint = did_you_mean(key, ours) or did_you_mean(key, HOST_KEYS)
-            warnings.append(
-                f"{document.place((name, key))}: {name}.{key}: this key is unknown to FedML and calfat_plugin and "
-                f"has no effect.{hint}"
-            )
-    return options_at(document, (name,), config, typed), passed_on
-
-
-def _refuse_misspelt_sections(document: Document) -> None:
-    """A section that is nearly one of ours would be ignored as a whole, which nobody means."""
-    ours = (*schema.HOST_SECTIONS, "calfat")
-    for name in document.data:
-        if name not in ours and name not in _OTHER_HOST_SECTIONS:
-            near = difflib.get_close_matches(name.lower(), ours, n=1, cutoff=_MISSPELT)
-            if near:
-                raise document.error((name,), f"there is no such section. Did you mean '{near[0]}'?")
-
-
-def _other_sections(document: Document, warnings: list[str]) -> dict[str, dict[str, Any]]:
-    others = {}
-    known = (*schema.HOST_SECTIONS, *_OTHER_HOST_SECTIONS, "calfat")
-    for name in document.data:
-        if name in schema.HOST_SECTIONS or name == "calfat":
-            continue
-        others[name] = dict(section_at(document, (name,)))
-        if name not in _OTHER_HOST_SECTIONS:
-            warnings.append(
-                f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin."
-                f"{did_you_mean(name, known)}"
-            )
-    return others
-
-
 def _check_clients(document: Document, train: schema.TrainArgs) -> None:
     if (train.client_num_per_round or 0) > train.client_num_in_total:
         raise document.error(
@@ -175,8 +120,11 @@ def _check_optimizer(
 ) -> None:
     """Warn who expects the host's key to choose the aggregator; FedAvg is what every host recipe says."""
     asked = train.federated_optimizer
+    path: KeyPath = ("train_args", "federated_optimizer")
+    if asked.lower() in REFUSED_OPTIMIZERS:
+        reason = REFUSED_OPTIMIZERS[asked.lower()]
+        raise document.error(path, f"got '{asked}', but {reason}. Remove the key, or write FedAvg.")
     if asked.lower() not in ("fedavg", aggregator.name.lower()):
-        path: KeyPath = ("train_args", "federated_optimizer")
         warnings.append(
             f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator selects "
             f"the algorithm, here '{aggregator.name}'."

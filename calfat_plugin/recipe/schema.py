@@ -1,7 +1,7 @@
 """The typed recipe. Field help here is the reference documentation of the recipe format.
 
-The host's sections keep the host's names and meaning; only the keys that we read are typed, the others are passed
-through to the host as they are.
+The host's sections keep the host's names and meaning; only the keys that we read are typed. ``host_keys`` says what
+becomes of the others.
 """
 
 from __future__ import annotations
@@ -87,10 +87,11 @@ class CommArgs:
 
 @dataclass(frozen=True)
 class TrackingArgs:
-    """``tracking_args``: FedML's own tracking, off by default."""
+    """``tracking_args``: tracking by FedML, off by default."""
 
-    enable_tracking: bool = option(False, help="connect to FedML's MLOps platform")
-    enable_wandb: bool = option(False, help="log to Weights & Biases through FedML")
+    enable_wandb: bool = option(
+        False, help="open a run of Weights & Biases through FedML; needs wandb_project; see also calfat.loggers"
+    )
 
 
 HOST_SECTIONS: Mapping[str, type] = {
@@ -187,7 +188,7 @@ class Recipe:
         name: ``calfat.name``, or the file's stem; its runs are in a folder of this name.
         document: raw values with their places, for later errors.
         common, data, model, train, device, comm, tracking: the host's sections.
-        host_extra: section to the keys that we only pass on to the host.
+        host_extra: section to the keys that we only pass on to the host, which acts on them.
         trainer, aggregator: the plugins picked.
         partition, dataset, model_options: raw options for the names picked in the host's sections.
         threat: the budget.
