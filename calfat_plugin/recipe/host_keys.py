@@ -67,7 +67,7 @@ def _switched(why: str, switch: str, keys: str) -> dict[str, HostKey]:
 _SECURE_AGGREGATION = "there is no secure aggregation here: the server sees every client's update"
 _PRIVACY = "there is no differential privacy here: nothing is clipped and no noise is added"
 _DEFENCE = "FedML's defences are not used here: calfat.aggregator combines the updates"
-_ATTACK = "FedML's attacks on a federation are not used here: every client is honest; calfat.threat is what models face"
+_ATTACK = "FedML's attacks are not used here: every client is honest, and calfat.threat describes the attack on images"
 _ENCRYPTION = "there is no homomorphic encryption here: the server sees every client's update"
 _TRACKING = (
     "FedML's own tracking cannot start: fedml 0.9.6 calls a function of its own with the wrong number of arguments "
@@ -229,9 +229,9 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
     "defense_args": _switched(
         _DEFENCE,
         "enable_defense",
-        "batch_num beta bound_param bucketing_batch_size clip_threshold cosine_similarity_bound defense_type "
-        "gaussian_mu gaussian_sigma krum_param_m lambda_param norm_bound option_type pretraining_round_num "
-        "robust_threshold stddev tau thresh to_keep_higher_scores trim_param_b",
+        "batch_num beta bound_param bucket_size bucketing_batch_size clip_threshold cosine_similarity_bound "
+        "defense_type gaussian_mu gaussian_sigma krum_param_m lambda_param norm_bound option_type "
+        "pretraining_round_num robust_threshold stddev tau thresh to_keep_higher_scores trim_param_b",
     ),
     "attack_args": _switched(
         _ATTACK,

@@ -88,7 +88,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
     if key in _HOME:
         raise document.error(path, f"this key belongs in the section {_HOME[key]}; move it there.")
     row = BY_NAME.get(key)
-    if section in REFUSED_SECTIONS and (row is None or row.effect is not Effect.REFUSED):
+    if section in REFUSED_SECTIONS and (row is None or row.switch or row.effect is not Effect.REFUSED):
         row = REFUSED_SECTIONS[section]
     if row is None:
         _report_unknown(document, path, warnings)
@@ -105,7 +105,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
         return True
     why = {
         Effect.ACTS: f"it needs {_HOME.get(row.switch)}.{row.switch}: true",
-        Effect.DECIDED: f"{row.text} decides this",
+        Effect.DECIDED: f"it is decided by {row.text}",
         Effect.NOTHING: row.text,
     }[row.effect]
     warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: {why}.")

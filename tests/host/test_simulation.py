@@ -184,9 +184,28 @@ def test_nothing_of_ours_lands_on_the_hosts_flat_arguments() -> None:
     assert args["using_mlops"] is False
 
 
-def test_keys_that_only_the_host_knows_reach_it() -> None:
-    args = host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}))
-    assert (args.server_lr, args.enable_dp) == (0.5, False)
+def test_keys_on_which_only_the_host_acts_reach_it_and_no_others() -> None:
+    wandb = {"enable_wandb": True, "wandb_project": "fat", "run_name": "mine"}
+    args = vars(
+        host_arguments(experiment(train_args__server_lr=0.5, dp_args={"enable_dp": False}, tracking_args=wandb))
+    )
+    assert {key: args[key] for key in wandb} == wandb
+    assert not {"server_lr", "enable_dp"} & set(args)
+
+
+def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(args: SimpleNamespace, **kwargs: Any) -> None:
+        raise RuntimeError("no login")
+
+    monkeypatch.setattr(launch.fedml, "init", init)
+    with pytest.raises(HostError) as raised:
+        run(experiment(tracking_args={"enable_wandb": True, "wandb_project": "fat"}))
+    assert str(raised.value) == (
+        "tracking_args.enable_wandb: FedML could not open a run of Weights & Biases (RuntimeError: no login). Log in "
+        "with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
+    )
+    with pytest.raises(RuntimeError):  # without it, this is a bug of somebody's
+        run(experiment())
 
 
 def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,18 +248,8 @@ def test_a_simulation_over_mpi_is_taken_where_its_package_is(monkeypatch: pytest
     )
 
 
-@pytest.mark.parametrize(
-    ("tracking", "kept_home"),
-    [
-        ({}, True),
-        ({"tracking_args__enable_tracking": True}, False),
-        ({"tracking_args__enable_wandb": True}, False),
-        ({"common_args__using_mlops": True}, False),
-    ],
-)
-def test_the_host_is_kept_offline_unless_tracking_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tracking: dict[str, Any], kept_home: bool
-) -> None:
+@pytest.mark.parametrize("tracking", [{}, {"enable_wandb": True, "wandb_project": "fat"}])
+def test_the_host_is_kept_offline(monkeypatch: pytest.MonkeyPatch, tracking: dict[str, Any]) -> None:
     seen: list[bool] = []
     fetch = launch.fedml.core.mlops.fetch_config
 
@@ -252,6 +261,6 @@ def test_the_host_is_kept_offline_unless_tracking_is_asked_for(
 
     monkeypatch.setattr(launch.fedml, "init", init)
     monkeypatch.setattr(launch.fedml.FedMLRunner, "run", lambda runner: None)
-    run(experiment(**tracking))
-    assert seen == [kept_home]
+    run(experiment(tracking_args=tracking))
+    assert seen == [True]
     assert launch.fedml.core.mlops.fetch_config is fetch

@@ -83,7 +83,8 @@ def bare_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run that reports nothing, keeps a secret, and whose classes have nasty names."""
     path = tmp_path_factory.mktemp("bare") / "a"
     classes = ["<script>alert(1)</script>", "&amp;", *"cdefghij"]
-    return write_run_report(made_run(path, "tracking_args.wandb_key=hunter2", final=FINAL, classes=classes))
+    wandb = ("tracking_args.enable_wandb=true", "tracking_args.wandb_project=hunter2")
+    return write_run_report(made_run(path, *wandb, final=FINAL, classes=classes))
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
         ),
         (
             ["common_args.scenario=hierarchical"],
-            "common_args.scenario: 'hierarchical' cannot be run: the host ends the process as soon as it is asked for "
-            "hierarchical silos (fedml 0.9.6, __init__.py:389). Leave the key out, or write horizontal.",
+            "common_args.scenario: got 'hierarchical' (text), but the host ends the process as soon as it is asked for "
+            "hierarchical silos (fedml 0.9.6, __init__.py:389). Remove the key, or write horizontal.",
         ),
         (
             ["train_args.federated_optimizer=FedProx"],
