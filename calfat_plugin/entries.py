@@ -195,9 +195,15 @@ class DatasetEntry(Entry):
 
 @dataclass(frozen=True)
 class ModelEntry(Entry):
-    """A model. ``build(in_channels=, image_size=, num_classes=, **options)`` returns a ``torch.nn.Module``."""
+    """A model. ``build(in_channels=, image_size=, num_classes=, **options)`` returns a ``torch.nn.Module``.
+
+    Attributes:
+        min_size: options to the side of the smallest image that it takes, in pixels; a recipe is refused where the data
+            set's images are known to be smaller.
+    """
 
     kind: ClassVar[str] = "model"
+    min_size: Callable[[Any], int] = lambda options: 1
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
 
+_MAX_FLOAT = 1e38  # beyond, torch refuses a number for its single-precision tensors
+
 _TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -69,7 +71,7 @@ class OptionInfo:
         if value is None and self.optional:
             return None
         parsed = _convert(value, self.type)
-        refused = parsed is None or (self.choices and parsed not in self.choices)
+        refused = parsed is None or (self.choices and parsed not in self.choices) or _is_too_large(parsed)
         if not refused and self.low is not None:
             refused = parsed < self.low or (self.open_low and parsed == self.low)
         if refused or (self.high is not None and parsed > self.high):
@@ -82,6 +84,8 @@ class OptionInfo:
         hint = did_you_mean(value, self.choices) if isinstance(value, str) and self.choices else ""
         if self.type is str:
             hint += quoting_hint(value)
+        if _is_too_large(_convert(value, self.type)):
+            hint = f" Tensors hold numbers up to {_MAX_FLOAT:g}."
         return f"got {describe(value)}, expected {self.expected}.{hint}"
 
 
@@ -236,6 +240,10 @@ def _text(value: object) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, (float, Fraction)) and not -_MAX_FLOAT <= value <= _MAX_FLOAT
 
 
 def _convert(value: Any, wanted: type) -> Any:

@@ -21,6 +21,7 @@ Norm = Literal["linf", "l2"]
 
 _DECIMAL = r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 _NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
+_LARGEST_L2 = 10_000  # the diagonal of all images of 10^8 values; squares of what is far longer are no floats
 _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up to this denominator
 
 
@@ -130,6 +131,9 @@ class ThreatModel:
         if self.norm == "linf" and number > width:
             got = exact_text(number)
             raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}")
+        if self.norm == "l2" and number > _LARGEST_L2 * width:
+            got = exact_text(number)
+            raise OptionError(f"{name} is longer than any image, at most {_LARGEST_L2} pixel ranges; got {got}")
         return number
 
     # Starts. Noise is drawn on the generator's device and in row-major order, so that a CPU

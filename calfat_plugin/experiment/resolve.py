@@ -198,9 +198,10 @@ def _with_preset(document: Document, registry: Registry) -> Document:
         return document
     dataset = document.get(("data_args", "dataset"))
     defaults = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
+    at = document.place(("calfat", "trainer", "preset"))
     for key, value in defaults.items():
         path = tuple(key.split("."))
         parent = document.get(path[:-1])
         if not document.has(path) and (parent is None or isinstance(parent, Mapping)):
-            document = document.with_value(path, value, f"preset '{preset_name}' of '{name}'")
+            document = document.with_value(path, value, f"{at}, preset '{preset_name}' of '{name}'")
     return document

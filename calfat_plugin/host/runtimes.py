@@ -10,7 +10,10 @@ import importlib.util
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from calfat_plugin.entries import ModelEntry
+from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.silo import SILO, Address
 
@@ -283,6 +286,7 @@ def supported_runtime(experiment: Experiment) -> Runtime:
         RecipeError: with place, key path and what to write instead.
     """
     _refuse_foreign_partition(experiment)
+    _refuse_small_images(experiment)
     runtime = runtime_of(experiment)
     runtime.refuse_unsupported()
     return runtime
@@ -302,3 +306,19 @@ def _refuse_foreign_partition(experiment: Experiment) -> None:
     else:
         return
     raise experiment.recipe.document.error(_PARTITION, complaint)
+
+
+def _refuse_small_images(experiment: Experiment) -> None:
+    """A network that halves its maps has a smallest image. Where only the files tell a size, building it complains."""
+    model, dataset = experiment.model, experiment.dataset
+    shape, smallest = dataset.entry.image_shape, model.entry.min_size(model.options)
+    if shape is None or min(shape[1:]) >= smallest:
+        return
+    offered = [entry for entry, _ in experiment.registry.offers(ModelEntry)]
+    by_default = [entry for entry in offered if not any(info.required for info in describe_options(entry.config))]
+    fitting = [entry.name for entry in by_default if entry.min_size(entry.config()) <= min(shape[1:])]
+    raise experiment.recipe.document.error(
+        ("model_args", "model"),
+        f"'{model.name}' takes images from {smallest}x{smallest} pixels, and those of '{dataset.name}' have "
+        f"{shape[1]}x{shape[2]}. Models that fit: {listed(fitting)}.",
+    )

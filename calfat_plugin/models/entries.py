@@ -29,16 +29,37 @@ class DropoutOptions:
     dropout: float = option(0.5, low=0, high=1, help="dropout before the hidden layers; always off in attacks")
 
 
-def _model(name: str, build: str, summary: str, config: type = NoOptions) -> ModelEntry:
-    return ModelEntry(name, build=f"calfat_plugin.models.{build}", config=config, summary=summary)
+def _model(name: str, build: str, summary: str, min_size: int, config: type = NoOptions) -> ModelEntry:
+    build = f"calfat_plugin.models.{build}"
+    return ModelEntry(name, build=build, config=config, summary=summary, min_size=lambda options: min_size)
+
+
+def _min_size_of_mcmahan(options: PaddingOptions) -> int:
+    """Twice a 5x5 convolution and a halving, which leave one pixel at least."""
+    side = 1
+    for _ in range(2):
+        side = max(1, 2 * side + 4 - 2 * options.padding)
+    return side
 
 
 ENTRIES = (
-    _model("cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, as in the CalFAT release; images from 18x18"),
-    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for small images such as digits"),
-    _model("cnn_mcmahan", "cnn:CNNMcMahan", "two 5x5 convolutions and a hidden layer of 512", PaddingOptions),
-    _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", BatchNormOptions),
-    _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images"),
-    _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", DropoutOptions),
-    _model("alexnet64_small", "deep:AlexNet64Small", "a narrow AlexNet for 64x64 images, far cheaper", DropoutOptions),
+    _model("cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, as in the CalFAT release; images from 18x18", 18),
+    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for small images such as digits", 4),
+    ModelEntry(
+        "cnn_mcmahan",
+        build="calfat_plugin.models.cnn:CNNMcMahan",
+        config=PaddingOptions,
+        summary="two 5x5 convolutions and a hidden layer of 512",
+        min_size=_min_size_of_mcmahan,
+    ),
+    _model("vgg8", "deep:VGG8", "five 3x3 convolutions, 64 to 512 channels", 8, BatchNormOptions),
+    _model("resnet18", "deep:ResNet18", "ResNet-18 for 32x32 images", 1),
+    _model("alexnet64", "deep:AlexNet64", "torchvision's AlexNet on 64x64 images", 63, DropoutOptions),
+    _model(
+        "alexnet64_small",
+        "deep:AlexNet64Small",
+        "a narrow AlexNet for 64x64 images, far cheaper",
+        29,
+        DropoutOptions,
+    ),
 )

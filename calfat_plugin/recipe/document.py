@@ -89,21 +89,22 @@ class Document:
             RecipeError: when a step on the way is not a section.
         """
         data = copy.deepcopy(self.data)
+        created: dict[KeyPath, str] = {}
         section: Any = data
         for depth, step in enumerate(path[:-1]):
+            here = path[: depth + 1]
             if section.get(step) is None:
                 section[step] = {}
+                created[here] = place
             section = section[step]
             if not isinstance(section, dict):
-                here = path[: depth + 1]
                 raise RecipeError(
                     f"{place}: {dotted(here)} is {describe(section)} in {self.place(here)}, not a section, "
                     f"so '{dotted(path)}' cannot be set."
                 )
         section[path[-1]] = value
         places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
-        places[path] = place
-        return Document(self.file, data, places)
+        return Document(self.file, data, {**places, **created, path: place})
 
     def with_overrides(self, overrides: Iterable[str]) -> Document:
         """A copy with each ``section.key=value`` of the command line applied, in order.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.errors import RecipeError, did_you_mean, listed
+from calfat_plugin.errors import OptionError, RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, quoting_hint
 from calfat_plugin.recipe import schema, silo
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -48,7 +48,8 @@ def parse_recipe(document: Document) -> schema.Recipe:
     host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
         raise RecipeError(
-            f"{document.file}: there is no section 'calfat'. The shortest is calfat: {{trainer: {{name: calfat}}}}."
+            f"{document.file}: there is no section 'calfat'. The shortest recipe has two lines, "
+            "model_args: {model: cnn_small} and calfat: {trainer: {name: calfat}}."
         )
     calfat = section_at(document, ("calfat",))
     for key in calfat:
@@ -229,7 +230,10 @@ def _threat(document: Document) -> ThreatModel:
                 (*path, key),
                 f"got {found}, expected a fraction of the pixel range such as {example} (pixels lie in [0, 1]).",
             )
-    return ThreatModel(options.norm, options.eps, options.step_size, options.steps)  # type: ignore[arg-type]
+    try:
+        return ThreatModel(options.norm, options.eps, options.step_size, options.steps)  # type: ignore[arg-type]
+    except OptionError as error:
+        raise document.error(path, f"{error}.") from None
 
 
 def _silo(document: Document, num_clients: int) -> silo.Silo:

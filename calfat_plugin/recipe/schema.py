@@ -164,7 +164,7 @@ class EvaluationOptions:
 class RuntimeOptions:
     """``calfat.runtime``: how this machine is used."""
 
-    threads: int | None = option(None, low=1, help="CPU threads of torch; null: torch's own choice")
+    threads: int | None = option(None, low=1, high=512, help="CPU threads of torch; null: torch's own choice")
 
 
 @dataclass(frozen=True)

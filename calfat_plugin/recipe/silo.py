@@ -15,6 +15,7 @@ SILO = "silo"  # the partition_method with which each party reads its own data
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 _MAX_PORT = 65535
+_A_YEAR = 366 * 86400  # seconds; what a deadline can be, far below what a clock of the system can wait for
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
 Fail = Callable[[tuple[str | int, ...], str], Exception]
@@ -64,11 +65,13 @@ class SiloSettings:
         None, low=1, help="quorum: clients needed to start, and answers needed to end a round; null: all of them"
     )
     start_deadline: float = option(
-        120, low=0, open_low=True, help="maximum time to wait for all parties at the start", unit="s"
+        120, low=0, open_low=True, high=_A_YEAR, help="maximum time to wait for all parties at the start", unit="s"
     )
-    round_deadline: float = option(600, low=0, open_low=True, help="maximum duration of a round", unit="s")
+    round_deadline: float = option(
+        600, low=0, open_low=True, high=_A_YEAR, help="maximum duration of a round", unit="s"
+    )
     server_deadline: float = option(
-        600, low=0, open_low=True, help="time that a client waits for a lost server", unit="s"
+        600, low=0, open_low=True, high=_A_YEAR, help="time that a client waits for a lost server", unit="s"
     )
     max_message_mb: int | None = option(
         None, low=1, help="largest message that is accepted, in MB; null: eight times the model"

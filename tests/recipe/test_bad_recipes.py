@@ -257,5 +257,13 @@ def test_what_may_be_meant_draws_a_warning(old: str, new: str, warning: str, tmp
     assert calfat("check", "r.yaml") == Ended(0, SAID_OF_GOOD, f"warning: {warning}\n")
 
 
+def test_the_shortest_recipe_that_a_message_names_is_good(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("train_args: {epochs: 1}\n")
+    shortest = re.search(r"two lines, (.*) and (.*)\.$", calfat("check", "r.yaml").err)
+    assert shortest is not None
+    (tmp_path / "r.yaml").write_text("\n".join(shortest.groups()))
+    assert calfat("check", "r.yaml", "--strict").code == 0
+
+
 def test_the_recipe_that_the_message_on_an_empty_file_names_is_there() -> None:
     assert (RECIPES / "calfat_digits.yaml").is_file()

@@ -111,6 +111,13 @@ def test_overrides_apply_in_order_and_take_the_place_over() -> None:
     assert changed.place(("calfat", "trainer", "delta")) == "--set calfat.trainer.delta=1/10"
 
 
+def test_a_section_that_an_override_makes_is_at_the_override() -> None:
+    changed = parsed().with_overrides(["calfat.monitor.every=3", "calfat.silo.tls.ca=x"])
+    assert changed.place(("calfat", "monitor")) == "--set calfat.monitor.every=3"
+    assert changed.place(("calfat", "silo", "tls", "cert")) == "--set calfat.silo.tls.ca=x"
+    assert changed.place(("calfat",)) == "a.yaml:3"
+
+
 def test_an_override_leaves_the_original_alone() -> None:
     document = parsed()
     document.with_overrides(["train_args.epochs=3"])
