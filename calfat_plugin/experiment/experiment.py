@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from calfat_plugin import entries
+from calfat_plugin.errors import CalfatError
 from calfat_plugin.options import options_to_plain, to_plain
+from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.schema import HOST_SECTIONS, TRAINING_TYPES, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
@@ -155,7 +159,8 @@ class Experiment:
             arguments["seed"] = self.seed
         if self.partition.entry.uses_alpha:
             arguments["alpha"] = self.recipe.data.partition_alpha
-        shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
+        with self._complaints_at(("data_args", "partition_method")):
+            shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
         return shards
 
     def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
@@ -176,7 +181,17 @@ class Experiment:
             )
             return trainer.adapt_model(model)
 
-        return seeded(build, derive_seed(self.seed, "weights"))
+        with self._complaints_at(("model_args", "model")):
+            return seeded(build, derive_seed(self.seed, "weights"))
+
+    @contextmanager
+    def _complaints_at(self, path: KeyPath) -> Iterator[None]:
+        """Let errors begin with the place of the key that picked what raises them."""
+        try:
+            yield
+        except CalfatError as error:
+            error.args = (f"{self.recipe.document.place(path)}: {dotted(path)}: {error}",)
+            raise
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,10 @@ CALFAT_KEYS = (
 )
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
+_STRICT = "_strict"  # what the column of strict counting has after the label
+_OTHER_COLUMN = re.compile(
+    r"round|heterogeneity|clients|refused|alarms|bytes_down|bytes_up|seconds|(loss|update_norm)_[0-9]+"
+)
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
 
@@ -82,9 +86,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
         threat=_threat(document),
         evaluators=evaluators,
         monitor=options_at(document, ("calfat", "monitor"), schema.MonitorOptions, monitor_raw, also=("evaluators",)),
-        monitor_evaluators=_picks(
-            document, ("calfat", "monitor", "evaluators"), monitored, "evaluator", DEFAULT_MONITOR
-        ),
+        monitor_evaluators=_monitored(document, monitored),
         evaluation=options_at(document, ("calfat", "evaluation"), schema.EvaluationOptions),
         runtime=options_at(document, ("calfat", "runtime"), schema.RuntimeOptions),
         silo=_silo(document, train.client_num_in_total),
@@ -143,7 +145,7 @@ def _choice(document: Document, path: KeyPath, value: Any, default: str | None =
         raise document.error(path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{hint}")
     texts = {key: value.get(key) for key in ("name", "preset", "label")}
     for key, text in texts.items():
-        if text is not None and (not isinstance(text, str) or not text.strip()):
+        if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
             raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
     name = texts["name"] or default
     if name is None:
@@ -191,6 +193,22 @@ def _picks(
             )
         choices[choice.label] = choice
     return tuple(choices.values())
+
+
+def _monitored(document: Document, raw: Any) -> tuple[schema.Choice, ...]:
+    """The evaluators of the monitor, whose labels become columns of ``rounds.csv``."""
+    choices = _picks(document, ("calfat", "monitor", "evaluators"), raw, "evaluator", DEFAULT_MONITOR)
+    labels = {choice.label for choice in choices}
+    for choice in choices:
+        taken = "of every run" if _OTHER_COLUMN.fullmatch(choice.label) else ""
+        if choice.label.endswith(_STRICT) and choice.label.removesuffix(_STRICT) in labels:
+            taken = f"of '{choice.label.removesuffix(_STRICT)}'"
+        if taken:
+            raise document.error(
+                choice.path,
+                f"the label '{choice.label}' is the name of a column {taken} in rounds.csv; give it another 'label'.",
+            )
+    return choices
 
 
 def _reported(document: Document, labels: list[str], warnings: list[str]) -> schema.Reported:

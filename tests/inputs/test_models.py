@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
+from calfat_plugin.registry import Registry
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -221,3 +223,26 @@ def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
 def test_a_users_model_that_cannot_be_used_is_refused(path, options, text, user_module):
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         model_from_factory(path, 1, (4, 4), 5, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cnn", {}),
+        ("cnn_small", {}),
+        ("cnn_mcmahan", {}),
+        *(("cnn_mcmahan", {"padding": padding}) for padding in (1, 2, 3)),
+        ("vgg8", {}),
+        ("alexnet64", {}),
+        ("alexnet64_small", {}),
+        ("resnet18", {}),
+    ],
+)
+def test_the_smallest_image_that_the_check_allows_is_the_smallest_that_can_be_built(name, options):
+    entry, _ = Registry.load(entry_points=False).find(ModelEntry, name)
+    smallest = entry.min_size(entry.config(**options))
+    with torch.device("meta"):
+        entry.load()(in_channels=1, image_size=(smallest, smallest), num_classes=2, **options)
+        if smallest > 1:
+            with pytest.raises(ModelError, match="are too small"):
+                entry.load()(in_channels=1, image_size=(smallest - 1, smallest - 1), num_classes=2, **options)

@@ -15,6 +15,7 @@ from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.registry import KINDS, Registry
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.rounds import RoundsFile
 from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python
 
 GOOD = """\
@@ -255,6 +256,26 @@ def test_what_may_be_meant_draws_a_warning(old: str, new: str, warning: str, tmp
     assert GOOD.count(old) == 1
     (tmp_path / "r.yaml").write_text(GOOD.replace(old, new))
     assert calfat("check", "r.yaml") == Ended(0, SAID_OF_GOOD, f"warning: {warning}\n")
+
+
+COLUMNS = set(RoundsFile(Path("rounds.csv"), ("natural",), num_clients=2).columns) - {"natural"}
+
+
+@pytest.mark.parametrize("column", sorted(COLUMNS))
+def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> None:
+    """Whatever columns ``rounds.csv`` has, now or later."""
+    labelled = f"evaluators: [natural, {{name: pgd2, label: {column}}}]}}"
+    (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural]}", labelled))
+    ended = calfat("check", "r.yaml")
+    assert ended.code == 2
+    assert f"the label '{column}' is the name of a column" in ended.err
+
+
+@pytest.mark.parametrize("label", ["rounds", "pgd20_strict", "loss_a", "strict", "natural_strictly"])
+def test_a_label_that_is_only_like_a_column_is_good(label: str, tmp_path: Path) -> None:
+    labelled = f"evaluators: [natural, {{name: pgd2, label: {label}}}]}}"
+    (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural]}", labelled))
+    assert calfat("check", "r.yaml", "--strict").code == 0
 
 
 def test_the_shortest_recipe_that_a_message_names_is_good(tmp_path: Path) -> None:

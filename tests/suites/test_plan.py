@@ -110,6 +110,20 @@ def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry):
     )
 
 
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("train_arg.comm_round: 1", "train_arg: there is no such section. Did you mean 'train_args'?"),
+        ("calfat.monitr.every: 1", "calfat.monitr: unknown key. Did you mean 'monitor'?"),
+        ("train_args.comm_rounds: 1", "train_args.comm_rounds: there is no such key. Did you mean 'comm_round'?"),
+    ],
+)
+def test_a_misspelt_setting_is_at_its_line_of_the_suite(tmp_path, registry, setting, complaint):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", setting))
+    assert str(caught.value) == f"tiny.yaml:3: {complaint} (In cell 'CalFAT' of tiny.yaml.)"
+
+
 def test_a_metric_that_nobody_measures_is_refused(tmp_path, registry):
     with pytest.raises(RecipeError) as caught:
         plan_of(tmp_path, registry, SUITE.replace("natural: natural", "fgsm: FGSM"))
