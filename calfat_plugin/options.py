@@ -7,6 +7,7 @@ recipe parser, ``calfat check``, ``calfat plugins NAME`` and the reference docs 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ T = TypeVar("T")
 _OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
 
 _MAX_FLOAT = 1e38  # beyond, torch refuses a number for its single-precision tensors
+
+_type_hints = functools.cache(typing.get_type_hints)  # slow, and a recipe may list thousands of evaluators
 
 _TYPE_WORDS = {
     int: "a whole number",
@@ -130,7 +133,7 @@ def describe_options(config: type) -> tuple[OptionInfo, ...]:
     """
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
-    hints = typing.get_type_hints(config)
+    hints = _type_hints(config)
     return tuple(_describe(field, hints[field.name]) for field in dataclasses.fields(config))
 
 
