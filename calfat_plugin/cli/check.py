@@ -18,10 +18,11 @@ from calfat_plugin.recipe import read_document
 def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
-        if "axes" in read_document(recipe).data:
+        document = read_document(recipe)  # once: it may be a pipe
+        if "axes" in document.data:
             _check_suite(recipe, overrides, seed)
             return
-        experiment = load_experiment(recipe, overrides, seed)
+        experiment = load_experiment(document, overrides, seed)
     if show:
         click.echo(yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120), nl=False)
         return

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from calfat_plugin.cli.errors import coloured
 from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
@@ -143,7 +144,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None)
 
 def _prefix_of(rank: int, names: Sequence[str]) -> str:
     text = f"{names[rank]:<{max(map(len, names))}} |"
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if sys.stdout.isatty() else f"{text} "
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if coloured(sys.stdout) else f"{text} "
 
 
 def _pass_on(process: subprocess.Popen[str], prefix: str) -> None:

@@ -6,15 +6,17 @@ file, a ``--set`` on the command line, or a preset. All recipe errors get their 
 
 from __future__ import annotations
 
+import codecs
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
+from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import RecipeError, did_you_mean
 from calfat_plugin.options import describe, quoting_hint
 
@@ -27,8 +29,10 @@ _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
 _MAX_SHOWN = 120  # characters of an override in a message
 
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-_MERGE_TAG = "tag:yaml.org,2002:merge"
+_YAML = "tag:yaml.org,2002:"
+_PLAIN_TAGS = tuple(_YAML + name for name in ("map", "seq"))
+_SCALAR_TAGS = tuple(_YAML + name for name in ("null", "bool", "int", "float", "timestamp", "str"))
+_MERGE_TAG = _YAML + "merge"
 _READ_AS_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
@@ -185,34 +189,45 @@ def _parse_value(text: str, path: KeyPath, place: str) -> Any:
 
 
 def _read_text(path: Path, shown: str, kind: Kind) -> str:
-    if path.is_dir():
-        inside = sorted(child.name for child in path.glob("*.y*ml"))
-        hint = f" Did you mean {path / inside[0]}?" if inside else ""
-        raise RecipeError(f"{shown}: this is a directory, expected a {kind.name} file.{hint}")
+    content = _read_file(path, shown, kind)
+    # YAML allows UTF-16, which the shell of Windows writes; both kinds of text may begin with a byte order mark.
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise RecipeError(
-                f"{shown}: {size} bytes are too many for a {kind.name} ({_MAX_BYTES // 1000} kB at most)."
-            )
-        content = path.read_bytes()
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        name = encoding.removesuffix("-sig").upper()
+        raise RecipeError(
+            f"{shown}:{line}: byte {error.start} is not {name} text; expected a YAML {kind.name}, not a binary file."
+        ) from None
+
+
+def _read_file(path: Path, shown: str, kind: Kind) -> bytes:
+    try:
+        if path.is_dir():
+            inside = sorted(child.name for child in path.glob("*.y*ml"))
+            hint = f" Did you mean {path / inside[0]}?" if inside else ""
+            raise RecipeError(f"{shown}: this is a directory, expected a {kind.name} file.{hint}")
+        content = read_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
         near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
     except OSError as error:
-        raise RecipeError(f"{shown}: cannot be read ({error.strerror}).") from None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind.name}, not a binary file."
-        ) from None
+        short = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
+        raise RecipeError(f"{short}: cannot be read ({error.strerror}).") from None
+    if len(content) > _MAX_BYTES:
+        size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
+        raise RecipeError(f"{shown}: {size} bytes are too many for a {kind.name} ({_MAX_BYTES // 1000} kB at most).")
+    return content
 
 
 class _Loader(yaml.SafeLoader):
     """Refuses deep nesting before it costs time: the scanner's work grows with the square of the depth."""
 
+    # YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: of for first, of in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
+    }
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -262,10 +277,11 @@ class _Builder:
             raise self._too_much(path, _TOO_DEEP)
         if self._values > _MAX_VALUES:
             raise self._too_much(path, f"there are more than {_MAX_VALUES} values, aliases counted.")
+        scalar = isinstance(node, yaml.ScalarNode)
+        if node.tag not in (_SCALAR_TAGS if scalar else _PLAIN_TAGS):
+            raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if node.tag not in _PLAIN_TAGS:
-            raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         return [self.build(child, (*path, index), depth + 1) for index, child in enumerate(node.value)]
@@ -276,6 +292,11 @@ class _Builder:
         except ValueError as error:  # a date in month 13, a number of 5,000 digits
             reason = str(error).partition(";")[0]
             raise self._error(node, path, f"{describe(node.value)} is not a value: {reason}.") from None
+        except (AttributeError, LookupError):  # what PyYAML raises on !!bool maybe, !!int '' and !!timestamp x
+            tag = f"!!{node.tag.removeprefix(_YAML)}"
+            raise self._error(
+                node, path, f"{describe(node.value)} is not a value of the tag {tag}; remove it."
+            ) from None
         if isinstance(value, (int, float)) and _READ_AS_OTHER_NUMBER.fullmatch(node.value):
             raise self._error(
                 node,
@@ -309,7 +330,7 @@ class _Builder:
 
     def _too_much(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error at the section: the nodes of an alias are elsewhere in the file."""
-        return _error_at(self.places[path[:1]], path[:1], complaint)
+        return _error_at(self.places.get(path[:1]) or self.places[path], path[:1], complaint)
 
     def _error(self, node: yaml.Node, path: KeyPath, complaint: str) -> RecipeError:
         return _error_at(self._at(node.start_mark.line + 1), path, complaint)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
 
@@ -164,23 +164,6 @@ def listed_run(suite: Path, written: Path) -> Path | None:
     """A run of a suite: where ``suite.json`` says, or at the same place beside the suite, if both were moved."""
     moved = suite.parent.joinpath(*written.parts[-3:])
     return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON mapping; empty where there is no such file.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: holds no JSON mapping; it was changed by hand.")
-    return content
 
 
 def _rounds(path: Path) -> list[Mapping[str, float | None]]:

@@ -65,6 +65,7 @@ def test_nothing_to_resume(warm: WarmServer, folder: Path) -> None:
 
 def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+    (folder / "run" / "report.html").touch()
     (folder / "runs" / "tiny").mkdir(parents=True)
     (folder / "run").rename(folder / "runs" / "tiny" / "0-20261121-120000")
     assert refused(warm, folder, *RUN[:-2], "--resume") == (
@@ -106,7 +107,8 @@ def test_a_finished_run(warm: WarmServer, folder: Path) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
     assert refused(warm, folder, *RUN, "--resume") == (
         "error: run: this run is finished after 3 rounds; 3 are asked for. "
-        "To go further, resume it with --set train_args.comm_round=13.\n"
+        "To go further, resume it with --set train_args.comm_round=13. "
+        "There is no page of run yet; make it with: calfat report run\n"
     )
 
 
@@ -122,7 +124,7 @@ def test_a_damaged_checkpoint(warm: WarmServer, folder: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     error = refused(warm, folder, *RUN, "--resume")
     assert error.startswith("error: run/checkpoints/last.safetensors: the checkpoint cannot be read (")
-    assert error.endswith("). Start the run again, or point to another run directory.\n")
+    assert error.endswith("). Restore it from a copy, or start the run again in another directory.\n")
 
 
 def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
