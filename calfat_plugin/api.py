@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,8 +168,10 @@ def load_run(directory: str | Path) -> Run:
         CalfatError: there is no run in it, or a file of it is damaged.
     """
     files = read_run(Path(directory))
+    names = [field.name for field in fields(EvaluationResult)]
     tuples = ("per_class", "per_class_strict")
-    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in files.evaluations]
+    rows = [{name: row[name] for name in names} for row in files.evaluations]
+    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in rows]
     return Run(files.path, files.recipe, {result.label: result for result in results})
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -224,10 +224,6 @@ def _read_file(path: Path, shown: str, kind: Kind) -> bytes:
 class _Loader(yaml.SafeLoader):
     """Refuses deep nesting before it costs time: the scanner's work grows with the square of the depth."""
 
-    # YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: of for first, of in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
-    }
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -237,6 +233,12 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+# YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
+_Loader.yaml_implicit_resolvers = {
+    first: resolvers for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
+}
 
 
 class _Builder:
