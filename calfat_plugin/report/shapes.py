@@ -13,25 +13,26 @@ from calfat_plugin.errors import RunError
 # ends in ? may be missing, or from `str` to the shape of every value. `object` is anything.
 _NUMBER = (int, float)
 _NUMBER_OR_NONE = (int, float, type(None))
-_EVALUATION = {
+_ATTACKED = {
     "label": str,
     "num_examples": int,
     "accuracy": _NUMBER,
     "accuracy_strict": _NUMBER,
+    "settings": {str: object},
+    "seconds": _NUMBER,
+}
+_EVALUATION = {
+    **_ATTACKED,
     "per_class": [_NUMBER_OR_NONE],
     "per_class_strict": [_NUMBER_OR_NONE],
-    "settings": {str: object},
     "implementation": str,
-    "seconds": _NUMBER,
     "details": {str: object},
 }
-_FOUND = {
-    "evaluations?": [_EVALUATION],
-    "alarms?": [{"code": str, "text": str}],
-}
+_ALARMS = [{"code": str, "text": str}]
 SHAPES: Mapping[str, Any] = {
     "results": {
-        **_FOUND,
+        "evaluations?": [_EVALUATION],
+        "alarms?": _ALARMS,
         "recipe?": str,
         "seconds?": _NUMBER,
         "test_selected?": {str: {"round": int, "evaluator": str, "accuracy": _NUMBER, "checkpoint": str}},
@@ -55,7 +56,12 @@ SHAPES: Mapping[str, Any] = {
         "perplexity": _NUMBER,
         "seed": int,
     },
-    "attacks": {**_FOUND, "checkpoint?": (str, type(None)), "round?": (int, type(None))},
+    "attacks": {
+        "evaluations?": [_ATTACKED],
+        "alarms?": _ALARMS,
+        "checkpoint?": (str, type(None)),
+        "round?": (int, type(None)),
+    },
     "suite": {"title?": str, "cells?": [{"name": str, "runs?": [{"directory": str}]}]},
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import errno
+import contextlib
 import os
 import pty
 import subprocess
@@ -175,11 +175,9 @@ def test_colours_are_for_terminals_whose_user_wants_them(variables: dict[str, st
         )
         os.close(slave)
         text = b""
-        try:
+        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
             while chunk := os.read(master, 65536):
                 text += chunk
-        except OSError as error:  # how Linux says that the other side is closed
-            assert error.errno == errno.EIO
         os.close(master)
         assert process.wait() == 2
         return text.decode()
@@ -235,4 +233,4 @@ def test_the_help_of_fedml_run_speaks_of_recipes(tmp_path: Path) -> None:
     assert between
     assert ours.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
     assert "Resume the newest unfinished run of this recipe" in ours
-    assert "Usage: fedml run [OPTIONS] COMMAND [ARGS]..." in host or "Usage: fedml run [OPTIONS]" in host
+    assert "Usage: fedml run [OPTIONS]" in host
