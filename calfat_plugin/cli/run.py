@@ -78,6 +78,8 @@ def run(
             if party.take_part(request, runtime, chosen, command, hint):
                 return
         hint.directory = RunDirectory.open(request)
+        if not Path(recipe).is_file():  # a pipe gives it once only
+            hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
 
 

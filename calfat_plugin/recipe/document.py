@@ -6,7 +6,6 @@ file, a ``--set`` on the command line, or a preset. All recipe errors get their 
 
 from __future__ import annotations
 
-import codecs
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,14 +15,13 @@ from typing import Any
 
 import yaml
 
-from calfat_plugin.disk import read_bytes
-from calfat_plugin.errors import RecipeError, did_you_mean
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.options import describe, quoting_hint
+from calfat_plugin.recipe.text import read_text
 
 KeyPath = tuple[str | int, ...]
 
-# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
-_MAX_BYTES = 256_000
+# A recipe is a page of text. What goes beyond these is YAML's aliases gone wild.
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
@@ -153,7 +151,7 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections; with the line where one is known.
     """
-    return parse_document(_read_text(Path(path), str(path), kind), str(path), kind)
+    return parse_document(read_text(Path(path), kind.name), str(path), kind)
 
 
 def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
@@ -186,39 +184,6 @@ def _parse_value(text: str, path: KeyPath, place: str) -> Any:
             f"{place}: the value is not valid YAML ({_problem(error)}); quote it for the shell, such as "
             '--set "calfat.trainer={name: fedpgd}".'
         ) from None
-
-
-def _read_text(path: Path, shown: str, kind: Kind) -> str:
-    content = _read_file(path, shown, kind)
-    # YAML allows UTF-16, which the shell of Windows writes; both kinds of text may begin with a byte order mark.
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        name = encoding.removesuffix("-sig").upper()
-        raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not {name} text; expected a YAML {kind.name}, not a binary file."
-        ) from None
-
-
-def _read_file(path: Path, shown: str, kind: Kind) -> bytes:
-    try:
-        if path.is_dir():
-            inside = sorted(child.name for child in path.glob("*.y*ml"))
-            hint = f" Did you mean {path / inside[0]}?" if inside else ""
-            raise RecipeError(f"{shown}: this is a directory, expected a {kind.name} file.{hint}")
-        content = read_bytes(path, _MAX_BYTES)
-    except FileNotFoundError:
-        near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
-    except OSError as error:
-        short = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
-        raise RecipeError(f"{short}: cannot be read ({error.strerror}).") from None
-    if len(content) > _MAX_BYTES:
-        size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
-        raise RecipeError(f"{shown}: {size} bytes are too many for a {kind.name} ({_MAX_BYTES // 1000} kB at most).")
-    return content
 
 
 class _Loader(yaml.SafeLoader):
