@@ -73,11 +73,12 @@ class Simulations:
         folder.mkdir()
         self._warm = WarmServer(folder)
         self._number = 0
-        started = time.monotonic()
-        self._whole = self._new_folder() / "run"
-        done = self._warm.run(*RUN, cwd=self._whole.parent)
-        assert (done.code, done.err) == (0, "")
-        self.seconds = time.monotonic() - started  # without the page, which takes longer than everything else
+        for _ in range(2):  # the first one also reads what is then in memory
+            started = time.monotonic()
+            self._whole = self._new_folder() / "run"
+            done = self._warm.run(*RUN, cwd=self._whole.parent)
+            assert (done.code, done.err) == (0, "")
+            self.seconds = time.monotonic() - started  # without the page, which takes longer than everything else
 
     def close(self) -> None:
         self._warm.close()
