@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,13 @@ from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.rounds import TEXT_COLUMNS, read_rounds
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from calfat_plugin.evaluators.alarms import Alarm
-
-_TEXT_COLUMNS = ("clients", "refused")  # of rounds.csv
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,8 +49,6 @@ class Run:
 
         Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
         """
-        from calfat_plugin.runs.rounds import read_rounds
-
         path = self.directory / "rounds.csv"
         texts = read_rounds(path) if path.exists() else []
         rows = [{column: _cell(column, text) for column, text in row.items()} for row in texts]
@@ -87,7 +84,7 @@ class Run:
 
 
 def _cell(column: str, text: str) -> Any:
-    if column in _TEXT_COLUMNS:
+    if column in TEXT_COLUMNS:
         return text
     return None if text == "" else int(text) if text.isdigit() else float(text)
 
@@ -171,8 +168,10 @@ def load_run(directory: str | Path) -> Run:
         CalfatError: there is no run in it, or a file of it is damaged.
     """
     files = read_run(Path(directory))
+    names = [field.name for field in fields(EvaluationResult)]
     tuples = ("per_class", "per_class_strict")
-    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in files.evaluations]
+    rows = [{name: row[name] for name in names} for row in files.evaluations]
+    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in rows]
     return Run(files.path, files.recipe, {result.label: result for result in results})
 
 

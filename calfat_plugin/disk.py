@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import select
+import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from calfat_plugin.errors import RunError
 
@@ -13,6 +20,10 @@ try:
     import fcntl
 except ImportError:  # Windows: no locks
     fcntl = None  # type: ignore[assignment]
+
+#: What to do about a damaged file that a command can make again.
+RESTORE = "Restore it from a copy, or remove it and make it again."
+_PIPE_PATIENCE = 10.0  # seconds
 
 
 @contextmanager
@@ -58,13 +69,76 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The first ``limit + 1`` bytes of a file, a device or a pipe: more than ``limit`` says that there are more.
+
+    A named pipe that nobody opens for writing is given up after ten seconds.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = b""
+    # Without O_NONBLOCK, opening a named pipe would wait for its writer for ever.
+    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        number = file.fileno()
+        if stat.S_ISFIFO(os.fstat(number).st_mode):
+            if not select.select([number], [], [], _PIPE_PATIENCE)[0]:
+                with suppress(BlockingIOError):  # somebody has it open and may take its time to write
+                    content = os.read(number, limit + 1)
+                    if not content:
+                        raise OSError(errno.EPIPE, f"a named pipe, and nobody wrote to it for {_PIPE_PATIENCE:g} s")
+            os.set_blocking(number, True)
+        return content + file.read(limit + 1 - len(content))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON mapping; empty where there is no such file.
+
+    Raises:
+        RunError: it cannot be read, or is damaged.
+    """
     try:
-        os.fsync(handle)
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). {RESTORE}") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{path}: holds no JSON mapping; it was changed by hand. {RESTORE}")
+    return content
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in ``parent`` that is removed at the end; one that a killed process left behind is removed before.
+
+    Args:
+        parent: an existing folder.
+        prefix: how the names of such folders begin.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError), _opened(left) as handle:
+            if lock(handle):
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, _opened(Path(name)) as handle:
+        lock(handle)
+        yield Path(name)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
     finally:
         os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to disk."""
+    with _opened(path) as handle:
+        os.fsync(handle)
 
 
 def lock(handle: int) -> bool:

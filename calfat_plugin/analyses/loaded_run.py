@@ -162,13 +162,16 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
         RunError: it is no state dict.
     """
     import torch
-    from safetensors.torch import load_file
+
+    from calfat_plugin.runs.checkpoints import read_tensors
 
     try:
         if path.suffix == ".safetensors":
-            content: Any = {name: tensor for name, tensor in load_file(path).items() if "/" not in name}
+            content: Any = {name: tensor for name, tensor in read_tensors(path)[0].items() if "/" not in name}
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except RunError:
+        raise
     except Exception as error:  # a damaged file may fail in any way; torch's text would advise to trust the file
         raise RunError(
             f"{path}: the weights cannot be read ({type(error).__name__}). Expected a safetensors file, or a state "

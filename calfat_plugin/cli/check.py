@@ -22,7 +22,7 @@ from calfat_plugin.runs.request import checked_experiment
 def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool, strict: bool) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
-        document = read_document(recipe)
+        document = read_document(recipe)  # once: it may be a pipe
         if "axes" in document.data:
             warnings, result = _check_suite(document, overrides, seed)
         else:

@@ -2,45 +2,85 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from calfat_plugin.errors import CalfatError
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what shells expect after Ctrl-C
+_RED, _YELLOW = 31, 33
+_MAX_PATH = 120  # characters of a path in a message
+
+
+def _nothing() -> str:
+    return ""
 
 
 @contextmanager
-def user_errors(after: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Report a :class:`CalfatError` without a traceback and exit with 2.
+def user_errors(after: Callable[[], str] = _nothing, after_stop: Callable[[], str] = _nothing) -> Iterator[None]:
+    """Report what the user can fix without a traceback and exit with 2.
+
+    That is a :class:`CalfatError`, a path that the system refuses, and a standard output that cannot be written.
 
     Args:
         after: a further line, made when the error happens, such as how to resume.
+        after_stop: likewise when nobody reads the output any more, such as after ``| head -1``.
     """
     try:
         yield
     except CalfatError as error:
         fail(str(error), after())
+    except OSError as error:
+        if error.filename is None and _output_is_lost():
+            fail(f"standard output cannot be written ({error.strerror}).", after_stop())
+        if error.filename is None or isinstance(error, FileNotFoundError):  # what may be missing is looked for
+            raise
+        path = os.fsdecode(error.filename)
+        shown = path if len(path) <= _MAX_PATH else f"{path[: _MAX_PATH - 3]}..."
+        fail(f"{shown}: cannot be used ({error.strerror}). Check this path and its permissions.", after())
+
+
+def _output_is_lost() -> bool:
+    """Whether standard output takes nothing more; if so, Python's own last attempt to write there is kept quiet."""
+    try:
+        print(flush=True)
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return True
+    return False
+
+
+def coloured(stream: TextIO | None) -> bool:
+    """Whether to write colours there: to a terminal that shows them, unless the user has set ``NO_COLOR``."""
+    is_terminal = stream is not None and stream.isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def fail(message: str, hint: str = "", code: int = BAD_INPUT) -> NoReturn:
     """Print ``error: message`` on stderr, in bold red on a terminal, and exit."""
-    prefix = "\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
-    print(f"{prefix} {message}", file=sys.stderr)
+    _say("error", _RED, message)
     if hint:
-        print(hint, file=sys.stderr)
+        with suppress(OSError):
+            print(hint, file=sys.stderr)
     sys.exit(code)
 
 
 def warn(*messages: str) -> None:
     """Print ``warning: message`` on stderr for each."""
-    prefix = "\x1b[1;33mwarning:\x1b[0m" if sys.stderr.isatty() else "warning:"
     for message in messages:
-        print(f"{prefix} {message}", file=sys.stderr)
+        _say("warning", _YELLOW, message)
+
+
+def _say(word: str, colour: int, message: str) -> None:
+    prefix = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured(sys.stderr) else f"{word}:"
+    with suppress(OSError):  # the exit status remains
+        print(prefix, message, file=sys.stderr)
 
 
 def write_page(write: Callable[[], Path], directory: Path) -> None:

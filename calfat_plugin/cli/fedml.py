@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 _HOST_RUN_COMMANDS = ("stop", "list", "status", "logs")
+_HELP = ("--help", "-h")
 _RECIPE_SUFFIXES = (".yaml", ".yml")
 
 
@@ -35,6 +36,11 @@ def main() -> None:
 
         calfat(args=arguments, prog_name="fedml")
         return
+    if arguments[:1] == ["run"] and set(arguments[1:]) & set(_HELP):
+        from calfat_plugin.cli.main import main as calfat
+
+        calfat(args=["run", "--help"], prog_name="fedml", standalone_mode=False)
+        print("\nWithout a recipe, fedml run is FedML's own command:\n", flush=True)
     from calfat_plugin.host.command import main as host
 
     host()

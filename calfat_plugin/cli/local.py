@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from calfat_plugin.cli.errors import coloured
 from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
@@ -24,11 +25,11 @@ _GRACE = 15.0  # seconds that the clients have to end after the server has
 
 @dataclass
 class Party:
-    """A running party and the thread that passes its lines on, unless that is the calling one."""
+    """A running party and the thread that passes its lines on, unless the calling one does."""
 
     name: str
     process: subprocess.Popen[str]
-    reader: threading.Thread | None = None
+    reader: _Reader | None = None
 
 
 def free_addresses(count: int) -> list[str]:
@@ -94,10 +95,16 @@ def _run_job(names: Sequence[str], words: Sequence[str], run_dir: Path, *, resum
 
 
 def _watch(parties: Sequence[Party], needed: int) -> int:
-    """Wait for the server; end it at once when too few clients are left for it to continue."""
+    """Wait for the server; end it at once when too few clients are left for it to continue.
+
+    Raises:
+        OSError: our own output takes no more.
+    """
     server, *clients = parties
     failed: set[str] = set()
     while server.process.poll() is None:
+        if failure := next((p.reader.failure for p in parties if p.reader and p.reader.failure), None):
+            raise failure
         for client in clients:
             if client.process.poll() and client.name not in failed:
                 failed.add(client.name)
@@ -118,7 +125,7 @@ def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path,
     directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
     role = ("--role", "server" if rank == 0 else "client", "--rank", str(rank))
     process = _spawn(_command(words, directory, *role, resume=resume and (directory / "recipe.yaml").exists()))
-    reader = threading.Thread(target=_pass_on, args=(process, _prefix_of(rank, names)), daemon=True)
+    reader = _Reader(process, _prefix_of(rank, names))
     reader.start()
     return Party(names[rank], process, reader)
 
@@ -143,13 +150,29 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str] | None = None)
 
 def _prefix_of(rank: int, names: Sequence[str]) -> str:
     text = f"{names[rank]:<{max(map(len, names))}} |"
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if sys.stdout.isatty() else f"{text} "
+    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if coloured(sys.stdout) else f"{text} "
 
 
-def _pass_on(process: subprocess.Popen[str], prefix: str) -> None:
-    for line in process.stdout or ():
-        sys.stdout.write(prefix + line)
-        sys.stdout.flush()
+class _Reader(threading.Thread):
+    """Passes a party's lines on.
+
+    Attributes:
+        failure: why our output took no more; from then on lines are read and dropped, or the party would wait for ever.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], prefix: str) -> None:
+        super().__init__(daemon=True)
+        self._process, self._prefix = process, prefix
+        self.failure: OSError | None = None
+
+    def run(self) -> None:
+        for line in self._process.stdout or ():
+            try:
+                if self.failure is None:
+                    sys.stdout.write(self._prefix + line)
+                    sys.stdout.flush()
+            except OSError as error:
+                self.failure = error
 
 
 def _end(parties: Sequence[Party]) -> None:

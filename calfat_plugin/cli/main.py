@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
 from calfat_plugin import __version__
+from calfat_plugin.cli.errors import coloured, user_errors
+from calfat_plugin.errors import did_you_mean
 
 COMMANDS = {
     "run": "Run a recipe.",
@@ -24,6 +30,34 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """A group whose commands live in ``calfat_plugin.cli.<name>`` and are imported on use."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command line, and report an output that cannot be written like any other error."""
+        with user_errors():
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not coloured(sys.stdout):
+            ctx.color = False  # click itself knows neither NO_COLOR nor TERM=dumb; commands inherit it
+        with _naming_options(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            hint = did_you_mean(name, COMMANDS) or f" Commands: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command '{name}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _naming_options(ctx):
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -37,6 +71,18 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+@contextmanager
+def _naming_options(ctx: click.Context) -> Iterator[None]:
+    """Add to the error on an unknown option the nearest right one, or all that there are."""
+    try:
+        yield
+    except click.NoSuchOption as error:
+        at = error.ctx or ctx
+        known = [name for option in at.command.get_params(at) for name in option.opts if name.startswith("--")]
+        hint = did_you_mean(error.option_name, known) or f" Options: {', '.join(known)}."
+        raise click.UsageError(f"No such option '{error.option_name}'.{hint}", at) from None
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

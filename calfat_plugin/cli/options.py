@@ -9,7 +9,7 @@ import click
 
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.document import Document
 from calfat_plugin.runs.request import checked_experiment
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -30,12 +30,14 @@ download_option: Decorator = click.option(
 )
 
 
-def load_experiment(recipe: str, overrides: tuple[str, ...], seed: int | None, *, download: bool = False) -> Experiment:
-    """The recipe file with its overrides, checked; its warnings are printed.
+def load_experiment(
+    document: Document, overrides: tuple[str, ...], seed: int | None, *, download: bool = False
+) -> Experiment:
+    """The recipe with its overrides, checked; its warnings are printed.
 
     Raises:
         CalfatError: whatever is wrong with it.
     """
-    experiment = checked_experiment(read_document(recipe), overrides, seed, download=download)
+    experiment = checked_experiment(document, overrides, seed, download=download)
     warn(*experiment.recipe.warnings)
     return experiment

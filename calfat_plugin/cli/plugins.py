@@ -181,7 +181,7 @@ def _console() -> Iterator[Console]:
     """A console as wide as the terminal, or 80 columns; lines end without spaces."""
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
     with console.capture() as capture:
         yield console
     click.echo("\n".join(line.rstrip() for line in capture.get().rstrip().splitlines()))

@@ -22,6 +22,7 @@ from calfat_plugin.results import RoundRecord, RunInfo
 
 _REFRESH_PER_SECOND = 5
 BAR_WIDTH = 24
+_WIDTH_WITH_BAR = 72  # columns: name, bar and the longest usual figures
 _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the screen
 _SECONDS_BETWEEN_LINES = 30.0  # of a long round or evaluation in a pipe
 
@@ -173,7 +174,9 @@ class LiveProgress(RunProgress):
         super().__init__()
         self._console = console
         self._losses: dict[int, float] = {}
-        self._bars = Progress(TextColumn("{task.description}"), BarColumn(BAR_WIDTH), _Detail(), console=console)
+        # Where the terminal is narrow, the bar is what gives way, and not the figures.
+        bar = () if console.width < _WIDTH_WITH_BAR else (BarColumn(BAR_WIDTH),)
+        self._bars = Progress(TextColumn("{task.description}"), *bar, _Detail(), console=console)
         self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
         self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
         self._scores = Text("", no_wrap=True, overflow="ellipsis")

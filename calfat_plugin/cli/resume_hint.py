@@ -38,7 +38,7 @@ class ResumeHint:
         if self.directory is None or self._discarded(self.directory):
             return "stopped. No round was finished, so nothing is kept."
         if self.directory.finished:
-            return f"stopped. The run itself is finished: {self.directory.path}"
+            return f"stopped. The run itself is finished: {self.directory.path}.{self.directory.without_page}"
         return f"stopped. {self._how_to_resume(self.directory)}"
 
     def after_error(self) -> str:

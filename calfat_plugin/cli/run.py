@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ import click
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
 from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.recipe import read_document
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
@@ -57,8 +60,11 @@ def run(
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
-    with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error):
-        experiment = load_experiment(recipe, overrides, seed, download=download)
+    with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error, hint.after_stop):
+        document = read_document(recipe)
+        if "axes" in document.data:
+            raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
+        experiment = load_experiment(document, overrides, seed, download=download)
         from calfat_plugin.host.runtimes import runtime_of
         from calfat_plugin.runs.directory import RunDirectory
         from calfat_plugin.runs.request import Request
@@ -72,6 +78,8 @@ def run(
             if party.take_part(request, runtime, chosen, command, hint):
                 return
         hint.directory = RunDirectory.open(request)
+        if not Path(recipe).is_file():  # a pipe gives it once only
+            hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
 
 
@@ -107,18 +115,23 @@ def _program() -> list[str]:
 
 @contextmanager
 def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
-    """End cleanly on Ctrl-C, and on a polite kill (SIGTERM) alike."""
+    """End cleanly on Ctrl-C, and alike on a polite kill (SIGTERM) and a closed terminal (SIGHUP)."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+    previous = [signal.signal(number, stop) for number in numbers]
     try:
         yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not spoil the last output
+        for number in (signal.SIGINT, *numbers):  # a second one must not spoil the last output
+            signal.signal(number, signal.SIG_IGN)
         if last_words := what_is_left():
-            print(last_words, file=sys.stderr)
+            with suppress(OSError):  # a closed terminal
+                print(last_words, file=sys.stderr)
         sys.exit(INTERRUPTED)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)

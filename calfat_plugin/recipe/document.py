@@ -15,20 +15,22 @@ from typing import Any
 
 import yaml
 
-from calfat_plugin.errors import RecipeError, did_you_mean
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.options import describe, quoting_hint
+from calfat_plugin.recipe.text import read_text
 
 KeyPath = tuple[str | int, ...]
 
-# A recipe is a page of text. What goes beyond these is another kind of file, or YAML's aliases gone wild.
-_MAX_BYTES = 256_000
+# A recipe is a page of text. What goes beyond these is YAML's aliases gone wild.
 _MAX_DEPTH = 20
 _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
 _MAX_SHOWN = 120  # characters of an override in a message
 
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-_MERGE_TAG = "tag:yaml.org,2002:merge"
+_YAML = "tag:yaml.org,2002:"
+_PLAIN_TAGS = tuple(_YAML + name for name in ("map", "seq"))
+_SCALAR_TAGS = tuple(_YAML + name for name in ("null", "bool", "int", "float", "timestamp", "str"))
+_MERGE_TAG = _YAML + "merge"
 _READ_AS_OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 
 
@@ -150,7 +152,7 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections; with the line where one is known.
     """
-    return parse_document(_read_text(Path(path), str(path), kind), str(path), kind)
+    return parse_document(read_text(Path(path), kind.name), str(path), kind)
 
 
 def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
@@ -185,32 +187,6 @@ def _parse_value(text: str, path: KeyPath, place: str) -> Any:
         ) from None
 
 
-def _read_text(path: Path, shown: str, kind: Kind) -> str:
-    if path.is_dir():
-        inside = sorted(child.name for child in path.glob("*.y*ml"))
-        hint = f" Did you mean {path / inside[0]}?" if inside else ""
-        raise RecipeError(f"{shown}: this is a directory, expected a {kind.name} file.{hint}")
-    try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise RecipeError(
-                f"{shown}: {size} bytes are too many for a {kind.name} ({_MAX_BYTES // 1000} kB at most)."
-            )
-        content = path.read_bytes()
-    except FileNotFoundError:
-        near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
-    except OSError as error:
-        raise RecipeError(f"{shown}: cannot be read ({error.strerror}).") from None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind.name}, not a binary file."
-        ) from None
-
-
 class _Loader(yaml.SafeLoader):
     """Refuses deep nesting before it costs time: the scanner's work grows with the square of the depth."""
 
@@ -223,6 +199,12 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+# YAML 1.1 gives a lone = a tag that nothing constructs; in YAML 1.2 it is a text like any other.
+_Loader.yaml_implicit_resolvers = {
+    first: resolvers for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items() if first != "="
+}
 
 
 class _Builder:
@@ -263,10 +245,11 @@ class _Builder:
             raise self._too_much(path, _TOO_DEEP)
         if self._values > _MAX_VALUES:
             raise self._too_much(path, f"there are more than {_MAX_VALUES} values, aliases counted.")
+        scalar = isinstance(node, yaml.ScalarNode)
+        if node.tag not in (_SCALAR_TAGS if scalar else _PLAIN_TAGS):
+            raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if node.tag not in _PLAIN_TAGS:
-            raise self._error(node, path, f"the tag {node.tag} is not allowed in a recipe; remove it.")
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         return [self.build(child, (*path, index), depth + 1) for index, child in enumerate(node.value)]
@@ -277,6 +260,11 @@ class _Builder:
         except ValueError as error:  # a date in month 13, a number of 5,000 digits
             reason = str(error).partition(";")[0]
             raise self._error(node, path, f"{describe(node.value)} is not a value: {reason}.") from None
+        except (AttributeError, LookupError):  # what PyYAML raises on !!bool maybe, !!int '' and !!timestamp x
+            tag = f"!!{node.tag.removeprefix(_YAML)}"
+            raise self._error(
+                node, path, f"{describe(node.value)} is not a value of the tag {tag}; remove it."
+            ) from None
         if isinstance(value, (int, float)) and _READ_AS_OTHER_NUMBER.fullmatch(node.value):
             raise self._error(
                 node,
@@ -310,7 +298,7 @@ class _Builder:
 
     def _too_much(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error at the section: the nodes of an alias are elsewhere in the file."""
-        return _error_at(self.places[path[:1]], path[:1], complaint)
+        return _error_at(self.places.get(path[:1]) or self.places[path], path[:1], complaint)
 
     def _error(self, node: yaml.Node, path: KeyPath, complaint: str) -> RecipeError:
         return _error_at(self._at(node.start_mark.line + 1), path, complaint)

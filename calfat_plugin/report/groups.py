@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.disk import read_json
 from calfat_plugin.experiment.compare import flat
 from calfat_plugin.maths.metrics import MeanStd, mean_std
 from calfat_plugin.report.numbers import NOTHING
-from calfat_plugin.report.reading import SUITE, RunFiles, listed_run, read_json
+from calfat_plugin.report.reading import SUITE, RunFiles, listed_run
 from calfat_plugin.report.words import aggregator, method, pick, plain
 
 _SEED = ("common_args.random_seed",)

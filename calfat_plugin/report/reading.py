@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.report.shapes import check_shape
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
@@ -130,11 +131,11 @@ def read_run(path: Path) -> RunFiles:
         path=path,
         recipe=read_document(path / RECIPE).data,
         rounds=_rounds(path / "rounds.csv"),
-        **{name: read_json(path / f"{name}.json") for name in _FILES},
+        **{name: _checked(path / f"{name}.json", name) for name in _FILES},
         attacks={
             str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
-            if file.stat().st_size > 0 and (content := read_json(file)).get("evaluations")  # 0: just being written
+            if _begun(file) and (content := _checked(file, ATTACKS)).get("evaluations")
         },
     )
 
@@ -149,7 +150,7 @@ def find_runs(path: Path) -> list[Path]:
     """
     if (path / RECIPE).is_file():
         return [path]
-    listed = [run for cell in read_json(path / SUITE).get("cells", ()) for run in cell.get("runs", ())]
+    listed = [run for cell in _checked(path / SUITE, "suite").get("cells", ()) for run in cell.get("runs", ())]
     found = [found for run in listed if (found := listed_run(path, Path(run["directory"]))) is not None]
     if found:
         return found
@@ -160,37 +161,38 @@ def find_runs(path: Path) -> list[Path]:
     return found
 
 
+def _checked(path: Path, name: str) -> Mapping[str, Any]:
+    return check_shape(read_json(path), name, path)
+
+
+def _begun(file: Path) -> bool:
+    """Whether there is something in the file: one that is just being written is empty."""
+    try:
+        return file.stat().st_size > 0
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror}). {RESTORE}") from None
+
+
 def listed_run(suite: Path, written: Path) -> Path | None:
     """A run of a suite: where ``suite.json`` says, or at the same place beside the suite, if both were moved."""
     moved = suite.parent.joinpath(*written.parts[-3:])
     return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON mapping; empty where there is no such file.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: holds no JSON mapping; it was changed by hand.")
-    return content
-
-
 def _rounds(path: Path) -> list[Mapping[str, float | None]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # The last line may be without its end: it is being written, or was cut by a crash.
+        rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+        for number, row in enumerate(rows, start=1):
+            if None in row or None in row.values():
+                raise ValueError(f"row {number} has too few values or too many")
+        return [{name: _number(text) for name, text in row.items()} for row in rows]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read ({error}).") from None
+    except (OSError, ValueError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). Restore the file from a copy.") from None
 
 
 def _number(text: Any) -> float | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from calfat_plugin.disk import read_json, scratch_folder
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.page import GENERATOR
-from calfat_plugin.report.reading import SUITE, find_runs, read_json, read_run
+from calfat_plugin.report.reading import SUITE, find_runs, read_run
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -114,11 +114,11 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
         raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=out.parent) as temporary:
+        with scratch_folder(out.parent, ".report-") as temporary:
             # A page of another name has a folder of its own.
-            figures = Path(temporary) / (FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
+            figures = temporary / (FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
             figures.mkdir()
-            page = Path(temporary) / out.name
+            page = temporary / out.name
             page.write_text(compose(figures), encoding="utf-8")
             final = out.with_name(figures.name)
             final.mkdir(exist_ok=True)

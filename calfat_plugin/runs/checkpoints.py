@@ -2,16 +2,19 @@
 
 The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a model that loads
 (leave out the names with a slash). What else a resumed run needs is stored beside them under ``server/``,
-``broadcast/`` and ``client/<id>/``; the metadata says round, experiment and what was measured.
+``broadcast/`` and ``client/<id>/``; the metadata says round, experiment and what was measured, with a digest of it all:
+a byte that a disk or a copy changed is found when the file is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +23,8 @@ from calfat_plugin.disk import replacing, reporting_disk_errors
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 
-_KEY, _FORMAT = "calfat", 1
+_KEY, _FORMAT, _DIGEST = "calfat", 1, "sha256"
+_REMEDY = "Restore it from a copy, or start the run again in another directory."
 
 
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
@@ -40,10 +44,11 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
     for client, state in snapshot.client_states.items():
         tensors.update({f"client/{client}/{name}": tensor for name, tensor in state.items()})
     facts = {"format": _FORMAT, "round": snapshot.round, "clients": sorted(snapshot.client_states), "notes": notes}
+    apart = _apart(tensors)
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
-    metadata = {_KEY: json.dumps(facts)}
+    metadata = {_KEY: json.dumps({**facts, _DIGEST: _digest(apart, facts)})}
     with reporting_disk_errors(path, SafetensorError), replacing(path) as temporary:
-        save_file(_apart(tensors), temporary, metadata)
+        save_file(apart, temporary, metadata)
 
 
 def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
@@ -53,10 +58,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         RunError: there is no such file, or it is damaged or of another kind.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        facts = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+        tensors, facts = read_tensors(path)
         if facts.get("format") != _FORMAT:
             raise RunError(
                 f"{path}: not a checkpoint of calfat_plugin (no '{_KEY}' of format {_FORMAT} in its metadata)."
@@ -66,9 +68,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
     except (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{path}: the checkpoint cannot be read ({error}). Start the run again, or point to another run directory."
-        ) from None
+        raise RunError(f"{path}: the checkpoint cannot be read ({error}). {_REMEDY}") from None
     return (
         Snapshot(
             round=number,
@@ -79,6 +79,33 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         ),
         notes,
     )
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, facts) of a safetensors file; the facts of one that we did not write are empty.
+
+    Raises:
+        RunError: its content is not what was written.
+        SafetensorError, OSError, TypeError, ValueError: it cannot be read.
+    """
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    facts: dict[str, Any] = json.loads(metadata[_KEY]) if _KEY in metadata else {}
+    written = facts.pop(_DIGEST, None)  # checkpoints of earlier versions have none
+    if written is not None and written != _digest(tensors, facts):
+        raise RunError(f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {_REMEDY}")
+    return tensors, facts
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """SHA-256 of the facts, and of names, types, shapes and bytes of the tensors: contiguous ones on the CPU."""
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@
         checkpoints/      last, best-natural, best-robust
         evaluation/       how far a final evaluation had come, until results.json is written
         log.txt           the log of the host and of ours
+        report.html       the page, with figures/ beside it
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from calfat_plugin.disk import lock, write_text
+from calfat_plugin.disk import lock, read_json, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import read_document
@@ -58,6 +59,7 @@ class RunDirectory:
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
     evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
+    page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
 
     def checkpoint(self, name: str) -> Path:
@@ -68,6 +70,12 @@ class RunDirectory:
     def finished(self) -> bool:
         """Whether the final evaluation is there."""
         return bool(self.results.exists())
+
+    @property
+    def without_page(self) -> str:
+        """What to say of a finished run whose page is missing: a sentence with a space before it, or nothing."""
+        command = shlex.join(["calfat", "report", str(self.path)])
+        return "" if self.page.exists() else f" There is no page of {self.path} yet; make it with: {command}"
 
     @classmethod
     def open(cls: type[D], request: Request, parent: Path | None = None) -> D:
@@ -128,8 +136,9 @@ class RunDirectory:
             if not run.finished or _rounds_asked(recipe) < experiment.num_rounds:
                 return run
         found = f"{len(runs)} finished" if runs else "none at all"
+        page = cls(runs[0].parent).without_page if runs else ""
         raise RunError(
-            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}"
+            f"{parent}: no unfinished run with seed {experiment.seed} to resume ({found}). {cls.without_resume}" + page
         )
 
     def check_same(self, experiment: Experiment) -> None:
@@ -151,6 +160,24 @@ class RunDirectory:
                 f"{why_not(different)}Resume with the run's own recipe: "
                 + shlex.join(["calfat", "run", str(self.recipe), "--resume", "--run-dir", str(self.path)])
             )
+
+    def check_data(self, now: Mapping[str, Any]) -> None:
+        """Refuse to continue with other data than the run was started with.
+
+        Args:
+            now: what ``partition.json`` would hold now. What the file of an earlier version lacks is not compared.
+
+        Raises:
+            RunError: with what differs, then and now; or the file is damaged.
+        """
+        for key, value in read_json(self.partition).items():
+            if key in now and value != now[key]:
+                then, current = first_difference(value, now[key])
+                raise RunError(
+                    f"{self.path}: the data are not those this run was started with. {key} in {self.partition.name}: "
+                    f"{then} when started, {current} now. Resume with the same data and partition, or start again "
+                    "without --resume."
+                )
 
     def write_recipe(self, experiment: Experiment) -> None:
         """Write the recipe as run."""
@@ -238,6 +265,13 @@ def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
         except OSError as error:
             raise RunError(f"{path}: the run directory cannot be created ({error.strerror}).") from None
     raise RunError(f"{parent / stem}: {_ATTEMPTS} runs were started in this second; choose a --run-dir.")
+
+
+def first_difference(then: Any, now: Any) -> tuple[Any, Any]:
+    """The first entries in which two lists differ, or both values where they are no lists of one length."""
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        return next(first_difference(*pair) for pair in zip(then, now, strict=True) if pair[0] != pair[1])
+    return then, now
 
 
 def _rounds_asked(recipe: Path) -> int:

@@ -12,6 +12,8 @@ from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 
+TEXT_COLUMNS = ("clients", "refused")
+_REMEDY = "Restore the file from a copy, or start the run again in another directory."
 TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
 
 
@@ -66,7 +68,7 @@ class RoundsFile:
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
-        text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
+        text = _text_of(self.path) if self.path.exists() else ""
         lines = text.splitlines(keepends=True)
         kept = lines[: last_round + 1]
         rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
@@ -75,6 +77,7 @@ class RoundsFile:
                 f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
+        _rows(self.path, kept)
         write_text(self.path, "".join(kept))
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
@@ -99,13 +102,42 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
     """The rows as text, in order; empty fields are rounds without that measurement.
 
     Raises:
-        RunError: there is no such file.
+        RunError: there is no such file, or it is damaged.
     """
+    lines = _text_of(path).splitlines(keepends=True)
+    return _rows(path, [line for line in lines if line.endswith("\n")])  # without one: being written, or cut by a crash
+
+
+def _text_of(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
+
+
+def _rows(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of the file's lines, each with a value for every column, numbers where numbers belong.
+
+    Raises:
+        RunError: a row is otherwise.
+    """
+    rows: list[dict[str, str]] = []
+    try:
+        reader = csv.DictReader(lines, strict=True)
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"expected {len(reader.fieldnames or ())} values")
+            int(row["round"]), float(row["seconds"]), [int(client) for client in row["clients"].split()]
+            for column in row.keys() - set(TEXT_COLUMNS):
+                float(row[column] or 0)
+            rows.append(row)
+    except (ValueError, KeyError, csv.Error) as error:
+        reason = f"no column {error}" if isinstance(error, KeyError) else error
+        raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
+    return rows
 
 
 def seconds_of(path: Path) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
@@ -16,12 +15,13 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.compute import pick_device, using_threads
+from calfat_plugin.runs.data import class_counts, describe_data
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import last_used, seconds_of
+from calfat_plugin.runs.rounds import last_used, read_rounds, seconds_of
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -57,14 +57,15 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 
         shards = {} if runtime.has_silos else shards_of(experiment, dataset, device)
         info = _run_info(directory, experiment, 1 if snapshot is None else snapshot.round + 1, shards, dataset)
+        data = {} if runtime.has_silos else describe_data(dataset, shards)  # the counts never leave the silos
+        if snapshot is not None:
+            directory.check_data(data)
         directory.begin(info.start_round - 1)
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         directory.write_recipe(experiment)
-        _write_environment(directory, experiment, device, request.command)
-        if not runtime.has_silos:  # the counts never leave the silos
-            counts = [list(of_client) for of_client in info.class_counts]
-            content = {"class_names": list(dataset.class_names), "class_counts": counts}
-            directory.write_json(directory.partition, content)
+        _write_environment(directory, experiment, device, request.command, warn)
+        if data:
+            directory.write_json(directory.partition, data)
         writer, listeners = RunWriter(directory, experiment, best), Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
@@ -110,23 +111,20 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 def _run_info(
     directory: RunDirectory, experiment: Experiment, start_round: int, shards: Mapping[int, ImageData], dataset: Dataset
 ) -> RunInfo:
-    import torch
-
     return RunInfo(
         name=experiment.recipe.name,
         directory=directory.path,
         recipe=experiment.as_run(),
         num_rounds=experiment.num_rounds,
         start_round=start_round,
-        class_counts=tuple(
-            tuple(torch.bincount(shard.y, minlength=dataset.num_classes).tolist()) for shard in shards.values()
-        ),
+        class_counts=tuple(map(tuple, class_counts(dataset, shards))),
     )
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
     """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
+        _check_nothing_lost(directory)
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
     done, asked = snapshot.round, experiment.num_rounds
@@ -135,19 +133,38 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
         raise RunError(
             f"{directory.path}: {state}; {asked} are asked for. "
             f"To go further, resume it with --set train_args.comm_round={done + 10}."
+            + (directory.without_page if directory.finished else "")
         )
     log.info("continuing after round %d", done)
     return snapshot, notes.get("best", {})
 
 
+def _check_nothing_lost(directory: RunDirectory) -> None:
+    """Refuse to begin again where rounds were finished: the first one may have left its row, no more."""
+    rounds = len(read_rounds(directory.rounds)) if directory.rounds.exists() else 0
+    if rounds > 1 or directory.finished:
+        raise RunError(
+            f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
+            "Restore it from a copy, or start the run again in another directory."
+        )
+
+
 def _write_environment(
-    directory: RunDirectory, experiment: Experiment, device: torch.device, command: list[str]
+    directory: RunDirectory,
+    experiment: Experiment,
+    device: torch.device,
+    command: list[str],
+    warn: Callable[[str], None],
 ) -> None:
     """What this process runs on; what an earlier process of the same run ran on is kept under ``earlier``."""
     now = describe_environment(device, experiment.registry, command)
     now["earlier"] = []
-    if directory.environment.exists():
-        with suppress(ValueError):  # not JSON: somebody's edit, not worth stopping for
-            before = json.loads(directory.environment.read_text(encoding="utf-8"))
-            now["earlier"] = [*before.pop("earlier", []), before]
+    try:
+        before = read_json(directory.environment)
+    except RunError as error:  # not worth stopping for
+        warn(f"{error} What it said of earlier processes is lost.")
+        before = {}
+    if before:
+        earlier = before.pop("earlier", [])
+        now["earlier"] = [*(earlier if isinstance(earlier, list) else []), before]
     directory.write_json(directory.environment, now)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.reading import find_runs, read_run
 from tests.report.made import CLASSES, COUNTS, made_run
@@ -90,12 +91,12 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         read_run(path)
     assert str(caught.value) == (
-        f"{path / 'results.json'}: cannot be read (Expecting value: line 1 column 18 (char 17))."
+        f"{path / 'results.json'}: cannot be read (Expecting value: line 1 column 18 (char 17)). {RESTORE}"
     )
     (path / "results.json").write_text("[]")
     with pytest.raises(RunError) as caught:
         read_run(path)
-    assert str(caught.value) == f"{path / 'results.json'}: holds no JSON mapping; it was changed by hand."
+    assert str(caught.value) == f"{path / 'results.json'}: holds no JSON mapping; it was changed by hand. {RESTORE}"
     (path / "results.json").unlink()
     (path / "rounds.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec"):

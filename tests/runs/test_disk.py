@@ -41,3 +41,16 @@ def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(
 def held(handle: int) -> str:
     """Name of an open file or folder."""
     return Path(os.readlink(f"/proc/self/fd/{handle}")).name
+
+
+def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert disk.read_bytes(tmp_path / "file", 10) == b"0123456789"
+    assert disk.read_bytes(tmp_path / "file", 4) == b"01234"
+
+
+def test_a_scratch_folder_removes_those_of_dead_processes_only(tmp_path: Path) -> None:
+    (tmp_path / ".report-dead" / "figures").mkdir(parents=True)
+    with disk.scratch_folder(tmp_path, ".report-") as first, disk.scratch_folder(tmp_path, ".report-") as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert not list(tmp_path.iterdir())

@@ -115,6 +115,15 @@ def test_no_line_is_wider_than_the_terminal(columns: int, seconds: FakeTime) -> 
     assert max(map(cell_len, picture)) <= columns
 
 
+def test_where_the_terminal_is_narrow_the_figures_stay(seconds: FakeTime) -> None:
+    _, picture = live(lambda progress: in_round_28(progress, seconds), columns=40)
+    assert picture == [
+        "run      27/40 rounds  0:54  ETA 0:26",
+        "round 28 client 2 (2 of 3)  loss 1.112",
+        "after round 27:  natural 94.1 %  pgd20 …",
+    ]
+
+
 def test_a_picture_before_the_run_and_at_its_end(seconds: FakeTime) -> None:
     _, picture = live(lambda progress: None)
     assert [line.split() for line in picture] == [["━" * 24, "starting", "PyTorch", "and", "FedML"]]

@@ -65,6 +65,7 @@ def test_nothing_to_resume(warm: WarmServer, folder: Path) -> None:
 
 def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+    (folder / "run" / "report.html").touch()
     (folder / "runs" / "tiny").mkdir(parents=True)
     (folder / "run").rename(folder / "runs" / "tiny" / "0-20261121-120000")
     assert refused(warm, folder, *RUN[:-2], "--resume") == (
@@ -87,6 +88,44 @@ def test_another_recipe(warm: WarmServer, folder: Path) -> None:
     assert json.loads((folder / "run" / "results.json").read_text())["recipe"] == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("override", "change"),
+    [
+        ("data_args.partition_alpha=0.5", "data_args.partition_alpha: 0.3 when started, 0.5 now"),
+        ("calfat.partition.seed=1", "calfat.partition.seed: 2021 when started, 1 now"),
+        ("data_args.partition_method=iid", "data_args.partition_method: 'dirichlet' when started, 'iid' now"),
+        ("data_args.dataset=cifar10", "data_args.dataset: 'digits' when started, 'cifar10' now"),
+    ],
+)
+def test_another_data_set_or_partition(warm: WarmServer, folder: Path, override: str, change: str) -> None:
+    error = refused(warm, folder, *RUN, "--resume", "--set", override)
+    assert error.startswith("error: run: the recipe is not the one this run was started with. ")
+    assert change in error
+    assert error.endswith("Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n")
+
+
+@pytest.mark.parametrize("key", ["class_counts", "dataset_sha256", "partition_sha256"])
+def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: str) -> None:
+    """A data set of the same name may hold other images on another machine, or a plugin may split it another way."""
+    path = folder / "run" / "partition.json"
+    content = json.loads(path.read_text())
+    now = content[key]
+    if key == "class_counts":
+        now = content[key][2][7]
+        content[key][2][7] += 1
+        then: object = now + 1
+    else:
+        then = content[key] = "0" * 64
+    path.write_text(json.dumps(content))
+    assert refused(warm, folder, *RUN, "--resume") == (
+        f"error: run: the data are not those this run was started with. {key} in partition.json: {then} when started, "
+        f"{now} now. Resume with the same data and partition, or start again without --resume.\n"
+    )
+    del content[key]  # as an earlier version wrote it
+    path.write_text(json.dumps(content))
+    assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+
+
 def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
     assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2") == (
         "error: run: the recipe is not the one this run was started with. "
@@ -106,7 +145,8 @@ def test_a_finished_run(warm: WarmServer, folder: Path) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
     assert refused(warm, folder, *RUN, "--resume") == (
         "error: run: this run is finished after 3 rounds; 3 are asked for. "
-        "To go further, resume it with --set train_args.comm_round=13.\n"
+        "To go further, resume it with --set train_args.comm_round=13. "
+        "There is no page of run yet; make it with: calfat report run\n"
     )
 
 
@@ -122,7 +162,7 @@ def test_a_damaged_checkpoint(warm: WarmServer, folder: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     error = refused(warm, folder, *RUN, "--resume")
     assert error.startswith("error: run/checkpoints/last.safetensors: the checkpoint cannot be read (")
-    assert error.endswith("). Start the run again, or point to another run directory.\n")
+    assert error.endswith("). Restore it from a copy, or start the run again in another directory.\n")
 
 
 def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:

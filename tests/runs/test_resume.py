@@ -137,6 +137,45 @@ def test_more_rounds_than_before_extend_a_finished_run(
     assert "comm_round: 9" in (recipe.parent / "run" / "recipe.yaml").read_text()
 
 
+def everything(run: Path) -> dict[str, object]:
+    """What a run leaves behind, file by file, but for times and what says which process wrote it."""
+    found: dict[str, object] = {}
+    for path in sorted(path for path in run.rglob("*") if path.is_file()):
+        name = str(path.relative_to(run))
+        if path.suffix == ".safetensors":
+            found[name] = path.read_bytes()
+        elif name == "rounds.csv":
+            found[name] = rows(run)
+        elif name == "recipe.yaml":
+            found[name] = path.read_text()
+        elif path.suffix == ".json":
+            content = json.loads(path.read_text())
+            for own in ("seconds", "command", "earlier"):
+                content.pop(own, None)
+            for evaluation in content.get("evaluations", ()):
+                del evaluation["seconds"]
+            found[name] = content
+        else:
+            found[name] = None  # log.txt: that it is there
+    return found
+
+
+@pytest.mark.parametrize("round", [2, 6])
+def test_a_resumed_run_leaves_behind_what_an_uninterrupted_one_does(warm: WarmServer, recipe: Path, round: int) -> None:
+    """Down to the bytes of checkpoints; a rate that makes accuracies rise and fall gives a best round in the middle."""
+    arguments = ("run", "tiny.yaml", *SOME, "--set", "train_args.learning_rate=2.0", "--set", "train_args.comm_round=6")
+    for name in ("whole", "run"):
+        done = warm.run(
+            *arguments, "--run-dir", name, cwd=recipe.parent, **sabotage("training", round) if name == "run" else {}
+        )
+        assert done.code == (-9 if name == "run" else 0)
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
+    whole = everything(recipe.parent / "whole")
+    best = {found["round"] for found in whole["results.json"]["test_selected"].values()}  # type: ignore[index]
+    assert min(best) < 6
+    assert everything(recipe.parent / "run") == whole
+
+
 def test_dropout_survives_a_resume(warm: WarmServer, recipe: Path) -> None:
     """PyTorch's dropout draws from a global generator, whose state no checkpoint holds."""
     model = "model_args.model=tiny_model:build_dropping"

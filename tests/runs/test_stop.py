@@ -28,7 +28,7 @@ def resume_command(text: str) -> list[str]:
     return command[command.index("run") :]
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, name: str) -> None:
     arguments = (
         "run",
@@ -56,6 +56,104 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
     resumed = warm.run(*resume_command(stopped.err), cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
+
+
+def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(warm: WarmServer, recipe: Path) -> None:
+    os.mkfifo(recipe.parent / "pipe")
+    held = os.open(recipe.parent / "pipe", os.O_RDWR)
+    os.write(held, recipe.read_bytes())
+    arguments = ("run", "pipe", "--set", "train_args.comm_round=2", "--run-dir", "run")
+    started = warm.start(*arguments, cwd=recipe.parent, **sabotage("training", 2, "SIGTERM"))
+    while select.select([held], [], [], 0)[0]:  # until it is read
+        time.sleep(0.01)
+    os.close(held)
+    stopped = started.wait()
+    command = "calfat run run/recipe.yaml --set train_args.comm_round=2 --resume --run-dir run\n"
+    assert (stopped.code, stopped.err.endswith(f"Resume with:\n  {command}")) == (130, True), stopped.err
+    assert warm.run(*resume_command(stopped.err), cwd=recipe.parent).code == 0
+
+    os.mkfifo(recipe.parent / "another")
+    held = os.open(recipe.parent / "another", os.O_RDWR)
+    os.write(held, recipe.read_bytes())
+    silos = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC", "--local")
+    started = warm.start("run", "another", *silos, cwd=recipe.parent)
+    while select.select([held], [], [], 0)[0]:
+        time.sleep(0.01)
+    os.close(held)
+    assert started.wait().err == (
+        "error: another: every process of this run reads the recipe; save it in a file instead of a pipe.\n"
+    )
+
+
+def test_a_run_under_nohup_outlives_its_terminal(warm: WarmServer, recipe: Path) -> None:
+    """Who ignores SIGHUP means it."""
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'calfat_plugin.cli.main', *sys.argv[1:]])"
+    )
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--run-dir", "run")
+    env = environment(recipe.parent / "home") | sabotage("training", 2, "SIGHUP")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=recipe.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_closed_pipe_ends_the_run_with_a_hint(warm: WarmServer, recipe: Path) -> None:
+    """As ``calfat run RECIPE | head -2``: the rounds that were finished are kept, and the hint goes to stderr."""
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=200", "--run-dir", "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
+        cwd=recipe.parent,
+        env=environment(recipe.parent / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert [process.stdout.readline()[:6] for _ in range(2)] == ["tiny: ", "round "]
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(TIMEOUT) == 2
+    process.stderr.close()
+    command = f"{sys.executable} -m calfat_plugin.cli.main run tiny.yaml --set train_args.comm_round=200"
+    assert said == (
+        "error: standard output cannot be written (Broken pipe).\n"
+        "stopped. Finished rounds are kept in run. Resume with:\n"
+        f"  {command} --resume --run-dir run\n"
+    )
+    rounds = len(read_rounds(recipe.parent / "run" / "rounds.csv"))
+    more = ("--set", f"train_args.comm_round={rounds + 1}", "--resume")
+    assert warm.run(*arguments, *more, cwd=recipe.parent).code == 0
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_stopped_while_the_page_is_made(warm: WarmServer, recipe: Path, name: str) -> None:
+    """The results are there: what is missing is said, and the next attempt leaves no scratch folder behind."""
+    arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=1", "--run-dir", "run")
+    stopped = warm.run(*arguments, cwd=recipe.parent, WITHOUT_REPORT="", **sabotage("page", 1, name))
+    run = recipe.parent / "run"
+    missing = "There is no page of run yet; make it with: calfat report run\n"
+    if name == "SIGINT":
+        assert (stopped.code, stopped.err) == (130, f"stopped. The run itself is finished: run. {missing}")
+    else:
+        assert stopped.code == -9
+        assert len(list(run.glob(".report-*"))) == 1
+    assert not (run / "report.html").exists()
+    resumed = warm.run(*arguments, "--resume", cwd=recipe.parent)
+    assert resumed.code == 2
+    assert resumed.err.endswith(f"resume it with --set train_args.comm_round=11. {missing}")
+    made = warm.run("report", "run", cwd=recipe.parent, WITHOUT_REPORT="")
+    assert (made.code, made.err) == (0, "")
+    assert (run / "report.html").exists()
+    assert not list(run.glob(".report-*"))
 
 
 @pytest.mark.parametrize(("at", "round"), [("data", 0), ("training", 1)])

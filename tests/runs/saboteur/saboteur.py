@@ -103,6 +103,18 @@ class Saboteur:
 
         _after(PlainProgress, "round_started", break_down)
 
+    def arm_page(self) -> None:
+        """While the page is made, in its scratch folder."""
+        from calfat_plugin.report import run_page
+
+        draw = run_page.run_page
+
+        def struck(run: Any, figures: Any) -> str:
+            self.strike()
+            return draw(run, figures)
+
+        run_page.run_page = struck
+
     def arm_data(self) -> None:
         """While the data set is read, before anything has begun."""
         from calfat_plugin.experiment import Experiment

@@ -1,0 +1,55 @@
+"""The text of a recipe file, wherever it comes from."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from calfat_plugin.disk import read_bytes
+from calfat_plugin.errors import RecipeError, did_you_mean
+
+_MAX_BYTES = 256_000  # a recipe is a page of text; what goes beyond is another kind of file
+_MAX_SHOWN = 120  # characters of a path in a message
+
+
+def read_text(path: Path, kind: str) -> str:
+    """The text of a recipe or a suite, from a file, a device or a pipe; in UTF-8, or in UTF-16 with its mark.
+
+    Args:
+        path: where it is.
+        kind: what it is meant to be, for messages: ``recipe``.
+
+    Raises:
+        RecipeError: it is no file, cannot be read, is too large, or is no text.
+    """
+    content, shown = _read(path, kind), str(path)
+    # YAML allows UTF-16, which the shell of Windows writes; both kinds of text may begin with a byte order mark.
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        name = encoding.removesuffix("-sig").upper()
+        raise RecipeError(
+            f"{shown}:{line}: byte {error.start} is not {name} text; expected a YAML {kind}, not a binary file."
+        ) from None
+
+
+def _read(path: Path, kind: str) -> bytes:
+    shown = str(path)
+    try:
+        if path.is_dir():
+            inside = sorted(child.name for child in path.glob("*.y*ml"))
+            hint = f" Did you mean {path / inside[0]}?" if inside else ""
+            raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
+        content = read_bytes(path, _MAX_BYTES)
+    except FileNotFoundError:
+        near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
+    except OSError as error:
+        short = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
+        raise RecipeError(f"{short}: cannot be read ({error.strerror}).") from None
+    if len(content) > _MAX_BYTES:
+        size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
+        raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
+    return content

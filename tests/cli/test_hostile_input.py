@@ -1,0 +1,236 @@
+"""Odd files, odd YAML, lost output and misspelt commands: each ends in a message, never in a traceback or a hang."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin import disk
+from tests.cli.runner import COMMAND, RECIPES, Ended, calfat, python
+
+RECIPE = RECIPES / "calfat_digits.yaml"
+GOOD = "good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0.\n"
+LONG = "a" * 5000
+SHORT = "a" * 117 + "..."
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(message: str) -> Ended:
+    return Ended(2, "", f"error: {message}\n")
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("!!bool maybe", "train_args.epochs: 'maybe' (text) is not a value of the tag !!bool; remove it."),
+        ("!!timestamp x", "train_args.epochs: 'x' (text) is not a value of the tag !!timestamp; remove it."),
+        ("!!int ''", "train_args.epochs: '' (text) is not a value of the tag !!int; remove it."),
+        ("!!float ''", "train_args.epochs: '' (text) is not a value of the tag !!float; remove it."),
+        ("&a [*a]", "train_args: values are nested more than 20 deep."),
+        ("&a {b: *a}", "train_args: values are nested more than 20 deep."),
+        ("!!map x", "train_args.epochs: the tag tag:yaml.org,2002:map is not allowed in a recipe; remove it."),
+        ("!!binary aGk=", "train_args.epochs: the tag tag:yaml.org,2002:binary is not allowed in a recipe; remove it."),
+        ("!!python/name:os.system x", "train_args.epochs: the tag tag:yaml.org,2002:python/name:os.system is not "),
+        ("=", "train_args.epochs: got '=' (text), expected a whole number, >= 1."),
+    ],
+)
+def test_odd_yaml_is_refused_in_words(value: str, complaint: str) -> None:
+    override = f"train_args.epochs={value}"
+    ended = calfat("check", str(RECIPE), "--set", override)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: --set {override}: {complaint}")
+    assert ended.err.count("\n") == 1
+    Path("r.yaml").write_text(f"train_args:\n  epochs: {value}\ncalfat: {{}}\n")
+    ended = calfat("check", "r.yaml")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(("error: r.yaml:2: ", "error: r.yaml:1: train_args: values are nested"))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [LONG, f"{LONG}/r.yaml"])
+def test_a_path_that_is_too_long_is_refused(path: str) -> None:
+    for command in ("check", "run", "suite"):
+        assert calfat(command, path) == refused(f"{SHORT}: cannot be read (File name too long).")
+    why = f"{SHORT}: cannot be used (File name too long). Check this path and its permissions."
+    for command in ("report", "attack", "per-class"):
+        assert calfat(command, path) == refused(why)
+    assert calfat("run", str(RECIPE), "--run-dir", path) == refused(why)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no /dev/zero here")
+def test_a_file_without_end_is_read_as_far_as_a_recipe_can_go() -> None:
+    assert calfat("check", "/dev/zero") == refused(
+        "/dev/zero: more than 256000 bytes are too many for a recipe (256 kB at most)."
+    )
+
+
+def test_a_recipe_comes_through_a_pipe() -> None:
+    for before in ("", "sleep 0.3; "):  # the writer may take its time
+        done = subprocess.run(
+            ["bash", "-c", f'({before}cat "$1") | "$0" -c "$2" check /dev/stdin', sys.executable, str(RECIPE), COMMAND],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"/dev/stdin: {GOOD}", "")
+    substituted = subprocess.run(
+        ["bash", "-c", '"$0" -c "$2" check <(cat "$1")', sys.executable, str(RECIPE), COMMAND],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
+    )
+    assert (substituted.returncode, substituted.stderr) == (0, "")
+    assert substituted.stdout.endswith(f": {GOOD}")
+
+
+def test_a_named_pipe_waits_for_its_writer_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo("pipe")
+    monkeypatch.setattr(disk, "_PIPE_PATIENCE", 0.1)
+    assert calfat("check", "pipe") == refused("pipe: cannot be read (a named pipe, and nobody wrote to it for 0.1 s).")
+
+    held = os.open("pipe", os.O_RDWR)  # somebody has it open, and writes later than the patience
+    writer = threading.Timer(0.5, lambda: (os.write(held, RECIPE.read_bytes()), os.close(held)))
+    writer.start()
+    assert calfat("check", "pipe") == Ended(0, f"pipe: {GOOD}", "")
+    writer.join()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le with mark"])
+def test_texts_as_windows_writes_them_are_read(encoding: str) -> None:
+    text = RECIPE.read_text().replace("\n", "\r\n")
+    content = (codecs.BOM_UTF16_LE + text.encode("utf-16-le")) if "mark" in encoding else text.encode(encoding)
+    Path("r.yaml").write_bytes(content)
+    assert calfat("check", "r.yaml") == Ended(0, f"r.yaml: {GOOD}", "")
+    Path("r.yaml").write_bytes(content[:-1])
+    if encoding != "utf-8-sig":
+        ended = calfat("check", "r.yaml")
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.endswith("is not UTF-16 text; expected a YAML recipe, not a binary file.\n")
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("check", str(RECIPE)), ("plugins",), ("--help",)], ids=lambda words: words[0])
+def test_an_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", COMMAND, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(RECIPES.parent), "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: standard output cannot be written (No space left on device).\n",
+    )
+
+
+def test_an_error_that_cannot_be_shown_keeps_its_exit_code() -> None:
+    for redirection in ("2>/dev/full", "2>&-"):
+        done = subprocess.run(
+            ["bash", "-c", f'"$0" -c "$1" check nope.yaml {redirection}', sys.executable, COMMAND],
+            stdout=subprocess.DEVNULL,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
+        )
+        assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],
+    ids=str,
+)
+def test_colours_are_for_terminals_whose_user_wants_them(variables: dict[str, str], coloured: bool) -> None:
+    def on_terminal(*arguments: str) -> str:
+        master, slave = pty.openpty()
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        environment |= {"PYTHONPATH": str(RECIPES.parent), "TERM": "xterm-256color", **variables}
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments], stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        text = b""
+        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+            while chunk := os.read(master, 65536):
+                text += chunk
+        os.close(master)
+        assert process.wait() == 2
+        return text.decode()
+
+    shown = on_terminal("check", "nope.yaml")
+    assert ("\x1b[1;31m" in shown) is coloured
+    assert "nope.yaml: no such file." in shown
+
+
+def test_doctor_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What click itself would colour: the group switches it off for every command."""
+    import click
+
+    from calfat_plugin.cli.main import main
+
+    seen = []
+    monkeypatch.setattr(click.Group, "invoke", lambda group, ctx: seen.append(ctx.color))
+    for variable in ("1", ""):
+        monkeypatch.setenv("NO_COLOR", variable)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        main(args=["doctor"], standalone_mode=False)
+    assert seen == [False, None]
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
+    commands = "run, check, suite, report, per-class, attack, plugins, certs, doctor"
+    for arguments, said in (
+        (("chek", "r.yaml"), "Error: No such command 'chek'. Did you mean 'check'?\n"),
+        (("xyzzy",), f"Error: No such command 'xyzzy'. Commands: {commands}.\n"),
+        (("--nope",), "Error: No such option '--nope'. Options: --version, --help.\n"),
+        (("check", "--nope", "r.yaml"), "Error: No such option '--nope'. Options: --set, --seed, --show, --help.\n"),
+        (("run", "r.yaml", "--resum"), "Error: No such option '--resum'. Did you mean '--resume'?\n"),
+    ):
+        ended = calfat(*arguments)
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.endswith(said), ended.err
+
+
+def test_a_suite_given_to_run_is_pointed_to_its_command() -> None:
+    suite = RECIPES.parent / "suites" / "digits_table1.yaml"
+    assert calfat("run", str(suite)) == refused(f"{suite}: this is a suite. Run it with: calfat suite {suite}")
+
+
+def test_the_help_of_fedml_run_speaks_of_recipes(tmp_path: Path) -> None:
+    program = "import sys; sys.argv[0] = 'fedml'; from calfat_plugin.cli.fedml import main; main()"
+    ended = python(program, "run", "--help", cwd=tmp_path, HOME=str(tmp_path))
+    assert ended.code == 0, ended.err
+    ours, between, host = ended.out.partition("\nWithout a recipe, fedml run is FedML's own command:\n")
+    assert between
+    assert ours.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
+    assert "Resume the newest unfinished run of this recipe" in ours
+    assert "Usage: fedml run [OPTIONS]" in host

@@ -1,0 +1,36 @@
+"""The starter of all processes of a run, when nobody reads what it passes on."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from calfat_plugin.cli import local
+
+
+class Closed(io.StringIO):
+    """A standard output whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_parties_are_still_read_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unread, a party would wait for ever for room in its pipe."""
+    talkative = local._spawn([sys.executable, "-c", "print('line\\n' * 100_000)"])
+    asleep = local._spawn([sys.executable, "-c", "import time; time.sleep(1000)"])
+    try:
+        monkeypatch.setattr(sys, "stdout", Closed())
+        reader = local._Reader(talkative, "server | ")
+        reader.start()
+        reader.join(300)
+        assert talkative.wait(300) == 0
+        assert isinstance(reader.failure, BrokenPipeError)
+        with pytest.raises(BrokenPipeError):
+            local._watch([local.Party("server", asleep, reader)], 0)
+    finally:
+        for process in (talkative, asleep):
+            process.kill()
+            process.communicate()

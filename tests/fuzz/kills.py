@@ -1,0 +1,207 @@
+"""Kills runs with SIGKILL at random times and resumes them: ``python tests/fuzz/kills.py --kills 100 --seed 0``.
+
+Killed are a simulation while it runs or resumes, while its page is made, and the server or a client of a run over gRPC.
+After each kill the run is resumed to its end. Then no finished round may be lost, the model must have the bits of an
+uninterrupted run, there must be a page, and neither a file of a killed process nor a process may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+if "tests" not in sys.modules:  # started as a program; an installed package may have this name, too
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    package = types.ModuleType("tests")
+    package.__path__ = [str(Path(__file__).parents[1])]
+    sys.modules["tests"] = package
+
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.rounds import TIMING_COLUMNS, read_rounds
+from tests import reaper
+from tests.runs.processes import RECIPE, Finished, WarmServer
+from tests.silo.federation import Federation, global_model
+
+PLACES = ("simulation", "resume", "page", "server", "client")
+ROUNDS = ("--set", "train_args.comm_round=6")
+RUN = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run")
+WHOLE_PAGE = {"WITHOUT_REPORT": ""}
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """The finished rounds, timings aside: those that the last checkpoint holds."""
+    last = run / "checkpoints" / "last.safetensors"
+    done = load_checkpoint(last)[0].round if last.exists() else 0
+    found = read_rounds(run / "rounds.csv")[:done] if done else []
+    return [{name: text for name, text in row.items() if name not in TIMING_COLUMNS} for row in found]
+
+
+def complaints(run: Path, finished: list[dict[str, str]], same_bits: bool) -> list[str]:
+    """What is wrong with a run that was killed and resumed.
+
+    Args:
+        run: its directory.
+        finished: its rows at the time of the kill.
+        same_bits: whether its model is that of the uninterrupted run.
+    """
+    files = [path for path in run.rglob("*") if path.name.startswith(".report-") or path.suffix == ".tmp"]
+    wrong = {
+        "a finished round was lost": rows(run)[: len(finished)] != finished,
+        "other bits than the uninterrupted run": not same_bits,
+        "no page": not (run / "report.html").exists(),
+        "no results": not (run / "results.json").exists(),
+        f"files left: {files}": bool(files) or (run / "evaluation").exists(),
+    }
+    return [complaint for complaint, is_so in wrong.items() if is_so]
+
+
+class Simulations:
+    """Kills in a single process. The uninterrupted run is made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._warm = WarmServer(folder)
+        self._number = 0
+        for _ in range(2):  # the first one also reads what is then in memory
+            started = time.monotonic()
+            self._whole = self._new_folder() / "run"
+            done = self._warm.run(*RUN, cwd=self._whole.parent)
+            assert (done.code, done.err) == (0, "")
+            self.seconds = time.monotonic() - started  # without the page, which takes longer than everything else
+
+    def close(self) -> None:
+        self._warm.close()
+
+    def kill(self, place: str, chance: random.Random) -> tuple[str, list[str]]:
+        """(where it was killed, what is wrong afterwards)."""
+        run = self._new_folder() / "run"
+        arguments = RUN
+        if place == "resume":
+            self._kill(run, arguments, lambda: self._sleep(0.8 * chance.random()))
+            arguments = self._next(run)
+        if place == "page":
+            self._kill(run, arguments, lambda: self._wait_for_page(run, chance.random()))
+        else:
+            self._kill(run, arguments, lambda: self._sleep(chance.random()))
+        finished = rows(run)
+        where = "after the results" if (run / "results.json").exists() else f"after round {len(finished)}"
+        for _ in range(2):  # to the end of the run, then perhaps its page
+            if not (run / "report.html").exists():
+                done = self._warm.run(*self._next(run), cwd=run.parent, **WHOLE_PAGE)
+                if (done.code, done.err) != (0, ""):
+                    return where, [f"it cannot be resumed: {done}"]
+        same = all(
+            (run / "checkpoints" / path.name).read_bytes() == path.read_bytes()
+            for path in (self._whole / "checkpoints").iterdir()
+        )
+        return where, complaints(run, finished, same and rows(run) == rows(self._whole))
+
+    def _new_folder(self) -> Path:
+        self._number += 1
+        folder = self.folder / str(self._number)
+        folder.mkdir()
+        (folder / "tiny.yaml").write_text(RECIPE)
+        return folder
+
+    def _next(self, run: Path) -> tuple[str, ...]:
+        """The command that a user would give now."""
+        if (run / "results.json").exists():
+            return ("report", "run")
+        return (*RUN, "--resume") if (run / "recipe.yaml").exists() else RUN
+
+    def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Finished:
+        process = self._warm.start(*arguments, cwd=run.parent, **WHOLE_PAGE)
+        wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        return process.wait()
+
+    def _sleep(self, share: float) -> None:
+        time.sleep(share * self.seconds)
+
+    def _wait_for_page(self, run: Path, share: float) -> None:
+        until = time.monotonic() + 300
+        while not (run / "results.json").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(share * 2)
+
+
+def kill_party(folder: Path, place: str, chance: random.Random) -> tuple[str, list[str]]:
+    """(where the server or a client was killed, what is wrong after all have ended)."""
+    with Federation(folder, aggregator={"name": "scaffold"}) as federation:
+        rank = 0 if place == "server" else chance.choice((1, 2))
+        federation.start_all()
+        if chance.random() < 0.7:  # else while it starts
+            federation.wait_for_round(chance.choice((1, 2)))
+        time.sleep(chance.random())
+        federation.kill(rank)
+        run = federation.directory(0)
+        finished = rows(run)
+        if not (federation.directory(rank) / ("results.json" if rank == 0 else "finished.json")).exists():
+            federation.start(rank, resume=(federation.directory(rank) / "recipe.yaml").exists())
+        ended = {rank: federation.exit_status(rank) for rank in federation.processes}
+        if not (run / "report.html").exists():
+            from calfat_plugin.report import write_run_report
+
+            write_run_report(run)
+        simulated, model = federation.simulate(), global_model(run)
+        same = simulated.keys() == model.keys() and all(model[name].equal(simulated[name]) for name in model)
+        found = complaints(run, finished, same)
+        bad = {rank: status for rank, status in ended.items() if status not in (0, -signal.SIGKILL)}
+        found += [f"exit status {status} of rank {rank}: {federation.output(rank)}" for rank, status in bad.items()]
+        return f"after round {len(finished)}", found
+
+
+def kill_many(folder: Path, kills: int, seed: int, say: Callable[[str], None], places: tuple[str, ...] = PLACES) -> int:
+    """Kill so many runs, a place after the other; returns how many did not come back as they should."""
+    chance = random.Random(seed)
+    hits: collections.Counter[str] = collections.Counter()
+    simulations = Simulations(folder / "simulations")
+    bad = 0
+    try:
+        for number in range(kills):
+            place = places[number % len(places)]
+            if place in ("server", "client"):
+                where, wrong = kill_party(folder / f"{place}-{number}", place, chance)
+            else:
+                where, wrong = simulations.kill(place, chance)
+            hits[f"{place}, {where}"] += 1
+            bad += bool(wrong)
+            say(f"{number + 1}/{kills}  {place}, {where}: {'; '.join(wrong) or 'good'}")
+    finally:
+        simulations.close()
+    for hit, count in sorted(hits.items()):
+        say(f"{count:4}  {hit}")
+    say(f"{kills} kills (seed {seed}), {bad} bad")
+    return bad
+
+
+def main() -> None:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
+    words = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    reaper.watch_this_process()
+    with tempfile.TemporaryDirectory(prefix="calfat-kills-") as folder:
+        bad = kill_many(
+            Path(folder), words.kills, words.seed, lambda line: print(line, flush=True), tuple(words.places)
+        )
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

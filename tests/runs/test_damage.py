@@ -1,0 +1,196 @@
+"""Damaged run directories: every command names the file and what to do, and a digest finds what looks sound."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from calfat_plugin import load_run
+from calfat_plugin.errors import RunError
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from tests.runs.processes import RECIPE, WarmServer, sabotage
+
+ROUNDS = ("--set", "train_args.comm_round=3")
+RESUME = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run", "--resume")
+REPORT = ("report", "run")
+ATTACK = ("attack", "run", "--attacks", "natural", "--examples", "5", "--plain")
+RESTORE = "Restore it from a copy, or remove it and make it again."
+AGAIN = "Restore it from a copy, or start the run again in another directory."
+FILE_AGAIN = "Restore the file from a copy, or start the run again in another directory."
+LAST = "checkpoints/last.safetensors"
+
+
+@pytest.fixture(scope="module")
+def stopped(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was killed in its final evaluation, and one with the same run finished."""
+    folder = tmp_path_factory.mktemp("stopped")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    arguments = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run")
+    assert warm.run(*arguments, cwd=folder, **sabotage("evaluation", 3)).code == -9
+    shutil.copytree(folder, folder / "finished")
+    assert warm.run(*RESUME, cwd=folder / "finished").code == 0
+    return folder
+
+
+@pytest.fixture
+def folder(stopped: Path, tmp_path: Path) -> Path:
+    shutil.copytree(stopped, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def replaced(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def flipped(path: Path) -> None:
+    """Three bytes near the end: tensors in a checkpoint, text in the others."""
+    content = bytearray(path.read_bytes())
+    for place in (-9, -40, -60):
+        content[place] ^= 0x91
+    path.write_bytes(content)
+
+
+def shortened(path: Path) -> None:
+    *lines, last = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, last.rpartition(",")[0], ""]))
+
+
+def misspelt(path: Path) -> None:
+    path.write_text(path.read_text().replace(",natural,", ",natural,x", 1).replace("\n2,", "\n2,x"))
+
+
+def a_list(path: Path) -> None:
+    path.write_text("[]")
+
+
+def linked_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
+    (RESUME, LAST, truncated, "the checkpoint cannot be read ("),
+    (RESUME, LAST, emptied, "the checkpoint cannot be read ("),
+    (RESUME, LAST, replaced, "the checkpoint cannot be read ("),
+    (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
+    (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
+    (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
+    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 21 values). {FILE_AGAIN}\n"),
+    (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
+    (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
+    (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
+    (
+        RESUME,
+        "rounds.csv",
+        emptied,
+        "the rows of rounds 1 to 3, which the checkpoint continues from, are not all there",
+    ),
+    (RESUME, "partition.json", truncated, "cannot be read ("),
+    (RESUME, "partition.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
+    (RESUME, "environment.json", replaced, "cannot be written (Is a directory). Make room, or choose another --run-"),
+    (RESUME, "log.txt", replaced, "cannot be used (Is a directory). Check this path and its permissions.\n"),
+    (RESUME, "recipe.yaml", replaced, "this is a directory, expected a recipe file.\n"),
+    (
+        RESUME,
+        "recipe.yaml",
+        emptied,
+        "the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml.\n",
+    ),
+    (
+        REPORT,
+        "rounds.csv",
+        shortened,
+        "cannot be read (row 3 has too few values or too many). Restore the file from a ",
+    ),
+    (REPORT, "rounds.csv", replaced, "cannot be read (Is a directory). Restore the file from a copy.\n"),
+    (REPORT, "partition.json", a_list, f"holds no JSON mapping; it was changed by hand. {RESTORE}\n"),
+    (REPORT, "environment.json", linked_to_itself, f"cannot be read (Too many levels of symbolic links). {RESTORE}\n"),
+    (REPORT, "results.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
+    (ATTACK, "recipe.yaml", truncated, ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "damage", "complaint"),
+    DAMAGE,
+    ids=[f"{command[0]} {name} {damage.__name__}" for command, name, damage, _ in DAMAGE],
+)
+def test_a_damaged_file_is_named(
+    warm: WarmServer, folder: Path, command: tuple[str, ...], name: str, damage: Callable[[Path], None], complaint: str
+) -> None:
+    damage(folder / "run" / name)
+    done = warm.run(*command, cwd=folder, WITHOUT_REPORT="")
+    assert (done.code, "Traceback" in done.err) == (2, False), done.err
+    where, found, _ = done.err.partition(f"{name}:")
+    assert found, done.err
+    assert where.startswith(("error: ", "warning: "))
+    assert f"{name}: {complaint}" in done.err or (not complaint and done.err.startswith(f"error: run/{name}:"))
+
+
+RESULTS_EDITS: list[tuple[Callable[[dict[str, object]], object], str]] = [
+    (lambda found: found.update(evaluations=[1]), "evaluations[0] is a int, expected a mapping"),
+    (lambda found: found["evaluations"][0].pop("accuracy"), "evaluations[0].accuracy is missing"),  # type: ignore[index]
+    (
+        lambda found: found["evaluations"][0].update(accuracy="0.5"),  # type: ignore[index]
+        "evaluations[0].accuracy is a str, expected int or float",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "complaint"), RESULTS_EDITS, ids=[complaint for _, complaint in RESULTS_EDITS])
+def test_results_of_another_shape_are_named(
+    folder: Path, change: Callable[[dict[str, object]], object], complaint: str
+) -> None:
+    path = folder / "finished" / "run" / "results.json"
+    assert load_run(path.parent).results["natural"].num_examples == 359
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(RunError) as raised:
+        load_run(path.parent)
+    assert str(raised.value) == f"{path}: {complaint}; the file is damaged or was changed by hand. {RESTORE}"
+
+
+@pytest.mark.parametrize("at", range(0, 100, 9))
+def test_no_flipped_bit_of_a_checkpoint_gets_through(folder: Path, at: int) -> None:
+    """Wherever it is: in the header, in the notes or in the tensors."""
+    path = folder / "run" / LAST
+    content = bytearray(path.read_bytes())
+    content[at * len(content) // 100 + 5] ^= 0b100
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"last\.safetensors: (the|not a) checkpoint"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_without_a_digest_is_still_read(folder: Path) -> None:
+    path = folder / "run" / LAST
+    before, notes = load_checkpoint(path)
+    facts = {"format": 1, "round": before.round, "clients": sorted(before.client_states), "notes": notes}
+    save_file(load_file(path), path, {"calfat": json.dumps(facts)})
+    after, same_notes = load_checkpoint(path)
+    assert (after.round, same_notes) == (before.round, notes)
+
+
+def test_an_environment_that_cannot_be_read_is_reported_and_made_again(warm: WarmServer, folder: Path) -> None:
+    (folder / "run" / "environment.json").write_text("[]")
+    done = warm.run(*RESUME, cwd=folder)
+    assert (done.code, done.err) == (
+        0,
+        "warning: run/environment.json: holds no JSON mapping; it was changed by hand. "
+        f"{RESTORE} What it said of earlier processes is lost.\n",
+    )
+    assert json.loads((folder / "run" / "environment.json").read_text())["earlier"] == []
