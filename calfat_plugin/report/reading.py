@@ -101,8 +101,7 @@ class RunFiles:
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        listed = self.value("calfat", "monitor", "evaluators") or ()
-        labels = [pick.get("label") or pick.get("name") if isinstance(pick, Mapping) else str(pick) for pick in listed]
+        labels = map(label_of, self.value("calfat", "monitor", "evaluators") or ())
         return tuple(label for label in labels if label and self.curve(label))
 
     @property
@@ -115,6 +114,11 @@ class RunFiles:
         """(round, number) for every round that has one in ``column``."""
         points = ((row.get("round"), row.get(column)) for row in self.rounds)
         return [(int(number), value) for number, value in points if number is not None and value is not None]
+
+
+def label_of(pick: Any) -> str:
+    """The label of an evaluator as a recipe picks it."""
+    return str(pick.get("label") or pick.get("name") or "") if isinstance(pick, Mapping) else str(pick)
 
 
 def read_run(path: Path) -> RunFiles:
@@ -139,6 +143,41 @@ def read_run(path: Path) -> RunFiles:
     )
 
 
+@dataclass(frozen=True)
+class SuiteFiles:
+    """A suite's ``suite.json``; everything is empty where there is none.
+
+    Attributes:
+        title: above its table.
+        axes: names of the axes, which cells are named after.
+        headings: evaluator label to heading, in the order of the table's columns.
+        cells: as ``suites/tables.py`` writes them.
+    """
+
+    title: str
+    axes: tuple[str, ...]
+    headings: Mapping[str, str]
+    cells: Sequence[Mapping[str, Any]]
+
+
+NO_SUITE = SuiteFiles("", (), {}, ())
+
+
+def read_suite(path: Path) -> SuiteFiles:
+    """Read ``suite.json`` in ``path``.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    found = read_json(path / SUITE)
+    return SuiteFiles(
+        title=str(found.get("title") or ""),
+        axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
+        headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
+        cells=found.get("cells", ()),
+    )
+
+
 def find_runs(path: Path) -> list[Path]:
     """The run directories at ``path``, those that its suite lists, or all below it, sorted.
 
@@ -149,7 +188,7 @@ def find_runs(path: Path) -> list[Path]:
     """
     if (path / RECIPE).is_file():
         return [path]
-    listed = [run for cell in read_json(path / SUITE).get("cells", ()) for run in cell.get("runs", ())]
+    listed = [run for cell in read_suite(path).cells for run in cell.get("runs", ())]
     found = [found for run in listed if (found := listed_run(path, Path(run["directory"]))) is not None]
     if found:
         return found
