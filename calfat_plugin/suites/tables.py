@@ -89,7 +89,7 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
 
 def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
     """(cell, remark) for whatever the numbers alone do not say; each on one line, whatever a run printed."""
-    return [(cell.cell.name, _line(note)) for cell in summary.cells for note in cell.notes]
+    return [(_line(cell.cell.name), _line(note)) for cell in summary.cells for note in cell.notes]
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
