@@ -12,13 +12,21 @@ from typing import Any
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.report import shapes
+from calfat_plugin.report.shapes import check_shape, damaged
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
 ATTACKS = "attacks"
 SUITE = "suite.json"
-_FILES = ("results", "environment", "partition", "per_class", "tsne")  # JSON, each a field of RunFiles
+_FILES = {  # JSON, each a field of RunFiles
+    "results": shapes.RESULTS,
+    "environment": shapes.ENVIRONMENT,
+    "partition": shapes.PARTITION,
+    "per_class": shapes.PER_CLASS_FILE,
+    "tsne": shapes.TSNE,
+}
 NATURAL = "natural"
 
 
@@ -130,17 +138,71 @@ def read_run(path: Path) -> RunFiles:
     """
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
-    return RunFiles(
+    recipe = read_document(path / RECIPE).data
+    check_shape(recipe, shapes.RECIPE, path / RECIPE)
+    run = RunFiles(
         path=path,
-        recipe=read_document(path / RECIPE).data,
+        recipe=recipe,
         rounds=_rounds(path / "rounds.csv"),
-        **{name: read_json(path / f"{name}.json") for name in _FILES},
+        **{name: read_json(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
             str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
-            if file.stat().st_size > 0 and (content := read_json(file)).get("evaluations")  # 0: just being written
+            if _begun(file) and (content := read_json(file, shapes.ATTACKS)).get("evaluations")
         },
     )
+    _check_sizes(run)
+    return run
+
+
+def _begun(file: Path) -> bool:
+    """Whether anything is in it: an attack that is under way has an empty one."""
+    try:
+        return file.stat().st_size > 0
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror}).") from None
+
+
+def _check_sizes(run: RunFiles) -> None:
+    """Check that lists which belong together are of one length.
+
+    Raises:
+        RunError: they are not.
+    """
+    number = len(run.class_names)
+    for index, row in enumerate(run.class_counts):
+        if len(row) != number:
+            damaged(
+                run.path / "partition.json", f"class_counts[{index}]", f"has {len(row)} entries for {number} classes"
+            )
+    for index, found in enumerate(run.evaluations):
+        if found.get("per_class") and len(found["per_class"]) != number:
+            what = f"has {len(found['per_class'])} entries for {number} classes"
+            damaged(run.path / "results.json", f"evaluations[{index}].per_class", what)
+    if run.per_class:
+        _check_per_class(run.per_class, run.path / "per_class.json")
+    if run.tsne:
+        _check_tsne(run.tsne, run.path / "tsne.json")
+
+
+def _check_per_class(content: Mapping[str, Any], path: Path) -> None:
+    methods, number = content["methods"], len(content["class_names"])
+    if not methods or len({len(clients) for clients in methods.values()}) > 1:
+        damaged(path, "methods", "is empty, or has methods of different numbers of clients")
+    for method, clients in methods.items():
+        for index, client in enumerate(clients):
+            for label in content["evaluators"]:
+                if len(client.get(label) or ()) != number:
+                    where = f"methods.{method}[{index}].{label}"
+                    damaged(path, where, f"has {len(client.get(label) or ())} entries for {number} classes")
+
+
+def _check_tsne(content: Mapping[str, Any], path: Path) -> None:
+    points, labels = content["points"], content["labels"]
+    if not points or len(points) != len(labels) or any(len(point) != 2 for point in points):
+        damaged(path, "points", f"has {len(points)} entries for {len(labels)} labels, or not two numbers each")
+    if max(labels) >= len(content["class_names"]):
+        damaged(path, "labels", f"goes up to {max(labels)}, but there are {len(content['class_names'])} classes")
 
 
 @dataclass(frozen=True)
@@ -169,7 +231,7 @@ def read_suite(path: Path) -> SuiteFiles:
     Raises:
         RunError: it is damaged.
     """
-    found = read_json(path / SUITE)
+    found = read_json(path / SUITE, shapes.SUITE)
     return SuiteFiles(
         title=str(found.get("title") or ""),
         axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
@@ -205,8 +267,8 @@ def listed_run(suite: Path, written: Path) -> Path | None:
     return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON mapping; empty where there is no such file.
+def read_json(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
+    """A JSON mapping of some shape; empty where there is no such file, or an empty mapping is in it.
 
     Raises:
         RunError: it is damaged.
@@ -215,11 +277,11 @@ def read_json(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: holds no JSON mapping; it was changed by hand.")
-    return content
+    if content != {}:
+        check_shape(content, shape, path)
+    return dict(content)
 
 
 def _rounds(path: Path) -> list[Mapping[str, float | None]]:
@@ -228,7 +290,7 @@ def _rounds(path: Path) -> list[Mapping[str, float | None]]:
             return [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise RunError(f"{path}: cannot be read ({error}).") from None
 
 

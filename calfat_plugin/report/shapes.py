@@ -1,0 +1,188 @@
+"""What the files that a report reads hold: checked once, so that pages meet no value that they cannot show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.options import describe
+from calfat_plugin.threat import parse_number
+
+#: A checker; a list of one shape; or a mapping from key to shape, where ``key?`` may be absent or null, and ``*`` is
+#: any other key.
+Shape = Any
+
+
+class WrongError(Exception):
+    """A value that is not as it should be; the text says what was expected."""
+
+
+def _is(wanted: str, holds: Callable[[Any], bool]) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not holds(value):
+            raise WrongError(wanted)
+
+    return check
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _exact(value: Any) -> bool:
+    try:
+        return value is None or float(parse_number(value)) >= 0
+    except (ValueError, OverflowError):
+        return False
+
+
+ANYTHING = _is("", lambda value: True)
+TEXT = _is("a text", lambda value: isinstance(value, str))
+FLAG = _is("true or false", lambda value: isinstance(value, bool))
+COUNT = _is("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63)
+NUMBER = _is("a number", lambda value: _number(value) and abs(value) < 1e15)
+FRACTION = _is("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
+PER_CLASS = _is("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
+EPS = _is("a number such as 8/255", _exact)
+PICK = _is("a name, or a mapping with one", lambda value: isinstance(value, (str, Mapping)))
+
+_ANY_MAPPING = {"*": ANYTHING}
+_EVALUATION = {
+    "label": TEXT,
+    "accuracy": FRACTION,
+    "accuracy_strict?": FRACTION,
+    "num_examples?": COUNT,
+    "per_class?": [PER_CLASS],
+    "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
+    "seconds?": NUMBER,
+    "*": ANYTHING,
+}
+_ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]
+RECIPE = {
+    "common_args?": {"random_seed?": COUNT, "*": ANYTHING},
+    "train_args?": {"client_num_in_total?": COUNT, "comm_round?": COUNT, "*": ANYTHING},
+    "data_args?": _ANY_MAPPING,
+    "model_args?": _ANY_MAPPING,
+    "calfat?": {
+        "trainer?": {"loss?": _ANY_MAPPING, "*": ANYTHING},
+        **dict.fromkeys(("aggregator?", "threat?", "partition?", "dataset?", "model?"), _ANY_MAPPING),
+        "evaluators?": [PICK],
+        "monitor?": {"evaluators?": [PICK], "max_examples?": COUNT, "*": ANYTHING},
+        "reported?": {"source?": TEXT, "*": NUMBER},
+        "*": ANYTHING,
+    },
+    "*": ANYTHING,
+}
+RESULTS = {
+    "recipe?": TEXT,
+    "evaluations?": [_EVALUATION],
+    "alarms?": _ALARMS,
+    "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],
+    "test_selected?": {"*": {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}},
+    "*": ANYTHING,
+}
+ENVIRONMENT = {
+    "command?": [ANYTHING],
+    "versions?": _ANY_MAPPING,
+    "plugins?": [ANYTHING],
+    "plugins_not_loaded?": [ANYTHING],
+    "*": ANYTHING,
+}
+PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "*": ANYTHING}
+PER_CLASS_FILE = {
+    "checkpoint": TEXT,
+    "round": COUNT,
+    "class_names": [TEXT],
+    "evaluators": [TEXT],
+    "methods": {"*": [{"client": COUNT, "*": [PER_CLASS]}]},
+    "*": ANYTHING,
+}
+TSNE = {
+    **dict.fromkeys(("round", "seed"), COUNT),
+    "checkpoint": TEXT,
+    "perplexity": NUMBER,
+    "class_names": [TEXT],
+    "labels": [COUNT],
+    "points": [[NUMBER]],
+    "*": ANYTHING,
+}
+ATTACKS = {
+    "checkpoint?": TEXT,
+    "round?": COUNT,
+    "selected_on?": TEXT,
+    "evaluations?": [
+        {**_EVALUATION, "accuracy_strict": FRACTION, "num_examples": COUNT, "settings": _EVALUATION["settings?"]}
+    ],
+    "alarms?": _ALARMS,
+    "*": ANYTHING,
+}
+SUITE = {
+    "title?": TEXT,
+    "axes?": [{"name": TEXT, "*": ANYTHING}],
+    "metrics?": [{"label": TEXT, "heading": TEXT, "*": ANYTHING}],
+    "cells?": [
+        {
+            "name": TEXT,
+            "source?": TEXT,
+            "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG, "*": ANYTHING}},
+            "runs?": [{"directory": TEXT, "*": ANYTHING}],
+            "*": ANYTHING,
+        }
+    ],
+    "*": ANYTHING,
+}
+
+
+def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
+    """Check a file's content.
+
+    Args:
+        value: the content, or a part of it.
+        shape: what it should be.
+        path: the file, for the message.
+        where: the place in it, such as ``evaluations[0].accuracy``.
+
+    Raises:
+        RunError: it is something else; with the place, what was found and what was expected.
+    """
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            damaged(path, where, f"is {describe(value)}, expected a list")
+        for index, item in enumerate(value):
+            check_shape(item, shape[0], path, f"{where}[{index}]")
+    elif isinstance(shape, Mapping):
+        _check_mapping(value, shape, path, where)
+    else:
+        try:
+            shape(value)
+        except WrongError as wrong:
+            damaged(path, where, f"is {describe(value)}, expected {wrong}")
+
+
+def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: str) -> None:
+    if not isinstance(value, Mapping):
+        damaged(path, where, f"is {describe(value)}, expected a mapping")
+    for key, of_key in shape.items():
+        name = key.removesuffix("?")
+        if key == "*":
+            continue
+        if name not in value and name == key:
+            damaged(path, where, f"has no '{name}'")
+        if name in value and not (value[name] is None and name != key):
+            check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
+    known = {key.removesuffix("?") for key in shape}
+    for name in value.keys() - known:
+        check_shape(value[name], shape["*"], path, f"{where}.{name}".removeprefix("."))
+
+
+def damaged(path: Path, where: str, what: str) -> NoReturn:
+    """Refuse a file.
+
+    Raises:
+        RunError: always.
+    """
+    place = f"{where} " if where else "the file "
+    raise RunError(f"{path}: {place}{what}. The file is damaged or was changed by hand; restore it, or make it again.")
