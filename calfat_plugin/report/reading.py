@@ -192,9 +192,10 @@ def _check_per_class(content: Mapping[str, Any], path: Path) -> None:
     for method, clients in methods.items():
         for index, client in enumerate(clients):
             for label in content["evaluators"]:
-                if len(client.get(label) or ()) != number:
-                    where = f"methods.{method}[{index}].{label}"
-                    damaged(path, where, f"has {len(client.get(label) or ())} entries for {number} classes")
+                found, where = client.get(label), f"methods.{method}[{index}].{label}"
+                check_shape(found, [shapes.PER_CLASS], path, where)
+                if len(found) != number:
+                    damaged(path, where, f"has {len(found)} entries for {number} classes")
 
 
 def _check_tsne(content: Mapping[str, Any], path: Path) -> None:
