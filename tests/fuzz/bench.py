@@ -61,10 +61,10 @@ class Outcome:
         """What is wrong with it in a line that is the same for the same fault; empty: nothing."""
         if "Traceback (most recent call last)" in self.err + self.out:
             frames = re.findall(r'File "[^"]*?(calfat_plugin/[^"]+)", line \d+, in (\S+)', self.err + self.out)
-            at = "{}:{}".format(*frames[-1]) if frames else "outside of the package"
+            at = "at {}:{}".format(*frames[-1]) if frames else "outside of the package"
             last = [line for line in (self.err or self.out).splitlines() if line[:1] not in (" ", "")] or [""]
             what = re.sub(r"'[^']*'|[0-9]+", "_", last[-1])[:160]
-            return f"traceback at {at}: {what}"
+            return f"traceback {at}: {what}"
         if self.code not in (GOOD, REFUSED):
             return f"exit code {self.code}"
         if self.code == REFUSED and not re.search(r"(?i)error: \S|Usage: ", self.err):
