@@ -24,6 +24,13 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 reaper.watch_this_process()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of ``tests/fuzz``: CI repeats the same cases, and whoever looks for more asks for others."""
+    group = parser.getgroup("fuzz")
+    group.addoption("--fuzz-seed", type=int, default=0, help="seed of the mutated inputs of tests/fuzz")
+    group.addoption("--fuzz-share", type=float, default=1.0, help="share of the cases of tests/fuzz, such as 0.1")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked as needing a program is skipped, or fails, before its fixtures look for that program."""

@@ -54,8 +54,8 @@ def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) 
         bare_percent(float(evaluation["accuracy"])),
         *reported,
         bare_percent(evaluation.get("accuracy_strict")),
-        f"{evaluation['num_examples']:,}",
-        f"{float(evaluation['seconds']):.1f}",
+        f"{evaluation.get('num_examples') or 0:,}",
+        f"{float(evaluation.get('seconds') or 0):.1f}",
     ]
     return str(evaluation["label"]), words.budget(evaluation.get("settings") or {}), numbers
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.report import theme
 from calfat_plugin.report.canvas import Chart, legend_name
+from calfat_plugin.report.measures import on_examples
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.numbers import unbroken_percent as percent
 from calfat_plugin.report.reading import RunFiles
@@ -97,10 +98,11 @@ def final_per_class(run: RunFiles) -> Chart | None:
         return None
     # Of equals the last one: recipes list attacks from weak to strong.
     worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
-    values = {str(evaluation["label"]): evaluation["per_class"] for evaluation in (chosen[0], worst)}
-    caption = "Final global model on the test split. "
+    shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
+    caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
     for low, high in _extremes(worst["per_class"], run.class_names):
         caption += f"Under {worst['label']} from {low} to {high}."
+    values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
     return per_class("per_class", "Accuracy per class", caption, values, run.class_names)
 
 

@@ -117,8 +117,11 @@ def compared(
     if all(len(line.points) < 2 for line in lines):
         return None
     shown = percent if percentages else "{:.3g}".format
-    ends = [f"{line.name} {shown(line.points[-1][1] if line.points else float('nan'))}" for line in lines]
-    caption = f"At the end: {', '.join(ends)}."
+    ends = {line.name: line.points[-1] for line in lines if line.points}
+    last = {number for number, _ in ends.values()}
+    when = (lambda number: "") if len(last) == 1 else " (round {})".format  # an unfinished run is behind the others
+    each = ", ".join(f"{group} {shown(value)}{when(number)}" for group, (number, value) in ends.items())
+    caption = f"{f'After round {last.pop()}' if len(last) == 1 else 'Last values'}: {each}."
     if any(line.band for line in lines):
         caption += " Mean over seeds; the band is one sample standard deviation."
     return line_chart(name, title, caption, lines, what, percentages=percentages)

@@ -1,21 +1,18 @@
-"""Runs that differ in their seed only belong together; groups get the shortest names that differ."""
+"""Runs that differ in their seed only belong together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import read_json
-from calfat_plugin.experiment.compare import flat
 from calfat_plugin.maths.metrics import MeanStd, mean_std
+from calfat_plugin.report.measures import Measure, final
+from calfat_plugin.report.names import setting_names, settings_of
 from calfat_plugin.report.numbers import NOTHING
-from calfat_plugin.report.reading import SUITE, RunFiles, listed_run
-from calfat_plugin.report.words import aggregator, method, pick, plain
-
-_SEED = ("common_args.random_seed",)
-_NOT_THE_PROBLEM = ("calfat.loggers", "calfat.reported.", "calfat.runtime.", "device_args.", "tracking_args.")
+from calfat_plugin.report.reading import NATURAL, RunFiles, listed_run, read_suite
+from calfat_plugin.report.words import pick, plain
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,15 @@ class Group:
         values = [value for value in (run.accuracy(label) for run in self.runs) if value is not None]
         return mean_std(values) if values else None
 
+    def measures(self) -> dict[str, Measure]:
+        """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""
+        return {str(found["label"]): final(run, found) for run in reversed(self.runs) for found in run.evaluations}
+
     @property
-    def problem(self) -> str:
-        """What must agree before accuracies compare: data, partition, model, clients and threat."""
-        first = self.runs[0]
-        keys = ("data_args", "model_args")
-        calfat = [first.value("calfat", key) for key in ("threat", "partition", "dataset", "model")]
-        return repr(([first.value(key) for key in keys], first.value("train_args", "client_num_in_total"), calfat))
+    def strongest(self) -> str:
+        """The evaluator that hurt most, by the mean over seeds, of equals the last; empty without an attack."""
+        means = {label: score.mean for label in self.measures() if (score := self.score(label)) is not None}
+        return min((label for label in reversed(means) if label != NATURAL), key=lambda label: means[label], default="")
 
     def mean_per_class(self, label: str) -> list[float | None]:
         """Per-class accuracy, the mean over seeds; None for a class without examples."""
@@ -70,17 +69,17 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
         runs: what to group.
         root: a directory that may hold a suite's ``suite.json``.
     """
-    cells = _suite_cells(root)
+    cells = {} if root is None else _suite_cells(root)
     order = list(dict.fromkeys(cell.name for cell in cells.values()))
     together: dict[str, dict[int, RunFiles]] = {}
     for run in runs:
         cell = cells.get(run.path.resolve())
-        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(_settings(run).items()))
+        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run).items()))
         seeds = together.setdefault(key, {})
         if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
             seeds[run.seed] = run
     members = [tuple(found[seed] for seed in sorted(found)) for found in together.values()]
-    names = _names([group[0] for group in members])
+    names = setting_names([group[0] for group in members])
     groups = []
     for name, group in zip(names, members, strict=True):
         cell = cells.get(group[0].path.resolve()) or Group(name, (), *reported_of(group[0]), {})
@@ -95,16 +94,13 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """
     settings = []
     for group in groups:
-        found = {key: value for key, value in _settings(group.runs[0]).items() if not key.startswith("calfat.trainer.")}
+        found = settings_of(group.runs[0])
+        found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
         trainer, loss = group.runs[0].value("calfat", "trainer"), group.runs[0].value("calfat", "trainer", "loss")
         settings.append({"calfat.trainer": pick(trainer) + (f" + {pick(loss)}" if loss else ""), **found})
     keys = dict.fromkeys(key for values in settings for key in values)
     rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
     return [(key, row) for key, row in rows if len(set(row)) > 1]
-
-
-def _settings(run: RunFiles) -> dict[str, Any]:
-    return {key: value for key, value in flat(run.recipe).items() if not key.startswith((*_SEED, *_NOT_THE_PROBLEM))}
 
 
 def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
@@ -114,43 +110,10 @@ def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
     return {label: float(value) / 100 for label, value in section.items()}, source
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def _names(runs: Sequence[RunFiles]) -> list[str]:
-    """The facets in which the runs differ, as many as it takes until no two names are equal."""
-    facets: list[Callable[[RunFiles], str]] = [
-        method,
-        aggregator,
-        lambda run: plain(run.value("data_args", "dataset")),
-        lambda run: plain(run.value("data_args", "partition_method")),
-        lambda run: f"β {plain(run.value('data_args', 'partition_alpha'))}",
-        lambda run: f"{run.value('train_args', 'client_num_in_total')} clients",
-        lambda run: plain(run.value("model_args", "model")),
-        lambda run: f"{run.num_rounds} rounds",
-        lambda run: f"ε {plain(run.value('calfat', 'threat', 'eps'))}",
-    ]
-    facets = [facet for facet in facets if len({facet(run) for run in runs}) > 1]
-    if method not in facets:
-        facets.insert(0, method)
-    names = [" · ".join(facet(run) for facet in facets) for run in runs]
-    settings = [_settings(run) for run in runs]
-    for key in dict.fromkeys(key for values in settings for key in values):
-        for same in {name for name in names if names.count(name) > 1}:
-            members = [index for index, name in enumerate(names) if name == same]
-            written = [plain(settings[index].get(key)) for index in members]
-            if len(set(written)) > 1:
-                for index, value in zip(members, written, strict=True):
-                    names[index] += f" · {key.rpartition('.')[2].replace('_', ' ')} {value}"
-    return [name if names.count(name) == 1 else f"{name} · {run.path}" for name, run in zip(names, runs, strict=True)]
-
-
-def _suite_cells(root: Path | None) -> dict[Path, Group]:
+def _suite_cells(root: Path) -> dict[Path, Group]:
     """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
     found: dict[Path, Group] = {}
-    if root is None:
-        return found
-    for cell in read_json(root / SUITE).get("cells", ()):
+    for cell in read_suite(root).cells:
         scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
         reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
         beyond = {label: score.get("beyond_tolerance") for label, score in scores.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.report import theme
+from calfat_plugin.report.canvas import Drawing
 from calfat_plugin.report.reading import RunFiles
 
 GENERATOR = "calfat_plugin"
@@ -29,9 +30,18 @@ def render_page(template: str, **view: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.tests["last_alone"] = last_alone
     return environment.get_template(template).render(
         generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
     )
+
+
+def last_alone(figures: Sequence[Drawing]) -> bool:
+    """Whether the last of some figures in two columns has no neighbour, so that the other column would stay empty."""
+    heights = [0, 0]
+    for figure in figures[:-1]:
+        heights[heights.index(min(heights))] += 2 if figure.tall else 1
+    return heights[0] == heights[1]
 
 
 def some(**parts: Any) -> dict[str, Any] | None:

@@ -12,14 +12,21 @@ from typing import Any
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
-from calfat_plugin.report.shapes import check_shape
+from calfat_plugin.report import shapes
+from calfat_plugin.report.shapes import check_shape, damaged
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
 ATTACKS = "attacks"
 SUITE = "suite.json"
-_FILES = ("results", "environment", "partition", "per_class", "tsne")  # JSON, each a field of RunFiles
+_FILES = {  # JSON, each a field of RunFiles
+    "results": shapes.RESULTS,
+    "environment": shapes.ENVIRONMENT,
+    "partition": shapes.PARTITION,
+    "per_class": shapes.PER_CLASS_FILE,
+    "tsne": shapes.TSNE,
+}
 NATURAL = "natural"
 
 
@@ -102,8 +109,7 @@ class RunFiles:
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        listed = self.value("calfat", "monitor", "evaluators") or ()
-        labels = [pick.get("label") or pick.get("name") if isinstance(pick, Mapping) else str(pick) for pick in listed]
+        labels = map(label_of, self.value("calfat", "monitor", "evaluators") or ())
         return tuple(label for label in labels if label and self.curve(label))
 
     @property
@@ -118,6 +124,11 @@ class RunFiles:
         return [(int(number), value) for number, value in points if number is not None and value is not None]
 
 
+def label_of(pick: Any) -> str:
+    """The label of an evaluator as a recipe picks it."""
+    return str(pick.get("label") or pick.get("name") or "") if isinstance(pick, Mapping) else str(pick)
+
+
 def read_run(path: Path) -> RunFiles:
     """Read one run directory.
 
@@ -127,16 +138,114 @@ def read_run(path: Path) -> RunFiles:
     """
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
-    return RunFiles(
+    recipe = read_document(path / RECIPE).data
+    check_shape(recipe, shapes.RECIPE, path / RECIPE)
+    run = RunFiles(
         path=path,
-        recipe=read_document(path / RECIPE).data,
+        recipe=recipe,
         rounds=_rounds(path / "rounds.csv"),
-        **{name: _checked(path / f"{name}.json", name) for name in _FILES},
+        **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
             str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
-            if _begun(file) and (content := _checked(file, ATTACKS)).get("evaluations")
+            if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
+    )
+    _check_sizes(run)
+    return run
+
+
+def _checked(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
+    """A JSON file of some shape; empty where there is none, or an empty mapping is in it."""
+    content = read_json(path)
+    if content:
+        check_shape(content, shape, path)
+    return content
+
+
+def _begun(file: Path) -> bool:
+    """Whether there is something in the file: one that is just being written is empty."""
+    try:
+        return file.stat().st_size > 0
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror}). {RESTORE}") from None
+
+
+def _check_sizes(run: RunFiles) -> None:
+    """Check that lists which belong together are of one length.
+
+    Raises:
+        RunError: they are not.
+    """
+    number = len(run.class_names)
+    for index, row in enumerate(run.class_counts):
+        if len(row) != number:
+            damaged(
+                run.path / "partition.json", f"class_counts[{index}]", f"has {len(row)} entries for {number} classes"
+            )
+    for index, found in enumerate(run.evaluations):
+        if found.get("per_class") and len(found["per_class"]) != number:
+            what = f"has {len(found['per_class'])} entries for {number} classes"
+            damaged(run.path / "results.json", f"evaluations[{index}].per_class", what)
+    if run.per_class:
+        _check_per_class(run.per_class, run.path / "per_class.json")
+    if run.tsne:
+        _check_tsne(run.tsne, run.path / "tsne.json")
+
+
+def _check_per_class(content: Mapping[str, Any], path: Path) -> None:
+    methods, number = content["methods"], len(content["class_names"])
+    if not methods or len({len(clients) for clients in methods.values()}) > 1:
+        damaged(path, "methods", "is empty, or has methods of different numbers of clients")
+    for method, clients in methods.items():
+        for index, client in enumerate(clients):
+            for label in content["evaluators"]:
+                found, where = client.get(label), f"methods.{method}[{index}].{label}"
+                check_shape(found, [shapes.PER_CLASS], path, where)
+                if len(found) != number:
+                    damaged(path, where, f"has {len(found)} entries for {number} classes")
+
+
+def _check_tsne(content: Mapping[str, Any], path: Path) -> None:
+    points, labels = content["points"], content["labels"]
+    if not points or len(points) != len(labels) or any(len(point) != 2 for point in points):
+        damaged(path, "points", f"has {len(points)} entries for {len(labels)} labels, or not two numbers each")
+    if max(labels) >= len(content["class_names"]):
+        damaged(path, "labels", f"goes up to {max(labels)}, but there are {len(content['class_names'])} classes")
+
+
+@dataclass(frozen=True)
+class SuiteFiles:
+    """A suite's ``suite.json``; everything is empty where there is none.
+
+    Attributes:
+        title: above its table.
+        axes: names of the axes, which cells are named after.
+        headings: evaluator label to heading, in the order of the table's columns.
+        cells: as ``suites/tables.py`` writes them.
+    """
+
+    title: str
+    axes: tuple[str, ...]
+    headings: Mapping[str, str]
+    cells: Sequence[Mapping[str, Any]]
+
+
+NO_SUITE = SuiteFiles("", (), {}, ())
+
+
+def read_suite(path: Path) -> SuiteFiles:
+    """Read ``suite.json`` in ``path``.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    found = _checked(path / SUITE, shapes.SUITE)
+    return SuiteFiles(
+        title=str(found.get("title") or ""),
+        axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
+        headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
+        cells=found.get("cells", ()),
     )
 
 
@@ -150,7 +259,7 @@ def find_runs(path: Path) -> list[Path]:
     """
     if (path / RECIPE).is_file():
         return [path]
-    listed = [run for cell in _checked(path / SUITE, "suite").get("cells", ()) for run in cell.get("runs", ())]
+    listed = [run for cell in read_suite(path).cells for run in cell.get("runs", ())]
     found = [found for run in listed if (found := listed_run(path, Path(run["directory"]))) is not None]
     if found:
         return found
@@ -159,18 +268,6 @@ def find_runs(path: Path) -> list[Path]:
         what = "neither here nor below is there a run" if path.is_dir() else "no such directory"
         raise RunError(f"{path}: {what}. Name run directories, such as runs/calfat_digits/0-20260101-120000.")
     return found
-
-
-def _checked(path: Path, name: str) -> Mapping[str, Any]:
-    return check_shape(read_json(path), name, path)
-
-
-def _begun(file: Path) -> bool:
-    """Whether there is something in the file: one that is just being written is empty."""
-    try:
-        return file.stat().st_size > 0
-    except OSError as error:
-        raise RunError(f"{file}: cannot be read ({error.strerror}). {RESTORE}") from None
 
 
 def listed_run(suite: Path, written: Path) -> Path | None:

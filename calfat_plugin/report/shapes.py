@@ -1,130 +1,189 @@
-"""What the JSON files of a run directory hold, as far as a page needs it: a damaged one is named, not drawn."""
+"""What the files that a report reads hold: checked once, so that pages meet no value that they cannot show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
+from calfat_plugin.options import describe
+from calfat_plugin.threat import parse_number
 
-# A shape is a type or several, a list with the shape of its entries, or a mapping: from keys to shapes, where one that
-# ends in ? may be missing, or from `str` to the shape of every value. `object` is anything.
-_NUMBER = (int, float)
-_NUMBER_OR_NONE = (int, float, type(None))
-_ATTACKED = {
-    "label": str,
-    "num_examples": int,
-    "accuracy": _NUMBER,
-    "accuracy_strict": _NUMBER,
-    "settings": {str: object},
-    "seconds": _NUMBER,
-}
+#: A checker; a list of one shape; or a mapping from key to shape, where ``key?`` may be absent or null, and ``*`` is
+#: any other key.
+Shape = Any
+
+
+class WrongError(Exception):
+    """A value that is not as it should be; the text says what was expected."""
+
+
+def _is(wanted: str, holds: Callable[[Any], bool]) -> Callable[[Any], None]:
+    def check(value: Any) -> None:
+        if not holds(value):
+            raise WrongError(wanted)
+
+    return check
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _exact(value: Any) -> bool:
+    try:
+        return value is None or float(parse_number(value)) >= 0
+    except (ValueError, OverflowError):
+        return False
+
+
+ANYTHING = _is("", lambda value: True)
+TEXT = _is("a text", lambda value: isinstance(value, str))
+FLAG = _is("true or false", lambda value: isinstance(value, bool))
+COUNT = _is("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63)
+NUMBER = _is("a number", lambda value: _number(value) and abs(value) < 1e15)
+FRACTION = _is("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
+PER_CLASS = _is("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
+EPS = _is("a number such as 8/255", _exact)
+PICK = _is("a name, or a mapping with one", lambda value: isinstance(value, (str, Mapping)))
+
+_ANY_MAPPING = {"*": ANYTHING}
 _EVALUATION = {
-    **_ATTACKED,
-    "per_class": [_NUMBER_OR_NONE],
-    "per_class_strict": [_NUMBER_OR_NONE],
-    "implementation": str,
-    "details": {str: object},
+    "label": TEXT,
+    "accuracy": FRACTION,
+    "accuracy_strict?": FRACTION,
+    "num_examples?": COUNT,
+    "per_class?": [PER_CLASS],
+    "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
+    "seconds?": NUMBER,
+    "*": ANYTHING,
 }
-_ALARMS = [{"code": str, "text": str}]
-SHAPES: Mapping[str, Any] = {
-    "results": {
-        "evaluations?": [_EVALUATION],
-        "alarms?": _ALARMS,
-        "recipe?": str,
-        "seconds?": _NUMBER,
-        "test_selected?": {str: {"round": int, "evaluator": str, "accuracy": _NUMBER, "checkpoint": str}},
-        "citations?": [{"text": str, "bibtex": str}],
+_ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]
+RECIPE = {
+    "common_args?": {"random_seed?": COUNT, "*": ANYTHING},
+    "train_args?": {"client_num_in_total?": COUNT, "comm_round?": COUNT, "*": ANYTHING},
+    "data_args?": _ANY_MAPPING,
+    "model_args?": _ANY_MAPPING,
+    "calfat?": {
+        "trainer?": {"loss?": _ANY_MAPPING, "*": ANYTHING},
+        **dict.fromkeys(("aggregator?", "threat?", "partition?", "dataset?", "model?"), _ANY_MAPPING),
+        "evaluators?": [PICK],
+        "monitor?": {"evaluators?": [PICK], "max_examples?": COUNT, "*": ANYTHING},
+        "reported?": {"source?": TEXT, "*": NUMBER},
+        "*": ANYTHING,
     },
-    "environment": {"command?": [str], "versions?": {str: (str, type(None))}, "plugins?": [str]},
-    "partition": {"class_names": [str], "class_counts": [[int]]},
-    "per_class": {
-        "checkpoint": str,
-        "round": int,
-        "class_names": [str],
-        "evaluators": [str],
-        "methods": {str: [{"client": int, str: object}]},
-    },
-    "tsne": {
-        "class_names": [str],
-        "points": [[_NUMBER]],
-        "labels": [int],
-        "checkpoint": str,
-        "round": int,
-        "perplexity": _NUMBER,
-        "seed": int,
-    },
-    "attacks": {
-        "evaluations?": [_ATTACKED],
-        "alarms?": _ALARMS,
-        "checkpoint?": (str, type(None)),
-        "round?": (int, type(None)),
-    },
-    "suite": {"title?": str, "cells?": [{"name": str, "runs?": [{"directory": str}]}]},
+    "*": ANYTHING,
+}
+RESULTS = {
+    "recipe?": TEXT,
+    "evaluations?": [_EVALUATION],
+    "alarms?": _ALARMS,
+    "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],
+    "test_selected?": {"*": {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}},
+    "*": ANYTHING,
+}
+ENVIRONMENT = {
+    "command?": [ANYTHING],
+    "versions?": _ANY_MAPPING,
+    "plugins?": [ANYTHING],
+    "plugins_not_loaded?": [ANYTHING],
+    "*": ANYTHING,
+}
+PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "*": ANYTHING}
+PER_CLASS_FILE = {
+    "checkpoint": TEXT,
+    "round": COUNT,
+    "class_names": [TEXT],
+    "evaluators": [TEXT],
+    "methods": {"*": [{"client": COUNT, "*": ANYTHING}]},
+    "*": ANYTHING,
+}
+TSNE = {
+    **dict.fromkeys(("round", "seed"), COUNT),
+    "checkpoint": TEXT,
+    "perplexity": NUMBER,
+    "class_names": [TEXT],
+    "labels": [COUNT],
+    "points": [[NUMBER]],
+    "*": ANYTHING,
+}
+ATTACKS = {
+    "checkpoint?": TEXT,
+    "round?": COUNT,
+    "selected_on?": TEXT,
+    "evaluations?": [
+        {**_EVALUATION, "accuracy_strict": FRACTION, "num_examples": COUNT, "settings": _EVALUATION["settings?"]}
+    ],
+    "alarms?": _ALARMS,
+    "*": ANYTHING,
+}
+SUITE = {
+    "title?": TEXT,
+    "axes?": [{"name": TEXT, "*": ANYTHING}],
+    "metrics?": [{"label": TEXT, "heading": TEXT, "*": ANYTHING}],
+    "cells?": [
+        {
+            "name": TEXT,
+            "source?": TEXT,
+            "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG, "*": ANYTHING}},
+            "runs?": [{"directory": TEXT, "*": ANYTHING}],
+            "*": ANYTHING,
+        }
+    ],
+    "*": ANYTHING,
 }
 
 
-def check_shape(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    """The content of a file, which holds what :data:`SHAPES` says for ``name``; empty is a file that is not there.
+def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
+    """Check a file's content.
+
+    Args:
+        value: the content, or a part of it.
+        shape: what it should be.
+        path: the file, for the message.
+        where: the place in it, such as ``evaluations[0].accuracy``.
 
     Raises:
-        RunError: with the key that is missing, of another type, or does not fit the others.
+        RunError: it is something else; with the place, what was found and what was expected.
     """
-    if content and (complaint := _mismatch(content, SHAPES[name], "") or _inconsistency(content, name)):
-        raise RunError(f"{path}: {complaint}; the file is damaged or was changed by hand. {RESTORE}")
-    return content
-
-
-def _mismatch(value: Any, shape: Any, where: str) -> str:
-    """What is wrong with a value, or an empty text."""
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return f"{where} is a {type(value).__name__}, expected a list"
-        found = (_mismatch(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value))
-        return next(filter(None, found), "")
-    if isinstance(shape, dict):
-        return _mismatch_of_mapping(value, shape, where)
-    if shape is object or (isinstance(value, shape) and not isinstance(value, bool)):
-        return ""
-    wanted = shape if isinstance(shape, tuple) else (shape,)
-    words = " or ".join("null" if kind is type(None) else kind.__name__ for kind in wanted)
-    return f"{where} is a {type(value).__name__}, expected {words}"
+            damaged(path, where, f"is {describe(value)}, expected a list")
+        for index, item in enumerate(value):
+            check_shape(item, shape[0], path, f"{where}[{index}]")
+    elif isinstance(shape, Mapping):
+        _check_mapping(value, shape, path, where)
+    else:
+        try:
+            shape(value)
+        except WrongError as wrong:
+            damaged(path, where, f"is {describe(value)}, expected {wrong}")
 
 
-def _mismatch_of_mapping(value: Any, shape: Mapping[Any, Any], where: str) -> str:
+def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: str) -> None:
     if not isinstance(value, Mapping):
-        return f"{where} is a {type(value).__name__}, expected a mapping"
-    inside = f"{where}." if where else ""
-    named = {key.rstrip("?"): (inner, key.endswith("?")) for key, inner in shape.items() if isinstance(key, str)}
-    for key, (inner, optional) in named.items():
-        if key not in value and not optional:
-            return f"{inside}{key} is missing"
-        if key in value and (complaint := _mismatch(value[key], inner, inside + key)):
-            return complaint
-    if str in shape:
-        found = (_mismatch(value[key], shape[str], inside + key) for key in value.keys() - named.keys())
-        return next(filter(None, found), "")
-    return ""
+        damaged(path, where, f"is {describe(value)}, expected a mapping")
+    for key, of_key in shape.items():
+        name = key.removesuffix("?")
+        if key == "*":
+            continue
+        if name not in value and name == key:
+            damaged(path, where, f"has no '{name}'")
+        if name in value and not (value[name] is None and name != key):
+            check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
+    known = {key.removesuffix("?") for key in shape}
+    for name in value.keys() - known:
+        check_shape(value[name], shape["*"], path, f"{where}.{name}".removeprefix("."))
 
 
-def _inconsistency(content: Mapping[str, Any], name: str) -> str:
-    """What does not fit together in a file of the right types, or an empty text."""
-    classes = len(content["class_names"]) if "class_names" in content else 0
-    if name == "per_class":
-        for method, clients in content["methods"].items():
-            for client, label in ((client, label) for client in clients for label in content["evaluators"]):
-                if _mismatch(client.get(label), [_NUMBER_OR_NONE], "") or len(client[label]) != classes:
-                    return f"methods.{method}: client {client['client']} has no {classes} values of {label}"
-        if len({len(clients) for clients in content["methods"].values()}) != 1:
-            return "methods: not one number of clients"
-    if name == "tsne":
-        points, labels = content["points"], content["labels"]
-        if len(points) != len(labels) or any(len(point) != 2 for point in points):
-            return f"points: expected {len(labels)} pairs, one for each label"
-        if not all(0 <= label < classes for label in labels):
-            return f"labels: expected 0 to {classes - 1}"
-    if name == "partition" and any(len(row) != classes for row in content["class_counts"]):
-        return f"class_counts: expected rows of {classes} numbers"
-    return ""
+def damaged(path: Path, where: str, what: str) -> NoReturn:
+    """Refuse a file.
+
+    Raises:
+        RunError: always.
+    """
+    place = f"{where} " if where else "the file "
+    raise RunError(f"{path}: {place}{what}. The file is damaged or was changed by hand. {RESTORE}")

@@ -29,7 +29,8 @@ PANEL = Colour("panel", "#f5f7f9", "#1d232a")
 ACCENT = Colour("accent", "#0069a6", "#6cb8ea")
 ALARM = Colour("alarm", "#8a4b00", "#ffbf66")
 ALARM_PANEL = Colour("alarm-panel", "#fff4e0", "#33260f")
-PAGE = (TEXT, MUTED, LINE, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
+SHADOW = Colour("shadow", "#9aa3ad", "#5d6874")  # of an edge beyond which a table goes on
+PAGE = (TEXT, MUTED, LINE, SHADOW, PAPER, PANEL, ACCENT, ALARM, ALARM_PANEL)
 
 DARK_FILTER = "invert(1) hue-rotate(180deg)"
 SERIES = ("#0072b2", "#d55e00", "#936ffd", "#234e3b", "#c77962", "#2f033f", "#966a8d", "#833c0f")

@@ -23,7 +23,14 @@ def plain(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(pick, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def option_words(name: str, value: str) -> str:
+    """An option in a name or a heading: ``ε 0.1``, ``learning rate 0.05``."""
+    return f"{'ε' if name == 'eps' else name.replace('_', ' ')} {value}"
 
 
 def pick(value: Any) -> str:

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import read_json, scratch_folder
+from calfat_plugin.disk import scratch_folder
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.page import GENERATOR
-from calfat_plugin.report.reading import SUITE, find_runs, read_run
+from calfat_plugin.report.reading import NO_SUITE, find_runs, read_run, read_suite
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -72,10 +72,11 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
         notes.append(f"The charts show the first {MOST_LINES} of {len(groups)} settings.")
     names = [group.name for group in groups]
     title = " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} others"
+    suite = NO_SUITE if root is None else read_suite(root)
     if root is not None:
-        title = str(read_json(root / SUITE).get("title") or root.resolve().name)
+        title = suite.title or root.resolve().name
     out = out or (root or Path()) / PAGE
-    return _write(out, lambda figures: comparison_page(title, groups, figures, notes=notes))
+    return _write(out, lambda figures: comparison_page(title, groups, figures, suite=suite, notes=notes))
 
 
 def try_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ _LATEX = {
     "±": r"$\pm$",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
+# What Markdown would read as HTML, an entity, emphasis, code or a link.
+_MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 _CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
 
 
@@ -57,6 +60,10 @@ def caption(summary: SuiteSummary) -> str:
         f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
         "the global model after the final round."
     )
+    fewer = [
+        f"{heading} on {found}" for label, heading in summary.suite.metrics.items() if (found := _fewer(summary, label))
+    ]
+    text += f" Not on all test examples: {', '.join(fewer)}." if fewer else ""
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
         text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
@@ -70,20 +77,30 @@ def caption(summary: SuiteSummary) -> str:
     return text
 
 
+def _fewer(summary: SuiteSummary, label: str) -> str:
+    """``32 of 359`` where runs measured a metric on fewer examples than their others; empty where none did."""
+    found: dict[str, None] = {}
+    for evaluations in (run.results.get("evaluations", ()) for cell in summary.cells for run in cell.runs):
+        number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
+        if number.get(label, 0) < (most := max(number.values(), default=0)):
+            found[f"{number.get(label, 0):,} of {most:,}"] = None
+    return " or ".join(found)
+
+
 def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
-    """(cell, remark) for whatever the numbers alone do not say."""
-    return [(cell.cell.name, note) for cell in summary.cells for note in cell.notes]
+    """(cell, remark) for whatever the numbers alone do not say; each on one line, whatever a run printed."""
+    return [(_line(cell.cell.name), _line(note)) for cell in summary.cells for note in cell.notes]
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
 def markdown(summary: SuiteSummary) -> str:
-    """A pipe table with caption and notes."""
+    """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
     axes = list(summary.suite.axes)
     rows = [[*axes, "n", *summary.suite.metrics.values()]]
     rows += ([*cell.cell.labels, count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells)
-    rows = [[text.replace("|", "\\|") for text in row] for row in rows]
+    rows = [[_in_markdown(text).replace("|", "\\|") for text in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(
         1, ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
@@ -95,15 +112,15 @@ def markdown(summary: SuiteSummary) -> str:
         + " |"
         for row in rows
     ]
-    text = f"# {summary.suite.title}\n\n" + "\n".join(lines) + f"\n\n{caption(summary)}\n"
-    remarks = "".join(f"- {cell}: {note}\n" for cell, note in notes(summary))
+    text = f"# {_in_markdown(summary.suite.title)}\n\n" + "\n".join(lines) + f"\n\n{_in_markdown(caption(summary))}\n"
+    remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
 
 
 def latex(summary: SuiteSummary) -> str:
     """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
     axes = list(summary.suite.axes)
-    title = summary.suite.title
+    title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -200,6 +217,14 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
 def count(cell: CellSummary) -> str:
     """How many seeds a row's numbers are over."""
     return NOTHING if cell.cell.skipped else str(cell.finished)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _in_markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\g<0>", _line(text))
 
 
 def _in_text(score: Score) -> str:

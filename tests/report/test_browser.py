@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from calfat_plugin.report import theme, write_comparison, write_run_report
-from tests.report.browser import look
+from tests.report.browser import look, picture
 from tests.report.made import made_run
 from tests.report.pages import Page
 from tests.report.real import RealRun
 
 pytestmark = pytest.mark.needs("chromium")
-WIDTHS = (390, 1280)
+WIDTHS = (390, 768, 1280)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +49,7 @@ def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]
     assert seen.troubles == []
     assert seen.fetched == []
     assert seen.broken == 0
+    assert seen.bare == []
     assert len(seen.figures) == len(Page.read(pages[which]).all("figure")) >= 4
     for figure in seen.figures:
         left, wide, right, high = figure["box"]
@@ -58,6 +58,20 @@ def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]
         assert wide >= 300
         assert high >= 150
         assert figure["text"] >= 7.5  # line height of the smallest words in CSS pixels
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_table_that_goes_on_beyond_the_edge_has_a_shadow_there(dark: bool, wide: Path) -> None:
+    paper = theme.PAPER.dark if dark else theme.PAPER.light
+    for width, goes_on in ((390, True), (1920, False)):
+        table = look(wide, width, dark=dark).tables[0]
+        assert table["name"] == "Results"
+        assert (table["hidden"] > 0) is goes_on
+        top, height = int(table["top"]), int(table["height"])
+        image = picture(wide, width, top + height + 50, dark=dark)
+        edge = [image.getpixel((int(table["right"]) - 2, y)) for y in range(top + 2, top + height - 2)]
+        plain = sum(rgb(paper) == f"rgb{pixel}" for pixel in edge) / len(edge)
+        assert plain < 0.1 if goes_on else plain > 0.8  # lines between rows reach the edge
 
 
 def rgb(colour: str) -> str:
@@ -75,12 +89,15 @@ def test_a_page_follows_the_reader_into_the_dark(dark: bool, pages: dict[str, Pa
 def test_a_page_that_does_not_fit_would_be_noticed(tmp_path: Path) -> None:
     """The measurement itself: it sees what is too wide, what is missing and what breaks."""
     page = write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}))
-    source = re.sub(r"<main>", '<main><p style="width: 600px">wide</p><img src="gone.png">', page.read_text(), count=1)
+    empty = '<div class="figures" style="width: 300px"><div style="width: 100px"><img alt=""></div></div>'
+    source = page.read_text().replace("<main>", '<main><p style="width: 600px">wide</p><img src="gone.png">', 1)
+    source = source.replace("</main>", f"{empty}</main>", 1)
     page.write_text(source.replace("</body>", "<script>console.error('oh'); nothing.here;</script></body>"))
     seen = look(page, 390)
     assert seen.scroll > seen.inner
     assert any("wide" in element for element in seen.outside)
-    assert seen.broken == 1
+    assert seen.broken == 2
+    assert len(seen.bare) == 1
     assert any("oh" in trouble for trouble in seen.troubles)
     assert any("nothing is not defined" in trouble for trouble in seen.troubles)
     assert any("gone.png" in trouble for trouble in seen.troubles)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.groups import differences, group_runs, reported_of
+from calfat_plugin.report.names import problem_names, problem_of
 from calfat_plugin.report.reading import RunFiles, read_run
 from tests.report.made import made_run
 
@@ -45,7 +46,11 @@ def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> N
 def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     trainer = "calfat.trainer={}".format
     found = runs(tmp_path, (), (trainer("fedpgd"),), (trainer("{name: fedpgd, loss: calibrated}"),))
-    assert [group.name for group in group_runs(found)] == ["calfat", "fedpgd", "fedpgd + calibrated"]
+    assert [group.name for group in group_runs(found)] == [
+        "calfat · weights uniform",  # as its preset sets them
+        "fedpgd · weights examples",
+        "fedpgd + calibrated · weights examples",
+    ]
 
 
 def test_names_tell_settings_apart(tmp_path: Path) -> None:
@@ -57,11 +62,36 @@ def test_names_tell_settings_apart(tmp_path: Path) -> None:
         ("calfat.trainer.scale=5", "data_args.partition_alpha=0.3"),
     )
     assert [group.name for group in group_runs(found)] == [
-        "calfat · β 0.1 · 2 clients",
+        "calfat · β 0.1 · 2 clients · scale 10",
         "calfat · β 0.3 · 2 clients · scale 10",
-        "calfat · β 0.1 · 3 clients",
+        "calfat · β 0.1 · 3 clients · scale 10",
         "calfat · β 0.3 · 2 clients · scale 5",
     ]
+
+
+def test_names_say_all_that_differs_or_that_they_do_not(tmp_path: Path) -> None:
+    """A method with another learning rate is no comparison of two methods, and its name shows it."""
+    faster = ("calfat.trainer=fedpgd", "train_args.learning_rate=0.05", "calfat.aggregator.weights=uniform")
+    (tmp_path / "two").mkdir()
+    assert [group.name for group in group_runs(runs(tmp_path / "two", (), faster))] == [
+        "calfat · learning rate 0.01",
+        "fedpgd · learning rate 0.05",
+    ]
+    more = (*faster, "train_args.momentum=0.5", "train_args.epochs=2", "train_args.weight_decay=0")
+    names = [group.name for group in group_runs(runs(tmp_path, (), more))]
+    assert names == [
+        "calfat · epochs 1 · learning rate 0.01 · momentum 0.9 · …",
+        "fedpgd · epochs 2 · learning rate 0.05 · momentum 0.5 · …",
+    ]
+
+
+def test_what_measures_a_model_is_no_part_of_its_name_unless_nothing_else_differs(tmp_path: Path) -> None:
+    (tmp_path / "methods").mkdir()
+    plain, fgsm = "calfat.aggregator.weights=examples", "calfat.monitor.evaluators=[natural, fgsm, pgd20]"
+    found = runs(tmp_path / "methods", (plain,), (plain, "calfat.trainer=fedpgd", fgsm))
+    assert [group.name for group in group_runs(found)] == ["calfat", "fedpgd"]
+    same = group_runs(runs(tmp_path, (), ("calfat.monitor.max_examples=32",)))
+    assert [group.name for group in same] == ["calfat · max examples null", "calfat · max examples 32"]
 
 
 def test_differences_lists_the_settings_that_differ_and_no_others(tmp_path: Path) -> None:
@@ -73,9 +103,18 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     groups = group_runs(
         runs(tmp_path, (), ("calfat.trainer=fedpgd",), ("data_args.partition_alpha=0.5",), ("calfat.threat.eps=0.2",))
     )
-    problems = [group.problem for group in groups]
-    assert problems[0] == problems[1]
-    assert len(set(problems)) == 3
+    assert problem_names([problem_of(group.runs[0]) for group in groups]) == [
+        "β 0.1 · ε 0.1",
+        "β 0.1 · ε 0.1",
+        "β 0.5 · ε 0.1",
+        "β 0.1 · ε 0.2",
+    ]
+
+
+def test_where_the_data_lies_is_no_other_problem(tmp_path: Path) -> None:
+    moved = "data_args.data_cache_dir=/elsewhere"
+    (group,) = group_runs(runs(tmp_path, ("common_args.random_seed=0",), ("common_args.random_seed=1", moved)))
+    assert problem_names([problem_of(run) for run in group.runs]) == ["", ""]
 
 
 def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:

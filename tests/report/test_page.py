@@ -60,7 +60,16 @@ def comparison_view(text: str) -> dict[str, Any]:
     score = {"mean": text, "best": True, "spread": text, "reported": text, "difference": text, "beyond": True}
     rows = [{"name": text, "seeds": text, "scores": [score]}]
     sections = {
-        "results": {"labels": [text], "rows": rows, "reported": text, "judged": True, "notes": [text]},
+        "results": {
+            "head": [text, text, text],
+            "blocks": [{"problem": text, "rows": rows}] * 2,
+            "several": True,
+            "examples": text,
+            "abridged": True,
+            "reported": text,
+            "judged": True,
+            "notes": [text],
+        },
         **dict.fromkeys(("rounds", "classes", "labels", "features"), run["sections"]["features"]),
         "settings": {"names": [text], "columns": [(text, [text])]},
         "recipe": {text: text},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ import pytest
 from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.reading import find_runs, read_run
-from tests.report.made import CLASSES, COUNTS, made_run
+from tests.report.made import CLASSES, COUNTS, change_json, made_run
+from tests.report.test_pages import full_run
+
+REMEDY = f"The file is damaged or was changed by hand. {RESTORE}"
 
 
 def test_everything_of_a_finished_run(tmp_path: Path) -> None:
@@ -101,3 +105,68 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
     (path / "rounds.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec"):
         read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "complaint"),
+    [
+        ("results.json", {"evaluations": {}}, "evaluations is {} (mapping), expected a list"),
+        ("results.json", {"evaluations": [{"accuracy": 0.5}]}, "evaluations[0] has no 'label'"),
+        ("results.json", {"alarms": [3]}, "alarms[0] is 3 (int), expected a mapping"),
+        (
+            "results.json",
+            {"evaluations": [{"label": "natural", "accuracy": math.nan}]},
+            "evaluations[0].accuracy is nan (float), expected a number from 0 to 1",
+        ),
+        (
+            "results.json",
+            {"evaluations": [{"label": "natural", "accuracy": 1, "per_class": [0.5]}]},
+            "evaluations[0].per_class has 1 entries for 10 classes",
+        ),
+        ("partition.json", {"class_counts": [[1]]}, "class_counts[0] has 1 entries for 10 classes"),
+        (
+            "partition.json",
+            {"class_counts": [[-1] * 10]},
+            "class_counts[0][0] is -1 (int), expected a whole number, 0 or more",
+        ),
+        ("environment.json", {"versions": ["torch"]}, "versions is ['torch'] (list), expected a mapping"),
+        ("tsne.json", {"points": [[1, 2]]}, "points has 1 entries for 12 labels, or not two numbers each"),
+        ("tsne.json", {"labels": [10] * 12}, "labels goes up to 10, but there are 10 classes"),
+        ("per_class.json", {"methods": {}}, "methods is empty, or has methods of different numbers of clients"),
+        (
+            "per_class.json",
+            {"methods": {"calfat": [{"client": 0, "natural": [0.5]}]}},
+            "methods.calfat[0].natural has 1 entries for 10 classes",
+        ),
+        (
+            "attacks/best-robust.json",
+            {"evaluations": [{"label": "x", "accuracy": 1, "accuracy_strict": 1, "num_examples": 3}]},
+            "evaluations[0] has no 'settings'",
+        ),
+    ],
+)
+def test_what_a_page_cannot_show_is_refused_with_its_place(
+    file: str, change: dict[str, object], complaint: str, tmp_path: Path
+) -> None:
+    path = full_run(tmp_path / "a")
+    change_json(path / file, **change)
+    with pytest.raises(RunError) as caught:
+        read_run(path)
+    assert str(caught.value) == f"{path / file}: {complaint}. {REMEDY}"
+
+
+def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a")
+    recipe = path / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("comm_round: 4", "comm_round: many"))
+    with pytest.raises(RunError) as caught:
+        read_run(path)
+    what = "train_args.comm_round is 'many' (text), expected a whole number, 0 or more"
+    assert str(caught.value) == f"{recipe}: {what}. {REMEDY}"
+
+
+def test_a_suite_that_calfat_did_not_write_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "suite.json").write_text(json.dumps({"cells": [{"runs": []}]}))
+    with pytest.raises(RunError) as caught:
+        find_runs(tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'suite.json'}: cells[0] has no 'name'. {REMEDY}"

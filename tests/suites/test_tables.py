@@ -84,6 +84,55 @@ def test_markdown(summary):
     assert markdown(summary) == MARKDOWN
 
 
+NASTY = """<script>alert(1)</script> *b* _c_ `d` [e](f) ~~g~~ &lt; a|b
+# h"""
+ESCAPED = r"\<script>alert(1)\</script> \*b\* \_c\_ \`d\` \[e\](f) \~~g\~~ \&lt; a|b # h"
+
+
+def test_texts_of_a_suite_are_no_html_and_no_markdown(summary):
+    """A title, an axis, a label, a heading, a source and what a run printed."""
+    first = summary.cells[0]
+    nasty = replace(
+        summary,
+        plan=replace(
+            summary.plan,
+            suite=replace(
+                summary.suite, title=NASTY, metrics={"natural": NASTY}, tolerance={}, axes={NASTY: {}, "method": {}}
+            ),
+        ),
+        cells=(
+            replace(
+                first,
+                cell=replace(first.cell, labels=(NASTY, "CalFAT")),
+                scores={"natural": first.scores["natural"]},
+                source=NASTY,
+                runs=(replace(first.runs[0], status="failed", message=NASTY),),
+            ),
+        ),
+    )
+    text = markdown(nasty)
+    lines = text.splitlines()
+    assert len(lines) == 9  # title, table of three lines, caption, remark, and empty lines between
+    assert lines[0] == f"# {ESCAPED}"
+    assert text.replace("\\|", "|").count(ESCAPED) == text.count("<script>") == 7
+    assert "<script" not in text.replace("\\<", "")
+    assert [line for line in latex(nasty).splitlines() if line.startswith("# h")] == []
+
+
+def test_a_word_with_an_underscore_and_an_ampersand_stay_as_they_are(summary):
+    assert "| data_set |" in markdown(summary)
+    assert "| A&B " in markdown(summary)
+
+
+def test_a_caption_says_what_was_measured_on_fewer_examples(summary):
+    first = summary.cells[0]
+    evaluations = [{"label": "natural", "num_examples": 1359}, {"label": "pgd20", "num_examples": 32}]
+    runs = tuple(replace(run, results={"evaluations": evaluations}) for run in first.runs)
+    assert "final round. Not on all test examples: PGD-20 on 32 of 1,359. In" in markdown(
+        replace(summary, cells=(replace(first, runs=runs),))
+    )
+
+
 LATEX = r"""% needs \usepackage{booktabs}
 \begin{table}
   \centering

@@ -1,0 +1,85 @@
+"""Runs one case after the other, each in a process of its own, and reports how it ended and what it cost.
+
+Imports once what its cases need, then forks for each order, as ``tests/runs/warm_server.py`` does, whose orders it
+reads. A child has limits, so that a case that hangs or grows ends as a failure, not as the end of this machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runs")]
+
+import warm_server  # noqa: E402 (found by path, as this file is run)
+
+_MEGABYTE = 1024  # ru_maxrss counts kilobytes
+_ROOM = 2 << 30  # address space beyond what the imports took
+_KILL_AFTER = 180.0  # seconds of wall clock: whoever sleeps so long hangs
+
+
+def limited(order: dict[str, Any]) -> None:
+    """Bound what this process may use; CPU time is three times what a case may take, to be seen as slow, not killed."""
+    seconds = int(3 * order["seconds"]) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    room = pages * os.sysconf("SC_PAGE_SIZE") + _ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def child(order: dict[str, Any]) -> None:
+    """Do what an order says, ``calfat`` or its target, and end."""
+    os.setpgid(0, 0)
+    limited(order)
+    if "target" in order:
+        import calfat_plugin.cli.main as cli
+
+        module, _, name = order["target"].partition(":")
+        cli.main = lambda prog_name: getattr(importlib.import_module(module), name)(*sys.argv[1:])
+    warm_server.child(order)
+
+
+def outcome(pid: int, before: int) -> dict[str, Any]:
+    """Wait for a child: its exit code (negative for a signal), CPU seconds, and megabytes beyond the imports."""
+    deadline = time.monotonic() + _KILL_AFTER
+    while True:
+        done, status, used = os.wait4(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return {
+        "code": os.waitstatus_to_exitcode(status),
+        "seconds": used.ru_utime + used.ru_stime,
+        "megabytes": max(0, used.ru_maxrss - before) / _MEGABYTE,
+    }
+
+
+def serve(modules: list[str]) -> None:
+    """Answer orders until there are no more."""
+    for module in modules:
+        importlib.import_module(module)
+    if len(os.listdir("/proc/self/task")) != 1:
+        raise RuntimeError("an import started threads; forking would lose them")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            child(order)
+        print(json.dumps(outcome(pid, before)), file=answers, flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

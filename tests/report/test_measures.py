@@ -1,0 +1,204 @@
+"""Accuracies that were measured in different ways: columns and charts of their own, and words that say how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report.canvas import Chart, Drawing
+from calfat_plugin.report.numbers import NOTHING
+from tests.report.made import made_run
+from tests.report.pages import Page
+
+FINAL = {"natural": 0.8, "fgsm": 0.5, "pgd20": 0.4}
+WEIGHTS = "calfat.aggregator.weights=uniform"
+
+
+@pytest.fixture
+def charts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
+    """Figure to (title, caption) of what a comparison would draw."""
+    found: dict[str, tuple[str, str]] = {}
+
+    def note(chart: Chart, figures: Path) -> Drawing:
+        found[chart.name] = chart.title, chart.caption
+        return Drawing(chart.title, chart.caption, False, "data:,")
+
+    for module in ("comparison_page", "run_page"):
+        monkeypatch.setattr(f"calfat_plugin.report.{module}.render", note)
+    return found
+
+
+def run(path: Path, *overrides: str, final: dict[str, float] = FINAL, attacked: int = 359, **monitored: float) -> Path:
+    """A finished run that monitored these accuracies in both of its rounds, with ``attacked`` examples under PGD-20."""
+    made_run(path, WEIGHTS, *overrides, final=final, rounds=[{**monitored}] * 2)
+    results = path / "results.json"
+    content: dict[str, Any] = json.loads(results.read_text())
+    for evaluation in content["evaluations"]:
+        if evaluation["label"] == "pgd20":
+            evaluation["num_examples"] = attacked
+    results.write_text(json.dumps(content))
+    return path
+
+
+def table(page: Path) -> str:
+    return Page.read(page).text.partition("Results setting ")[2].partition("Round by round")[0]
+
+
+def test_curves_under_different_attacks_are_in_different_charts(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    fgsm, both = (f"calfat.monitor.evaluators=[natural, {label}]" for label in ("fgsm", "fgsm, pgd20"))
+    run(tmp_path / "a", fgsm, natural=0.5, fgsm=0.9)
+    run(tmp_path / "b", "calfat.trainer=fedpgd", natural=0.6, pgd20=0.3)
+    run(tmp_path / "c", both, "calfat.trainer=fedtrades", natural=0.7, fgsm=0.8, pgd20=0.4)
+    write_comparison([tmp_path])
+    after = "After round 2: {}.".format
+    assert {name: chart for name, chart in charts.items() if not name.startswith(("classes", "labels"))} == {
+        "natural": ("Natural accuracy", after("calfat 50.0\xa0%, fedpgd 60.0\xa0%, fedtrades 70.0\xa0%")),
+        "robust": ("Accuracy under fgsm", after("calfat 90.0\xa0%, fedtrades 80.0\xa0%")),
+        "robust_2": ("Accuracy under pgd20", after("fedpgd 30.0\xa0%, fedtrades 40.0\xa0%")),
+        "heterogeneity": ("Heterogeneity s²", after("calfat 0.25, fedpgd 0.25, fedtrades 0.25")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "first", "second"),
+    [
+        ("calfat.monitor.max_examples=32", "all test examples", "32 examples"),
+        ("calfat.monitor.evaluators=[natural, {name: pgd20, max_examples: 32}]", "all test examples", "32 examples"),
+        ("calfat.monitor.evaluators=[natural, {name: pgd, label: pgd20, steps: 5}]", "pgd20, steps 20", "pgd, steps 5"),
+        ("calfat.monitor.evaluators=[natural, {name: pgd20, eps: 0.2}]", "ε 0.1", "ε 0.2"),
+        ("calfat.threat.eps=0.2", "ε 0.1", "ε 0.2"),
+        ("data_args.dataset=cifar10", "digits", "cifar10"),
+    ],
+)
+def test_one_label_measured_in_two_ways_has_two_charts(
+    override: str, first: str, second: str, tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    run(tmp_path / "a", natural=0.5, pgd20=0.3)
+    run(tmp_path / "b", override, natural=0.5, pgd20=0.3)
+    write_comparison([tmp_path])
+    assert charts["robust"][0] == f"Accuracy under pgd20 ({first})"
+    assert charts["robust_2"][0] == f"Accuracy under pgd20 ({second})"
+
+
+def test_another_budget_changes_nothing_about_natural_accuracy(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    run(tmp_path / "a", natural=0.5)
+    run(tmp_path / "b", "calfat.threat.eps=0.2", natural=0.5)
+    write_comparison([tmp_path])
+    assert [name for name in charts if name.startswith("natural")] == ["natural"]
+
+
+def test_curves_that_end_in_different_rounds_say_so(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
+    run(tmp_path / "a", natural=0.5)
+    made_run(tmp_path / "b", WEIGHTS, "calfat.trainer=fedpgd", rounds=[{"natural": 0.25}] * 3)
+    write_comparison([tmp_path])
+    assert charts["natural"][1] == "Last values: calfat 50.0\xa0% (round 2), fedpgd 25.0\xa0% (round 3)."
+
+
+def test_a_table_says_how_many_examples_each_column_is_about(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    run(tmp_path / "a", attacked=32)
+    run(tmp_path / "b", "calfat.trainer=fedpgd", attacked=32)
+    text = Page.read(write_comparison([tmp_path])).text
+    assert "in percent: natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples. ±" in text
+    assert "full test split" not in text
+
+
+def test_means_over_other_examples_are_in_another_column_and_do_not_compete(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b", "calfat.trainer=fedpgd", attacked=32, final={**FINAL, "pgd20": 0.9})
+    run(tmp_path / "c", "calfat.trainer=fedtrades", final={**FINAL, "pgd20": 0.3})
+    page = write_comparison([tmp_path])
+    assert table(page).startswith(
+        "seeds natural fgsm pgd20 (all test examples) pgd20 (32 examples) "
+        f"calfat 1 80.00 50.00 40.00 {NOTHING} fedpgd 1 80.00 50.00 {NOTHING} 90.00 fedtrades 1 80.00 50.00 30.00 "
+    )
+    source = page.read_text()
+    assert '<span class="best">40.00</span>' in source
+    assert '<span class="best">90.00</span>' not in source
+    assert source.count('<span class="best">80.00</span>') == 3  # of equals all
+
+
+def test_bold_follows_blocks_that_the_table_shows(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
+    for index, (trainer, beta, natural) in enumerate(
+        [("calfat", 0.1, 0.5), ("calfat", 0.5, 0.9), ("fedpgd", 0.1, 0.4), ("fedpgd", 0.5, 0.8)]
+    ):
+        overrides = (f"calfat.trainer={trainer}", f"data_args.partition_alpha={beta}")
+        run(tmp_path / str(index), *overrides, final={"natural": natural})
+    page = write_comparison([tmp_path])
+    assert table(page).startswith(
+        "seeds natural β 0.1 calfat · β 0.1 1 50.00 fedpgd · β 0.1 1 40.00 "
+        "β 0.5 calfat · β 0.5 1 90.00 fedpgd · β 0.5 1 80.00 "
+    )
+    assert "Bold: the best mean of each block; settings of different blocks do not compare." in table(page)
+    best = [number for number in ("50.00", "40.00", "90.00", "80.00") if f'"best">{number}<' in page.read_text()]
+    assert best == ["50.00", "90.00"]
+
+
+def test_one_problem_has_no_blocks(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
+    run(tmp_path / "a")
+    run(tmp_path / "b", "calfat.trainer=fedpgd")
+    page = write_comparison([tmp_path])
+    assert "Bold: the best mean of each column." in table(page)
+    assert 'scope="rowgroup"' not in page.read_text()
+
+
+def test_names_that_say_less_than_what_differs_are_explained(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    run(tmp_path / "a")
+    others = ("epochs=2", "learning_rate=0.5", "momentum=0", "weight_decay=0")
+    run(tmp_path / "b", *(f"train_args.{other}" for other in others))
+    assert "Settings whose names end in … differ in more than their names say; see What differs ." in table(
+        write_comparison([tmp_path])
+    )
+
+
+def test_a_suites_page_has_its_headings_their_order_and_its_axes(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    cells = []
+    for name, trainer in (("0.1/FedPGD", "fedpgd"), ("0.1/CalFAT", "calfat")):
+        path = run(tmp_path / "suite" / trainer / "seed-0", f"calfat.trainer={trainer}", natural=0.5, pgd20=0.3)
+        cells.append({"name": name, "runs": [{"seed": 0, "directory": str(path)}]})
+    metrics = [{"label": label, "heading": heading} for label, heading in [("pgd20", "PGD-20"), ("natural", "Clean")]]
+    axes = [{"name": "beta", "labels": ["0.1"]}, {"name": "method", "labels": ["FedPGD", "CalFAT"]}]
+    content = {"title": "Two methods", "axes": axes, "metrics": metrics, "cells": cells}
+    (tmp_path / "suite" / "suite.json").write_text(json.dumps(content))
+    text = Page.read(write_comparison([tmp_path / "suite"])).text
+    assert "Results beta/method seeds PGD-20 Clean fgsm 0.1/FedPGD 1 40.00 80.00 50.00 0.1/CalFAT" in text
+    assert "PGD-20, Clean and fgsm on all 359 test examples." in text
+    assert charts["robust"][0] == "Accuracy under PGD-20"
+    assert charts["classes_robust"][0] == "Accuracy under PGD-20, per class"
+
+
+def test_classes_are_compared_under_one_attack_at_a_time(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
+    """FGSM hurts one of them most: it is shown for both, and so is PGD-20."""
+    run(tmp_path / "a", final={"natural": 0.8, "fgsm": 0.3, "pgd20": 0.4})
+    run(tmp_path / "b", "calfat.trainer=fedpgd")
+    write_comparison([tmp_path])
+    shown = {name: chart for name, chart in charts.items() if name.startswith("classes_robust")}
+    assert [title for title, _ in shown.values()] == [
+        "Accuracy under fgsm, per class",
+        "Accuracy under pgd20, per class",
+    ]
+    assert all("calfat" in caption and "fedpgd" in caption for _, caption in shown.values())
+
+
+def test_the_page_of_a_run_says_how_many_examples_its_bars_are_about(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    write_run_report(run(tmp_path / "a", attacked=32))
+    assert charts["per_class"][1].startswith(
+        "Final global model: natural on all 359 test examples, pgd20 on 32 of 359 test examples. Under pgd20 from "
+    )
