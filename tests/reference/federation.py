@@ -1,0 +1,424 @@
+"""A plain federation: what docs/methods.md says, in loops and without the package, to hold the package's own runs to.
+
+Only the two-branch layers of FedRBN come from the package (its models may); images, labels and the model are handed in.
+Every random number is drawn here, from seeds that are made by the rule of docs/architecture.md. Local training calls
+torch's kernels in the order in which the formulas stand, because attacks take signs of gradients: the last bit of a
+weight can turn one.
+
+The numbers in brackets are sections of docs/methods.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calfat_plugin.models.dual_norm import dual_norms, using_branch, with_dual_norms
+from tests.reference.models import Tiny
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is run; the values of the recipe in ``test_federation.py``."""
+
+    method: str
+    aggregator: str
+    how: dict[str, Any] = field(default_factory=dict)  # options of the method
+    mix: dict[str, Any] = field(default_factory=dict)  # options of the aggregator
+    seed: int = 3
+    rounds: int = 3
+    clients: int = 5
+    per_round: int = 3
+    epochs: int = 2
+    batch_size: int = 16
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    alpha: float = 0.3
+    partition_seed: int = 2021
+    least: int = 10
+    padding: int = 1
+    eps: float = 0.1
+    step: float = 0.05
+    steps: int = 2
+
+
+# --- random streams and data ------------------------------------------------------------------------------------------
+
+
+def seed_of(seed: int, purpose: str, round: int = 0, client: int = 0, extra: int = 0) -> int:
+    text = json.dumps(["calfat-seed-1", seed, purpose, round, client, extra])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") // 2
+
+
+def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, reduction="none").mean()
+
+
+def stream(*key: Any) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_of(*key))
+
+
+def split(labels: Any, s: Setting) -> list[list[int]]:
+    """The Dirichlet partition of the release [10]."""
+    rng = np.random.RandomState(s.partition_seed)
+    hands: list[list[int]] = [[]]
+    while min(map(len, hands)) < s.least:
+        hands = [[] for _ in range(s.clients)]
+        for label in range(CLASSES):
+            members = np.array([i for i in range(len(labels)) if labels[i] == label])
+            rng.shuffle(members)
+            shares = rng.dirichlet([s.alpha] * s.clients)
+            shares = np.array([q if len(hand) < len(labels) / s.clients else 0.0 for q, hand in zip(shares, hands)])
+            cuts = (np.cumsum(shares / shares.sum()) * len(members)).astype(int)[:-1]
+            for hand, piece in zip(hands, np.split(members, cuts)):
+                hand += piece.tolist()
+    for hand in hands:
+        rng.shuffle(hand)
+    return hands
+
+
+def epoch_of(x: Tensor, y: Tensor, s: Setting, key: tuple[Any, ...]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The batches of one epoch: (images, cropped and flipped; labels; positions)."""
+    n, draws, side = len(x), stream(*key), x.shape[-1]
+    order = torch.randperm(n, generator=draws)
+    top, left = (torch.randint(2 * s.padding + 1, (n,), generator=draws) for _ in range(2))
+    flip = torch.randint(2, (n,), generator=draws)
+    seen = []
+    for place, i in enumerate(order.tolist()):
+        wide = F.pad(x[i], (s.padding,) * 4)
+        image = wide[:, top[place] : top[place] + side, left[place] : left[place] + side]
+        seen.append(image.flip(-1) if flip[place] else image)
+    starts = list(range(0, n, s.batch_size))
+    if len(starts) > 1 and n - starts[-1] == 1:  # batch normalisation cannot train on one example [15.4]
+        starts.pop()
+    ends = [*starts[1:], n]
+    return [(torch.stack(seen[a:b]), y[order[a:b]], order[a:b]) for a, b in zip(starts, ends)]
+
+
+# --- one client -------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One client in one round: its model, its data, and the losses of the method."""
+
+    def __init__(self, s: Setting, net: nn.Module, x: Tensor, y: Tensor, round: int, number: int) -> None:
+        self.s, self.net, self.x, self.y, self.round, self.number = s, net, x, y, round, number
+        counts = torch.tensor([float((y == label).sum()) for label in range(CLASSES)])
+        if s.how.get("parameterisation") == "release":  # [2]
+            self.k, self.scale, self.log_prior = 0.1, 10.0, (counts.clamp_min(1) + 1e-7).log()
+        else:
+            self.k, self.scale = 1.0, 1.0
+            self.log_prior = (counts.double() / counts.double().sum() + 1e-6).log().float()
+        roles = s.how.get("roles", "at " * s.clients).split()
+        self.lends = roles[number] == "at"
+        self.gradient_only = s.method == "standard" or (s.method == "fedrbn" and not self.lends)
+
+    def calibrated(self, z: Tensor) -> Tensor:
+        return z + self.k * self.log_prior
+
+    def rows(self, where: Tensor, noise: torch.Generator) -> Tensor:
+        """Which rows of a batch are attacked, (N,) bool [5.3]."""
+        if self.s.method != "mixfat":
+            return torch.ones(len(where), dtype=torch.bool)
+        if self.s.how.get("sampling") == "fixed":
+            order = torch.randperm(len(self.x), generator=stream(self.s.seed, "adversarial split", 0, self.number))
+            return order[where] < len(self.x) // 2
+        return torch.randperm(len(where), generator=noise) < len(where) // 2
+
+    def attack(self, x: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+        """(x~, kappa): projected gradient ascent on the model in evaluation mode [1, 4]."""
+        s, right = self.s, torch.zeros(len(x))
+        self.net.eval()
+        if s.method in ("fedtrades", "fedmart", "calfat"):
+            x_adv = x + torch.empty_like(x).normal_(generator=noise) * 1e-3
+        else:
+            x_adv = (x + torch.empty_like(x).uniform_(-s.eps, s.eps, generator=noise)).clamp(x - s.eps, x + s.eps)
+            x_adv = x_adv.clamp(0, 1)
+        with torch.no_grad():
+            clean = self.net(x)
+        for _ in range(s.steps):
+            x_adv = x_adv.detach().requires_grad_()
+            z = self.net(x_adv)
+            right += z.argmax(1) == y
+            if s.method == "fedtrades":
+                objective = F.kl_div(z.log_softmax(1), clean.softmax(1), reduction="sum")
+            elif s.method == "calfat":
+                aim = self.calibrated(clean).softmax(1)
+                objective = F.kl_div(self.calibrated(z).log_softmax(1), aim, reduction="sum")
+            else:
+                objective = F.cross_entropy(z, y, reduction="sum")
+            (gradient,) = torch.autograd.grad(objective, x_adv)
+            x_adv = (x_adv.detach() + s.step * gradient.sign()).clamp(x - s.eps, x + s.eps).clamp(0, 1)
+        self.net.train()
+        return x_adv.detach(), right
+
+    def loss(self, x: Tensor, x_adv: Tensor, y: Tensor, kappa: Tensor) -> Tensor:
+        """The mean training loss of a batch [3.2, 5, 17]."""
+        s, net = self.s, self.net
+        if s.method == "standard":
+            return cross_entropy(net(x), y)
+        if s.method in ("mixfat", "fedpgd", "fedawp"):
+            return cross_entropy(net(x_adv), y)
+        if s.method == "calfat":
+            return cross_entropy(self.scale * self.calibrated(net(x_adv)), y)
+        if s.method == "fedtrades":
+            z = net(x)
+            natural, z_adv = cross_entropy(z, y), net(x_adv)
+            apart = F.kl_div(z_adv.log_softmax(1), z.log_softmax(1), reduction="none", log_target=True)
+            return natural + 6 * apart.sum(1).mean()
+        if s.method == "fedmart":
+            z, z_adv = net(x), net(x_adv)
+            log_p, q, one = z.log_softmax(1), z_adv.softmax(1), F.one_hot(y, CLASSES).bool()
+            wrong = q.masked_fill(one, -1).amax(1)
+            boosted = cross_entropy(z_adv, y) - (1.0001 - wrong).log().mean()
+            apart = (log_p.exp() * (log_p - (q + 1e-12).log())).sum(1)
+            return boosted + 6 * (apart * (1.0000001 - log_p.exp()[one])).mean()
+        if s.method == "fedgairat":
+            half = s.steps // 2
+            raw = torch.sigmoid(2 * (-1 + 5 * (half - kappa) / half))  # (1 + tanh a) / 2
+            w = len(y) * raw / raw.sum() if self.round >= s.how["start_round"] else torch.ones(len(y))
+            return (w * F.cross_entropy(net(x_adv), y, reduction="none")).mean()
+        with using_branch(net, "clean"):  # fedrbn
+            clean = cross_entropy(net(x), y)
+        return 0.5 * clean + 0.5 * cross_entropy(net(x_adv), y) if self.lends else clean
+
+    def backward(self, x: Tensor, x_adv: Tensor, y: Tensor, kappa: Tensor) -> float:
+        """Leave the gradient of one step in the parameters; the loss."""
+        s, net = self.s, self.net
+        if s.method == "fedawp" and self.round > s.how["warmup"]:  # [17]
+            kept = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            weights = list(net.parameters())
+            slopes = torch.autograd.grad(self.loss(x, x_adv, y, kappa), weights)
+            net.load_state_dict(kept)  # statistics count the other pass only
+            with torch.no_grad():
+                for w, g in zip(weights, slopes):
+                    if w.dim() > 1:
+                        w += 0.005 * w.norm() / g.norm() * g
+            loss = self.loss(x, x_adv, y, kappa)
+            loss.backward()
+            with torch.no_grad():
+                for name, w in net.named_parameters():
+                    w.copy_(kept[name])
+            return float(loss.detach())
+        if s.method == "fedrbn" and not self.lends and self.round > s.how["pnc_warmup"]:  # [5.7]
+            clean = 0.5 * self.loss(x, x_adv, y, kappa)
+            with using_branch(net, "noise", frozen=True):
+                borrowed = 0.5 * cross_entropy(net(x), y)
+            borrowed.backward()
+            nn.utils.clip_grad_norm_([p for p in net.parameters() if p.grad is not None], 10.0)
+            clean.backward()
+            return float((clean + borrowed).detach())
+        loss = self.loss(x, x_adv, y, kappa)
+        loss.backward()
+        return float(loss.detach())
+
+    def step(self, x: Tensor, y: Tensor, where: Tensor, noise: torch.Generator) -> float:
+        x_adv, kappa = x.clone(), torch.zeros(len(x))
+        if not self.gradient_only:
+            rows = self.rows(where, noise)
+            x_adv[rows], kappa[rows] = self.attack(x[rows], y[rows], noise)
+        self.net.zero_grad()
+        return self.backward(x, x_adv, y, kappa)
+
+
+# --- the federation ---------------------------------------------------------------------------------------------------
+
+
+class Federation:
+    """Server and clients. ``state`` and ``losses`` are those after the last round."""
+
+    def __init__(self, s: Setting, x: Tensor, y: Tensor) -> None:
+        self.s, self.x, self.y = s, x, y
+        self.parts = split(y.tolist(), s)
+        self.net = self.fresh()
+        self.state = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        norms = dual_norms(self.net)
+        self.personal = [f"{layer}.{key}" for layer, norm in norms.items() for key in norm.state_dict()]
+        self.shared = [name for name, _ in self.net.named_parameters() if name not in self.personal]
+        self.own: dict[int, dict[str, Tensor]] = {}  # personal tensors [5.7]
+        self.lent: list[dict[str, Tensor]] = []  # the at clients' states of the last round
+        zeros = {name: torch.zeros_like(self.state[name]) for name in self.shared}
+        self.c = dict(zeros)  # SCAFFOLD [7.3]
+        self.c_of = {client: dict(zeros) for client in range(s.clients)}
+        self.weights = {name: nn.Parameter(self.state[name].clone()) for name in self.shared}
+        self.optimizer = server_optimizer(s.aggregator, list(self.weights.values()))
+        self.clients: list[int] = []
+        self.losses: dict[int, float] = {}
+
+    def fresh(self) -> nn.Module:
+        torch.manual_seed(seed_of(self.s.seed, "weights"))
+        net = Tiny(1, (self.x.shape[-2], self.x.shape[-1]), CLASSES)
+        return with_dual_norms(net) if self.s.method == "fedrbn" else net
+
+    def play(self, round: int) -> None:
+        """One round."""
+        s = self.s
+        draw = np.random.default_rng(seed_of(s.seed, "sample clients", round))
+        self.clients = sorted(draw.choice(s.clients, s.per_round, replace=False).tolist())
+        before, after, self.losses, changes = self.state, {}, {}, {}
+        for client in self.clients:
+            after[client], self.losses[client], changes[client] = self.train(client, round)
+        self.state = self.combined(before, after, changes, round)
+        if self.personal:
+            self.state |= self.evaluated_personal(after)
+
+    def adopt(self, state: dict[str, Tensor], c: dict[str, Tensor]) -> None:
+        """Take the last bits of another federation's means, where a half may have been rounded the other way."""
+        self.state = {name: tensor.clone() for name, tensor in state.items()}
+        self.c |= c
+        for name, p in self.weights.items():
+            p.data.copy_(state[name])
+
+    def train(self, number: int, round: int) -> tuple[dict[str, Tensor], float, dict[str, Tensor]]:
+        """(the client's model, its mean loss in the last epoch, the change of its variate)."""
+        s, net = self.s, self.net
+        net.load_state_dict({**self.state, **self.own.get(number, {})})
+        net.train()
+        part = self.parts[number]
+        client = Client(s, net, self.x[part], self.y[part], round, number)
+        if s.method == "fedrbn" and not client.lends:
+            net.load_state_dict(borrowed(net.state_dict(), self.lent), strict=False)
+        start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        named, n, steps = {name: p for name, p in net.named_parameters() if name in self.shared}, len(part), 0
+        gradient: dict[str, Tensor] = {}
+        if s.mix.get("variant") == "I":
+            gradient = self.whole_gradient(client, named, start)
+        sgd = torch.optim.SGD(net.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+        for epoch in range(s.epochs):
+            noise, total = stream(s.seed, "attack", round, number, epoch), 0.0
+            for x, y, where in epoch_of(client.x, client.y, s, (s.seed, "batches", round, number, epoch)):
+                total += client.step(x, y, where, noise) * len(y)
+                steps += 1
+                for name, p in named.items():
+                    if s.aggregator == "fedprox":
+                        p.grad += s.mix["mu"] * (p.detach() - start[name])
+                    if s.mix.get("pairing") == "gradient":
+                        p.grad += self.c[name] - self.c_of[number][name]
+                sgd.step()
+                if s.aggregator == "scaffold" and s.mix.get("pairing") != "gradient":
+                    for name, p in named.items():
+                        p.data.sub_(self.c[name] - self.c_of[number][name], alpha=s.lr)
+        state = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+        self.own[number] = {name: state[name] for name in self.personal}
+        changes = {}
+        if s.aggregator == "scaffold":
+            rho, k = s.momentum, steps
+            a = (k - rho * (1 - rho**k) / (1 - rho)) / (1 - rho) if s.mix.get("pairing") == "gradient" else k
+            for name in self.shared:
+                own = self.c_of[number][name]
+                new = gradient.get(name, own - self.c[name] + (start[name] - state[name]) / (a * s.lr))
+                changes[name], self.c_of[number][name] = new - own, new
+        return state, total / n, changes
+
+    def whole_gradient(
+        self, client: Client, named: dict[str, nn.Parameter], start: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Gradient of the client's whole loss at x, attack and weight decay included [7.3]."""
+        s, key = self.s, (self.s.seed, "full gradient batches", client.round, client.number)
+        gradient = {name: s.weight_decay * start[name] for name in named}
+        noise = stream(s.seed, "full gradient attack", client.round, client.number)
+        for x, y, where in epoch_of(client.x, client.y, s, key):
+            client.step(x, y, where, noise)
+            for name, p in named.items():
+                gradient[name].add_(p.grad, alpha=len(y) / len(client.x))
+        client.net.load_state_dict(start)
+        return gradient
+
+    def combined(
+        self, before: dict[str, Tensor], after: dict[int, dict[str, Tensor]], changes: dict[int, Any], round: int
+    ) -> dict[str, Tensor]:
+        """The next global model [7]."""
+        s, clients = self.s, self.clients
+        even = s.aggregator in ("scaffold", "sfat") or s.mix.get("weights") == "uniform"
+        shares = {client: 1.0 if even else float(len(self.parts[client])) for client in clients}
+        if s.aggregator == "sfat" and round >= 2:
+            shares[min(clients, key=lambda client: self.losses[client])] *= 1.4
+        whole = sum(shares.values())
+        state = {}
+        for name, tensor in before.items():
+            mean = sum(shares[client] / whole * after[client][name].double() for client in clients)
+            assert isinstance(mean, Tensor)
+            state[name] = (mean if tensor.is_floating_point() else mean.round()).to(tensor.dtype)
+        if s.aggregator == "scaffold":
+            for name in self.shared:
+                moves = sum((after[client][name] - before[name]).double() for client in clients)
+                state[name] = (before[name].double() + s.mix.get("server_lr", 1.0) / len(clients) * moves).float()
+                total = sum(changes[client][name].double() for client in clients)
+                self.c[name] = (self.c[name].double() + total / s.clients).float()
+        if self.optimizer is not None:
+            for name, p in self.weights.items():
+                p.grad = before[name] - state[name]
+            self.optimizer.step()
+            state |= {name: p.detach().clone() for name, p in self.weights.items()}
+        return state
+
+    def evaluated_personal(self, after: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """FedRBN: what clients keep, averaged for evaluation once the st clients have borrowed [5.7]."""
+        roles = self.s.how.get("roles", "at " * self.s.clients).split()
+        lent = [after[client] for client in self.clients if roles[client] == "at"]
+        kept = [
+            {**after[client], **(borrowed(after[client], lent) if roles[client] == "st" else {})}
+            for client in self.clients
+        ]
+        self.lent = lent
+        mean = {name: sum(state[name].double() / len(kept) for state in kept) for name in self.personal}
+        return {
+            name: (tensor if self.state[name].is_floating_point() else tensor.round()).to(self.state[name].dtype)
+            for name, tensor in mean.items()
+        }
+
+
+def borrowed(own: dict[str, Tensor], lent: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Noise statistics for an st client: the at clients', weighted by how alike the clean ones are [5.7]."""
+    if not lent:
+        return {}
+    clean = [name for name in own if ".clean.running" in name]
+    alike = [
+        sum(float(F.cosine_similarity(own[name].double(), state[name].double(), dim=0)) for name in clean)
+        / (len(clean) * 0.01)
+        for state in lent
+    ]
+    raw = [math.exp(score - max(alike)) for score in alike]
+    shares = [weight / sum(raw) for weight in raw]
+    return {
+        name: sum(share * state[name].double() for share, state in zip(shares, lent)).float()
+        for name in (one.replace(".clean.", ".noise.") for one in clean)
+    }
+
+
+class Yogi:
+    """As Adam, with v <- v - (1 - b2) g^2 sign(v - g^2) [7.5]."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self.weights, self.steps = weights, 0
+        self.m, self.v = ([torch.zeros_like(p) for p in weights] for _ in range(2))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for p, m, v in zip(self.weights, self.m, self.v):
+            g = p.grad
+            assert g is not None
+            m.lerp_(g, 0.1)
+            v.sub_((v - g * g).sign() * (g * g), alpha=0.01)
+            root = (v / (1 - 0.99**self.steps)).sqrt() + 1e-3
+            p.addcdiv_(m, root, value=-0.01 / (1 - 0.9**self.steps))
+
+
+def server_optimizer(aggregator: str, weights: list[nn.Parameter]) -> Any:
+    if aggregator == "fedadam":
+        return torch.optim.Adam(weights, lr=0.01, betas=(0.9, 0.99), eps=1e-3, foreach=False)
+    if aggregator == "fedadagrad":
+        return torch.optim.Adagrad(weights, lr=0.01, eps=1e-3, foreach=False)
+    return Yogi(weights) if aggregator == "fedyogi" else None
