@@ -1,4 +1,4 @@
-"""A model of a few hundred weights with batch normalisation, for the reference federation and for what it is held to."""
+"""A small model with batch normalisation, which the reference federation and the package both train."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -23,13 +24,13 @@ from calfat_plugin.host.task import ServerTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import RoundRecord
-from tests.reference.federation import Federation, Setting
+from calfat_plugin.results import EvaluationResult, RoundRecord
+from tests.reference.client import Setting
+from tests.reference.federation import Federation
 
 CPU = torch.device("cpu")
 VARIATE = "scaffold/c/"
 RECIPE = """
-common_args: {random_seed: 3}
 data_args: {dataset: digits, partition_method: dirichlet, partition_alpha: 0.3}
 model_args: {model: "tests.reference.models:Tiny"}
 train_args: {client_num_in_total: 5, client_num_per_round: 3, comm_round: 3, epochs: 2, batch_size: 16,
@@ -79,7 +80,16 @@ VARIANTS = [
     Setting("calfat", "fedavg", {"parameterisation": "release"}, {"weights": "uniform"}),
     Setting("mixfat", "scaffold", {"sampling": "fixed"}, {"variant": "I", "server_lr": 0.5}),
     Setting("fedrbn", "scaffold", METHODS["fedrbn"], {"pairing": "gradient"}),
+    Setting("fedrbn", "fedavg", METHODS["fedrbn"], seed=101),  # a round of at clients alone, then an st client
 ]
+
+
+@dataclass
+class Ran:
+    """What came out of :func:`runs`."""
+
+    rounds: list[tuple[RoundRecord, Snapshot]] = field(default_factory=list)
+    evaluations: tuple[EvaluationResult, ...] = ()
 
 
 @cache
@@ -90,21 +100,22 @@ def digits() -> Dataset:
     return dataclasses.replace(whole, train=train, test=test, augment=Augmentation(crop_padding=1, flip=True))
 
 
-def runs(setting: Setting) -> list[tuple[RoundRecord, Snapshot]]:
-    """What the package makes of a setting, round by round."""
+def runs(setting: Setting, changes: Mapping[str, Any] | None = None) -> Ran:
+    """What the package makes of a setting; ``changes``: dotted keys of the recipe and their values."""
+    values = {
+        "common_args.random_seed": setting.seed,
+        "calfat.trainer": {"name": setting.method, **setting.how},
+        "calfat.aggregator": {"name": setting.aggregator, **setting.mix},
+        **(changes or {}),
+    }
     document = parse_document(RECIPE, "reference.yaml")
-    for key, value in (
-        ("trainer", {"name": setting.method, **setting.how}),
-        ("aggregator", {"name": setting.aggregator, **setting.mix}),
-    ):
-        document = document.with_value(("calfat", key), value, f"--set calfat.{key}")
+    for key, value in values.items():
+        document = document.with_value(tuple(key.split(".")), value, f"--set {key}={value}")
     experiment = assemble(document, Registry.load(entry_points=False))
-    shards = shards_of(experiment, digits(), CPU)
-    seen: list[tuple[RoundRecord, Snapshot]] = []
-    simulate(
-        ServerTask(experiment, digits(), CPU, RunObserver(), lambda *now: seen.append(now), shards=shards)
-    )
-    return seen
+    ran, shards = Ran(), shards_of(experiment, digits(), CPU)
+    task = ServerTask(experiment, digits(), CPU, RunObserver(), lambda *now: ran.rounds.append(now), shards=shards)
+    ran.evaluations = simulate(task)
+    return ran
 
 
 def check(setting: Setting) -> None:
@@ -116,9 +127,9 @@ def check(setting: Setting) -> None:
     """
     plain = Federation(setting, digits().train.x, digits().train.y)
     start = plain.state
-    finished = runs(setting)
-    assert len(finished) == setting.rounds
-    for record, snapshot in finished:
+    rounds = runs(setting).rounds
+    assert len(rounds) == setting.rounds
+    for record, snapshot in rounds:
         plain.play(record.round)
         assert list(record.clients) == plain.clients
         assert record.losses == pytest.approx(plain.losses, rel=0, abs=1e-6)
@@ -133,7 +144,9 @@ def check(setting: Setting) -> None:
 def assert_equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, wanted[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            tensor, wanted[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def given(method: str, aggregator: str) -> Setting:
@@ -142,7 +155,7 @@ def given(method: str, aggregator: str) -> Setting:
 
 def test_the_grid_has_every_method_and_aggregator() -> None:
     registry = Registry.load(entry_points=False)
-    assert list(METHODS) and set(METHODS) == {entry.name for entry, _ in registry.offers(TrainerEntry)}
+    assert set(METHODS) == {entry.name for entry, _ in registry.offers(TrainerEntry)}
     assert set(AGGREGATORS) == {entry.name for entry, _ in registry.offers(AggregatorEntry)}
     assert {method for method, _ in QUICK} == set(METHODS)
     assert {aggregator for _, aggregator in QUICK} == set(AGGREGATORS)
@@ -153,7 +166,7 @@ def test_each_method_and_aggregator_trains_as_the_plain_federation(method: str, 
     check(given(method, aggregator))
 
 
-@pytest.mark.parametrize("setting", VARIANTS, ids=lambda setting: f"{setting.method}-{setting.aggregator}")
+@pytest.mark.parametrize("setting", VARIANTS, ids=lambda s: f"{s.method}-{s.aggregator}-{s.seed}")
 def test_variants_train_as_the_plain_federation(setting: Setting) -> None:
     check(setting)
 
