@@ -1,8 +1,8 @@
 """Mutation testing with mutmut: every operator and constant of the core changed, one at a time. ``pyproject.toml`` says
 which modules and which tests. From the root: python tests/mutation.py [--minutes N] [--children N] [PATTERN ...]
 
-A PATTERN selects mutants, such as 'calfat_plugin.maths.*'. Each survivor must be explained in ``survivors.yaml``; one that
-is not is printed and ends the command with 1. Work in ``build/mutation`` is kept, so the command continues after its time.
+A PATTERN selects mutants, such as 'calfat_plugin.maths.*'. Each survivor must be explained in ``survivors.yaml``; one
+that is not is printed and ends the command with 1. Work in ``build/mutation`` is kept: the same command continues it.
 """
 
 from __future__ import annotations
