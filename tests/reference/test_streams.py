@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,7 @@ from calfat_plugin.trainers.mixing import random_share
 from tests.reference.client import Setting
 from tests.reference.test_federation import digits, runs
 
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "weights": 6446446386477922300,
     "sample clients": 129362912328358603,
@@ -53,6 +56,12 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
 @pytest.mark.parametrize(("purpose", "seed"), SEEDS.items())
 def test_seeds_of_all_purposes(purpose: str, seed: int) -> None:
     assert derive_seed(2021, purpose, round=3, client=4, extra=5) == seed
+
+
+def test_the_documentation_lists_all_purposes() -> None:
+    table = PAGE.read_text().partition("| purpose | round |")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines()[2:] for name in re.findall("`([^`]+)`", row.split("|")[1])}
+    assert listed == {"evaluate/<label>" if purpose.startswith("evaluate/") else purpose for purpose in SEEDS}
 
 
 def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
