@@ -61,6 +61,11 @@ class FedRBNOptions:
         if "at" not in words:
             raise OptionError(f"roles: got '{self.roles}', expected at least one client of role at.")
 
+    @property
+    def some_borrow(self) -> bool:
+        """Whether any client of the federation can have the role ``st``, in this round or another."""
+        return self.at_fraction < 1 if self.roles is None else "st" in self.roles.split()
+
     def trains_adversarially(self, client: int) -> bool:
         """Whether a client's role is ``at``; a function of the options and its 0-based id, so all parties agree."""
         if self.roles is not None:
@@ -133,12 +138,11 @@ class FedRBN(AdversarialTrainer):
     # --- the server's part --------------------------------------------------------------------------------------------
 
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
-        sources = self._sources(updates)
-        if len(sources) == len(updates):
-            return {}  # nobody borrows
-        return {
+        if not self.options.some_borrow:
+            return {}
+        return {  # also after a round of at clients alone: other clients may train in the next one
             f"{_SENT}{client}/{name}": state[name]
-            for client, state in sources.items()
+            for client, state in self._sources(updates).items()
             for layer in _layers(state)
             for name in _statistics(layer)
         }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import DataError, OptionError
-from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards
+from calfat_plugin.partitions.entries import ENTRIES
+from calfat_plugin.partitions.split import dirichlet, dirichlet_plain, iid, label_shards, silo
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
@@ -147,7 +150,70 @@ def test_one_shard_a_client_with_as_many_clients_as_classes_gives_one_class_each
     assert sorted(row.index(5000) for row in rows) == list(range(10))
 
 
+def test_a_client_at_its_even_share_gets_no_more():
+    """So small an alpha gives a class to one client; the other one gets the other class, or the deal is repeated."""
+    labels = [0] * 4 + [1] * 4
+    deals = [dirichlet(labels, 2, alpha=1e-4, seed=seed, min_size=0) for seed in range(30)]
+    assert [sizes(parts) for parts in deals] == [[4, 4]] * 30
+    assert len({tuple(parts[0].tolist()[:1]) for parts in deals}) > 1
+
+
+def test_limits_are_allowed():
+    once = dirichlet(CIFAR10, 5, alpha=5.0, seed=2**32 - 1, min_size=0, max_tries=1)
+    assert sizes(once) == sizes(dirichlet(CIFAR10, 5, alpha=5.0, seed=2**32 - 1))
+    assert sizes(iid([0, 1, 2], 3, seed=0)) == [1, 1, 1]
+    assert [part.tolist() for part in iid([7], 1, seed=0)] == [[0]]
+    assert min(sizes(dirichlet_plain([0, 1] * 50, 2, alpha=0.3, seed=0, min_size=45))) >= 45
+
+
+def test_equal_labels_keep_their_order_in_shards():
+    labels = np.random.RandomState(0).permutation(CIFAR10)
+    for shard in label_shards(labels, 10, k=1, seed=0):
+        assert np.all(np.diff(shard) > 0)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_functions_and_options_have_the_same_defaults(entry):
+    defaults = {name: info.default for name, info in inspect.signature(entry.load()).parameters.items()}
+    options = {field.name: field.default for field in dataclasses.fields(entry.config)}
+    shared = (defaults.keys() & options.keys()) - {"seed", "k"}  # which the functions ask for
+    assert shared == (defaults.keys() - {"seed", "k"}) & {"min_size", "max_tries"}
+    assert {name: defaults[name] for name in shared} == {name: options[name] for name in shared}
+
+
 ERRORS = [
+    (
+        lambda: dirichlet(CIFAR10, 5, alpha=float("inf"), seed=0),
+        OptionError,
+        "dirichlet partition: alpha is inf; expected a finite number above 0, such as 0.1.",
+    ),
+    (
+        lambda: dirichlet_plain([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=2),
+        DataError,
+        "dirichlet partition: no split in 2 tries gave each of 5 clients 1 of the 100 examples "
+        "(alpha 1e-09, seed 0; in the best try one client had 0). "
+        "Raise alpha or max_tries, or lower min_size or the number of clients.",
+    ),
+    (
+        lambda: iid(CIFAR10, 5, seed=2**32),
+        OptionError,
+        "partition seed is 4294967296; expected 0 to 4294967295.",
+    ),
+    (
+        lambda: iid(np.zeros((2, 3), dtype=int), 1, seed=0),
+        DataError,
+        "cannot partition labels of shape (2, 3) and type int64: expected one integer class id per example.",
+    ),
+    (
+        lambda: iid(np.zeros(0, dtype=int), 1, seed=0),
+        DataError,
+        "cannot partition labels of shape (0,) and type int64: expected one integer class id per example.",
+    ),
+    (
+        lambda: silo(CIFAR10, 5),
+        DataError,
+        "partition_method: silo leaves the data with the parties of a cross-silo run; there is nothing to split here.",
+    ),
     (
         lambda: dirichlet(CIFAR10, 5, alpha=0.0, seed=0),
         OptionError,

@@ -13,6 +13,7 @@ from calfat_plugin.maths.averaging import (
     heterogeneity,
     update_norm,
     weighted_average,
+    weighted_sum,
 )
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
@@ -180,9 +181,17 @@ class TestFigures:
 
     def test_heterogeneity_of_equal_or_single_clients_is_zero(self):
         assert heterogeneity(STATES[:1], ["w"]) == 0.0
+        assert heterogeneity(STATES[:2], ["w"]) == pytest.approx(4.0)
         assert heterogeneity([STATES[0]] * 4, ["w"]) == 0.0
 
     def test_update_norm(self):
         state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
         reference = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}
         assert update_norm(state, reference, ["a", "b"]) == pytest.approx(5.0)
+
+
+def test_a_sum_needs_a_share_for_each_tensor():
+    tensors = [state["w"] for state in STATES]
+    for shares in ([1.0, 1.0], [1.0] * 4):
+        with pytest.raises(ValueError, match="zip"):
+            weighted_sum(tensors, shares)

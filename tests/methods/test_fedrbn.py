@@ -273,7 +273,10 @@ def test_the_server_sends_along_what_st_clients_need():
     updates = {client: update_with((1.0, 0.0), (float(client), 2.0)) for client in range(3)}
     sent = method.broadcast(updates)
     assert sorted(sent) == [f"fedrbn/at/0/{name}" for name in NAMES]
-    assert build_method("fedrbn").broadcast(updates) == {}  # all train adversarially: nobody borrows
+    assert sorted(method.broadcast({0: updates[0]})) == sorted(sent)  # the next round may have st clients
+    assert method.broadcast({1: updates[1]}) == {}
+    for everyone in ({}, {"roles": "at at at"}):  # nobody borrows
+        assert build_method("fedrbn", **everyone).broadcast(updates) == {}
 
 
 def test_the_evaluated_model_is_the_uniform_mean_after_lending():

@@ -1,0 +1,312 @@
+"""Planted mistakes in how the parts are put together; each must turn a test red. From the root: python tests/mutants.py
+
+Each is planted in a copy of the working tree, one at a time. Arguments select mistakes by a part of their name. Exits
+with 1 where a mistake survived; a text that is no longer found once is an error here, and in ``tests/test_mutants.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 600  # seconds for the tests of one mistake
+
+TRAINING = "tests/reference/test_federation.py"
+EVALUATION = "tests/reference/test_evaluation.py"
+STREAMS = "tests/reference/test_streams.py"
+SELECTION = "tests/runs/test_selection.py"
+
+
+class Mutant(NamedTuple):
+    """A mistake: ``old``, which is in ``file`` once, becomes ``new``; ``tests`` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+_AVERAGED = "weighted_average(states, list(weights.values()))"
+_PARAMETERS_ALONE = f"{{k: v for k, v in {_AVERAGED}.items() if k in task.parameter_names}}"
+
+MUTANTS = (
+    Mutant(
+        "FedAvg ignores the clients' batch-norm buffers",
+        "aggregators/fedavg.py",
+        f"Aggregate({_AVERAGED}, weights",
+        f"Aggregate({{**task.global_state, **{_PARAMETERS_ALONE}}}, weights",
+        TRAINING,
+    ),
+    Mutant(
+        "class counts are shifted by one class",
+        "federation/worker.py",
+        "minlength=self._dataset.num_classes).cpu()",
+        "minlength=self._dataset.num_classes).cpu().roll(1)",
+        TRAINING,
+    ),
+    Mutant(
+        "the aggregator's N is this round's clients",
+        "federation/server.py",
+        "num_clients=self.experiment.num_clients,",
+        "num_clients=len(usable),",
+        TRAINING,
+    ),
+    Mutant(
+        "SCAFFOLD divides by this round's clients",
+        "aggregators/scaffold.py",
+        "1.0 / task.num_clients,",
+        "1.0 / len(updates),",
+        TRAINING,
+    ),
+    Mutant(
+        "clients are not given the augmentation",
+        "federation/worker.py",
+        "            augment=self._dataset.augment,\n",
+        "            augment=type(self._dataset.augment)(),\n",
+        TRAINING,
+    ),
+    Mutant("the loop does not augment", "trainers/loop.py", "        augment=task.augment,\n", "", TRAINING),
+    Mutant(
+        "the same attack noise in every epoch",
+        "trainers/loop.py",
+        "extra=epoch, device=task.device)",
+        "device=task.device)",
+        TRAINING,
+    ),
+    Mutant("the same order in every epoch", "trainers/loop.py", "extra=epoch),", "extra=0),", TRAINING),
+    Mutant("a stream of training is renamed", "trainers/loop.py", '"attack", round', '"noise", round', TRAINING),
+    Mutant("the stream of batches is renamed", "trainers/loop.py", '"batches", epoch', '"shuffle", epoch', STREAMS),
+    Mutant(
+        "the stream of the initial weights is renamed",
+        "experiment/experiment.py",
+        '"weights"))',
+        '"initial weights"))',
+        STREAMS,
+    ),
+    Mutant(
+        "the stream of an evaluation is renamed",
+        "evaluators/base.py",
+        'f"evaluate/{label}"',
+        'f"attack/{label}"',
+        STREAMS,
+    ),
+    Mutant("all streams change", "seeds.py", '"calfat-seed-1"', '"calfat-seed-2"', STREAMS),
+    Mutant("restarts of PGD do nothing", "evaluators/gradient.py", "in range(how.restarts)", "in range(1)", EVALUATION),
+    Mutant(
+        "restarts of PGD share one start",
+        "evaluators/gradient.py",
+        "start = threat.random_start(x, noise) if",
+        "start = start if restart else threat.random_start(x, noise) if",
+        EVALUATION,
+    ),
+    Mutant(
+        "the final evaluation is on the monitored images",
+        "federation/server.py",
+        "self._measure(self._test, final=True",
+        "self._measure(self._monitored, final=True",
+        EVALUATION,
+    ),
+    Mutant(
+        "the rounds are evaluated on all images",
+        "federation/server.py",
+        "self._measure(self._monitored, final=False)",
+        "self._measure(self._test, final=False)",
+        EVALUATION,
+    ),
+    Mutant(
+        "iid does not shuffle",
+        "partitions/split.py",
+        "_random_state(seed).permutation(len(checked)).astype",
+        "np.arange(len(checked)).astype",
+        STREAMS,
+    ),
+    Mutant("best-robust is by the first attack", "runs/writer.py", "robust[-1]", "robust[0]", SELECTION),
+    Mutant(
+        "SFAT begins one round late",
+        "aggregators/sfat.py",
+        "task.round < self.options.start_round",
+        "task.round <= self.options.start_round",
+        TRAINING,
+    ),
+    Mutant(
+        "clients lose their personal tensors",
+        "federation/worker.py",
+        "load_state_dict({**received, **own})",
+        "load_state_dict(received)",
+        TRAINING,
+    ),
+    Mutant(
+        "the method's broadcast is not sent",
+        "federation/server.py",
+        "{**aggregate.broadcast, **self._trainer.broadcast(usable)}",
+        "{**aggregate.broadcast}",
+        TRAINING,
+    ),
+    Mutant(
+        "a round of at clients alone broadcasts nothing",
+        "trainers/fedrbn.py",
+        "if not self.options.some_borrow:",
+        "if len(self._sources(updates)) == len(updates):",
+        TRAINING,
+    ),
+    Mutant(
+        "the aggregator forgets between rounds",
+        "federation/server.py",
+        "server_state=self.server_state,\n                    parameter_names",
+        "server_state={},\n                    parameter_names",
+        TRAINING,
+    ),
+    Mutant(
+        "evaluation takes the averaged personal tensors as they are",
+        "federation/server.py",
+        "self.state, self.server_state, self.round = {**aggregate.state, **personal}",
+        "self.state, self.server_state, self.round = {**aggregate.state}",
+        TRAINING,
+    ),
+    Mutant(
+        "corrections move personal tensors, too",
+        "federation/worker.py",
+        "personal=self._personal,",
+        "personal=frozenset(),",
+        TRAINING,
+    ),
+    Mutant("weights are never decayed", "trainers/loop.py", "=settings.weight_decay,", "=0.0,", TRAINING),
+    Mutant(
+        "the loss is that of the first epoch",
+        "trainers/loop.py",
+        "        mean_loss = meter.mean()\n",
+        "        mean_loss = mean_loss if epoch else meter.mean()\n",
+        TRAINING,
+    ),
+    Mutant(
+        "a single last example is a batch",
+        "trainers/loop.py",
+        "=_has_batch_norm(task.model),\n    )",
+        "=False,\n    )",
+        TRAINING,
+    ),
+    Mutant(
+        "all clients weigh the same",
+        "aggregators/fedavg.py",
+        "1.0 if even else float(update.num_examples)",
+        "1.0",
+        TRAINING,
+    ),
+    Mutant(
+        "the same clients in every round",
+        "federation/server.py",
+        '"sample clients", round=round))',
+        '"sample clients"))',
+        TRAINING,
+    ),
+    Mutant(
+        "clients train against the default budget",
+        "federation/worker.py",
+        "threat=self.experiment.recipe.threat,",
+        "threat=type(self.experiment.recipe.threat)(),",
+        TRAINING,
+    ),
+    Mutant(
+        "the partition follows the run's seed",
+        "experiment/experiment.py",
+        'if arguments.get("seed", 0) is None:',
+        'if "seed" in arguments:',
+        TRAINING,
+    ),
+    Mutant(
+        "the release's partition has no cap",
+        "partitions/split.py",
+        "len(checked) / num_clients if balanced else None",
+        "None",
+        STREAMS,
+    ),
+    Mutant(
+        "GAIRAT weighs one round late",
+        "trainers/fedgairat.py",
+        "batch.task.round >= options.start_round",
+        "batch.task.round > options.start_round",
+        TRAINING,
+    ),
+    Mutant(
+        "AutoAttack has one seed for all runs",
+        "evaluators/autoattack/autoattack.py",
+        "task.seed if self.options.seed is None",
+        "0 if self.options.seed is None",
+        STREAMS,
+    ),
+)
+
+
+def planted(mutant: Mutant, package: Path) -> str:
+    """The file's text with the mistake in it.
+
+    Raises:
+        LookupError: the text to replace is not there, or more than once.
+    """
+    text = (package / mutant.file).read_text()
+    if text.count(mutant.old) != 1:
+        raise LookupError(
+            f"{mutant.name}: {mutant.file} has {mutant.old!r} {text.count(mutant.old)} times, expected once. "
+            "The code has changed: plant the same mistake in the new code (tests/mutants.py)."
+        )
+    return text.replace(mutant.old, mutant.new)
+
+
+def copied(target: Path) -> None:
+    """Copy what the tests need: the files that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    for name in listed.stdout.decode().split("\0")[:-1]:
+        if (ROOT / name).is_file():  # not one that was just deleted
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target / name)
+
+
+def turns_red(mutant: Mutant, tree: Path) -> bool:
+    """Plant the mistake in ``tree``, run its tests, and put the file back.
+
+    Raises:
+        RuntimeError: the tests did not run at all.
+    """
+    file = tree / "calfat_plugin" / mutant.file
+    good = file.read_text()
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        file.write_text(planted(mutant, tree / "calfat_plugin"))
+        ended = subprocess.run(
+            [*command, mutant.tests], cwd=tree, env=environment, timeout=TIMEOUT, capture_output=True, text=True
+        )
+    finally:
+        file.write_text(good)
+    if ended.returncode not in (0, 1) or (ended.returncode == 1 and "FAILED" not in ended.stdout):
+        raise RuntimeError(f"{mutant.name}: the tests did not run:\n{ended.stdout}{ended.stderr}")
+    return ended.returncode == 1
+
+
+def main(words: list[str]) -> int:
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    survived = []
+    with TemporaryDirectory() as folder:
+        copied(Path(folder))
+        for mutant in chosen:
+            red = turns_red(mutant, Path(folder))
+            print(f"{'red     ' if red else 'SURVIVED'}  {mutant.name}", flush=True)
+            survived += [] if red else [mutant.name]
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} planted mistakes turn a test red")
+    return 1 if survived or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""The planted mistakes of ``mutants.py``: where they go, and that each turns a test red."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import MUTANTS, ROOT, Mutant, copied, planted, turns_red
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_place_of_each_mistake_is_there(mutant: Mutant) -> None:
+    compile(planted(mutant, ROOT / "calfat_plugin"), mutant.file, "exec")
+    assert (ROOT / mutant.tests).is_file()
+
+
+def test_a_place_that_is_gone_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with pytest.raises(LookupError) as error:
+        planted(Mutant("one late", "a.py", "x = 2", "x = 3", "tests/a.py"), tmp_path)
+    assert str(error.value) == (
+        "one late: a.py has 'x = 2' 0 times, expected once. "
+        "The code has changed: plant the same mistake in the new code (tests/mutants.py)."
+    )
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree."""
+    folder = tmp_path_factory.mktemp("tree")
+    copied(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_mistake_turns_a_test_red(mutant: Mutant, tree: Path) -> None:
+    assert turns_red(mutant, tree)
+
+
+@pytest.mark.slow
+def test_without_a_mistake_the_same_tests_are_green(tree: Path) -> None:
+    for tests in {mutant.tests for mutant in MUTANTS}:
+        assert not turns_red(Mutant("none", "seeds.py", "calfat-seed-1", "calfat-seed-1", tests), tree)
