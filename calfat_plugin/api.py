@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.evaluators.alarms import Alarm
 
-_TEXT_COLUMNS = ("clients", "refused")  # of rounds.csv
+_TEXT_COLUMNS = ("clients", "refused", "alarms")  # of rounds.csv
 
 
 @dataclass(frozen=True, repr=False)

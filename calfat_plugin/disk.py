@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,8 @@ try:
     import fcntl
 except ImportError:  # Windows: no locks
     fcntl = None  # type: ignore[assignment]
+
+_LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 
 
 @contextmanager
@@ -56,6 +59,15 @@ def write_text(path: Path, text: str) -> None:
     """
     with reporting_disk_errors(path), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def dict_rows(file: Iterable[str]) -> list[dict[str, str]]:
+    """The rows of a CSV text under its header, however long a field is: the library's default is 131,072 characters."""
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        return list(csv.DictReader(file))
+    finally:
+        csv.field_size_limit(before)
 
 
 def sync(path: Path) -> None:

@@ -109,6 +109,8 @@ class RunProgress(RunObserver):
 
     def round_finished(self, record: RoundRecord) -> None:
         self._clock.round_done()
+        for alarm in record.alarms:
+            self.warn(f"round {record.round}: {alarm}.")
 
 
 class Lines:

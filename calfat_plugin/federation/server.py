@@ -22,6 +22,7 @@ from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import logits_of, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, heterogeneity, update_norm, value_problem
@@ -136,17 +137,22 @@ class Server:
         aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
+        norms = {client: update_norm(update.state, previous, names) for client, update in usable.items()}
+        alarms = norm_alarms(norms)
+        for alarm in alarms:
+            log.warning("round %d: %s", round, alarm)
         return RoundRecord(
             round=round,
             clients=tuple(usable),
             refused=dict(sorted(refused.items())),
             losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
-            update_norms={client: update_norm(update.state, previous, names) for client, update in usable.items()},
+            update_norms=norms,
             heterogeneity=heterogeneity([update.state for update in usable.values()], names),
             evaluations=self._monitor(round),
             seconds=time.perf_counter() - self._started,
             bytes_down=bytes_down,
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
+            alarms=alarms,
         )
 
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:

@@ -62,6 +62,11 @@ class Runtime(ABC):
         """Whether processes listen on addresses that the recipe leaves open."""
         return False
 
+    @property
+    def is_unprotected(self) -> bool:
+        """Whether a process can take part that nobody invited."""
+        return False
+
     def refuse_unsupported(self) -> None:
         """Refuse what the host, or this version of the plugin, cannot do.
 
@@ -210,6 +215,10 @@ class CrossSiloGRPC(_Listening):
     def lacks_addresses(self) -> bool:
         return not self.experiment.recipe.silo.parties
 
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.recipe.silo.tls is None
+
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.grpc import GRPCTransport
 
@@ -232,6 +241,10 @@ class CrossSiloMQTT(CrossSilo):
     """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
 
     package = Package("paho", "paho-mqtt", "mqtt-s3")
+
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.recipe.silo.tls is None and self.experiment.recipe.silo.mqtt.username is None
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport

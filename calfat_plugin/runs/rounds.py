@@ -8,11 +8,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.disk import dict_rows, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
 
+ALARMS = "alarms"
 TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
+_LISTED = 5  # rounds whose alarms are quoted on the page
 
 
 class RoundsFile:
@@ -42,6 +45,7 @@ class RoundsFile:
             "bytes_down",
             "bytes_up",
             *TIMING_COLUMNS,
+            ALARMS,
         ]
 
     def append(self, record: RoundRecord) -> None:
@@ -63,6 +67,8 @@ class RoundsFile:
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
 
+        A file of an older version, without the last column, gets it.
+
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
@@ -75,6 +81,9 @@ class RoundsFile:
                 f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
+        if not kept[0].rstrip("\n").endswith(f",{ALARMS}"):
+            header, *rows = (line.rstrip("\n") for line in kept)
+            kept = [f"{header},{ALARMS}\n", *(f"{row},\n" for row in rows)]
         write_text(self.path, "".join(kept))
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
@@ -84,6 +93,7 @@ class RoundsFile:
             "clients": " ".join(map(str, record.clients)),
             # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
             "refused": " ".join("; ".join(f"{who}: {why}" for who, why in record.refused.items()).split()),
+            ALARMS: "; ".join(record.alarms),
             "bytes_down": record.bytes_down,
             "bytes_up": record.bytes_up,
             "seconds": f"{record.seconds:.3f}",
@@ -103,9 +113,20 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return dict_rows(file)
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
+
+
+def alarms_of(path: Path) -> tuple[Alarm, ...]:
+    """The findings about updates of all rounds in the file, as one alarm; none without any."""
+    rows = read_rounds(path) if path.exists() else []
+    found = [f"round {row['round']}: {row[ALARMS]}" for row in rows if row.get(ALARMS)]
+    if not found:
+        return ()
+    more = f" (and {len(found) - _LISTED} more rounds in rounds.csv)" if len(found) > _LISTED else ""
+    advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
+    return (Alarm("large-update", f"{'; '.join(found[:_LISTED])}{more}. {advice}", ()),)
 
 
 def seconds_of(path: Path) -> float:

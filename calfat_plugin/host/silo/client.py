@@ -21,6 +21,7 @@ from calfat_plugin.host.task import ClientTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
+from calfat_plugin.peer_text import peer_text
 
 BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
@@ -90,7 +91,9 @@ class SiloClient(OnTransport, ClientMasterManager):
         try:
             worker.check_downlink(downlink)
         except UpdateError as error:
-            raise HostError(f"round {round}: the server's model does not fit this recipe's. {error}") from None
+            raise HostError(
+                f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
+            ) from None
         self._task.on_round(round, "training")
         worker.client_states[client] = self._task.state_after(used)
         self._answering = {"round": round, "ticket": fields["ticket"]}

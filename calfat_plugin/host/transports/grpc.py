@@ -19,16 +19,16 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
 _HANDSHAKE = 10.0  # seconds
 _SPARE_CONNECTIONS = 1024  # beside one for each party
 _GRACE = 0.2  # seconds that calls in progress have when the party ends
 _FEWEST_THREADS = 16
-_MAX_REASON = 300  # characters
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -87,8 +87,8 @@ class GRPCTransport(Transport):
             raise UnreachableError("given up for a newer message") from None
         except grpc.RpcError as error:
             if error.code() in _WILL_NOT_CHANGE:
-                raise RefusedError(str(error.details())) from None
-            reason = str(error.details() or "no answer").splitlines()[0][:_MAX_REASON]
+                raise RefusedError(peer_text(error.details())) from None
+            reason = peer_text(str(error.details() or "no answer").splitlines()[0])
             raise UnreachableError(f"{self._parties[peer]}: {reason}") from None
 
     def stop_receive_message(self) -> None:
@@ -143,17 +143,17 @@ class GRPCTransport(Transport):
             raw = next(requests)
         except (StopIteration, grpc.RpcError):
             reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
-            log_refusal(sender, reason)
+            self.refusals.add(sender, reason)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
         try:
             request = pb.CommRequest.FromString(raw)
         except Exception:  # protobuf's DecodeError; whatever it is, the sender is the cause
-            log_refusal(sender, f"{len(raw)} bytes that are no request")
+            self.refusals.add(sender, f"{len(raw)} bytes that are no request")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
         try:
             self.receive(request.message, sender, self._ranks_of(context))
         except RefusedError as refused:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer_text(refused))
         return pb.CommResponse(client_id=self.rank)
 
     def _ranks_of(self, context: Any) -> frozenset[int]:
