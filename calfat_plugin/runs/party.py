@@ -109,6 +109,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
                 state_after=states.after,
                 keep_state=states.keep,
                 on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
+                on_notice=lambda text: say(f"warning: {text}"),
             )
         )
     directory.write_json(directory.results, {"recipe": name, "seed": experiment.seed, "rank": rank})

@@ -17,13 +17,13 @@ from calfat_plugin.errors import HostError, UpdateError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.silo.presence import BEAT
 from calfat_plugin.host.task import ClientTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
 from calfat_plugin.peer_text import peer_text
 
-BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
 
@@ -75,6 +75,8 @@ class SiloClient(OnTransport, ClientMasterManager):
         threading.Thread(target=self._keep_in_touch, name="heartbeat", daemon=True).start()
 
     def handle_message_check_status(self, msg_params: Message) -> None:
+        if msg_params.get("notice"):
+            self._task.on_notice(str(msg_params.get("notice")))
         self._beat_now.set()
 
     def handle_message_init(self, msg_params: Message) -> None:
@@ -160,7 +162,7 @@ class SiloClient(OnTransport, ClientMasterManager):
         """Let in what the server sends; without certificates it shows that it is the one by our session's name."""
         if envelope.type not in _FROM_SERVER:
             raise RefusedError(f"a message of type {envelope.type} is not for a client")
-        if envelope.type == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS:
+        if envelope.type == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS and "notice" not in envelope.fields:
             return
         if envelope.fields.get("session") != self._session:
             raise RefusedError("it does not answer this client's session")

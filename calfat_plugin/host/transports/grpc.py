@@ -23,7 +23,7 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.guard import CallGuard, ConnectionGuard, connections_allowed
-from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.messages import PostponedError, RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
@@ -177,7 +177,9 @@ class GRPCTransport(Transport):
             self.receive(request.message, sender, ranks)
             self._connections.is_a_partys(sender)
         except RefusedError as refused:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, peer_text(refused))
+            postponed = isinstance(refused, PostponedError)
+            status = grpc.StatusCode.UNAVAILABLE if postponed else grpc.StatusCode.FAILED_PRECONDITION
+            context.abort(status, peer_text(refused))
         return pb.CommResponse(client_id=self.rank)
 
     def _guard(self) -> None:

@@ -33,6 +33,7 @@ FIELDS: Mapping[str, type] = {
     "used": int,  # last round in which the receiver's update was used; 0: none yet
     "ticket": str,  # given out with the model of a round; the update has to show it
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
+    "notice": str,  # of the server, for the user of a client
     "recipe": str,  # fingerprint of what the sender runs
 }
 _REQUIRED = ("msg_type", "sender", "receiver")
@@ -45,6 +46,10 @@ _LENGTH = 8  # safetensors: the header's length, little endian
 
 class RefusedError(Exception):
     """A message that is not let in. The text says why, for the log and for the sender."""
+
+
+class PostponedError(RefusedError):
+    """A message that is not let in now; the sender should try again."""
 
 
 @dataclass(frozen=True)

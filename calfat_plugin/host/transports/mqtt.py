@@ -24,7 +24,7 @@ from typing import Any
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.broker import Broker
-from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.messages import PostponedError, RefusedError
 from calfat_plugin.host.transports.object_store import ObjectStore
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Silo, certificate_name
@@ -181,7 +181,7 @@ class MQTTTransport(Transport):
         try:
             self.receive(payload, sender, frozenset({rank}))
         except RefusedError as refused:  # already logged
-            return _REFUSED, peer_text(refused)
+            return _AGAIN if isinstance(refused, PostponedError) else _REFUSED, peer_text(refused)
         return _ACCEPTED, ""
 
     def _fetch(self, sender: str, message_id: str, announcement: bytes) -> bytes:
