@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,11 +61,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def dict_rows(file: Iterable[str]) -> list[dict[str, str]]:
-    """The rows of a CSV text under its header, however long a field is: the library's default is 131,072 characters."""
+@contextmanager
+def long_csv_fields() -> Iterator[None]:
+    """Read CSV fields of any length; the library refuses those over 131,072 characters."""
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
-        return list(csv.DictReader(file))
+        yield
     finally:
         csv.field_size_limit(before)
 

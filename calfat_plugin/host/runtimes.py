@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.document import KeyPath
-from calfat_plugin.recipe.silo import SILO, Address
+from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
     from calfat_plugin.host.task import ClientTask, ServerTask
@@ -66,6 +67,10 @@ class Runtime(ABC):
     def is_unprotected(self) -> bool:
         """Whether a process can take part that nobody invited."""
         return False
+
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        """What the user of party ``rank`` should know before it starts."""
+        yield from ()
 
     def refuse_unsupported(self) -> None:
         """Refuse what the host, or this version of the plugin, cannot do.
@@ -176,6 +181,14 @@ class CrossSilo(Runtime):
         Raises:
             HostError: it cannot be opened.
         """
+
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        if self.is_unprotected and rank == 0:
+            yield UNPROTECTED
+        if not self.is_mpi_job and (tls := self.experiment.recipe.silo.tls) is not None:
+            from calfat_plugin.host.transports.certificates import exposed_key
+
+            yield from filter(None, [exposed_key(tls, rank)])
 
     def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.run import serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import dict_rows
+from calfat_plugin.disk import long_csv_fields
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
 
@@ -185,8 +186,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 def _rounds(path: Path) -> list[Mapping[str, float | None]]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return [{name: _number(text) for name, text in row.items() if name} for row in dict_rows(file)]
+        with path.open(encoding="utf-8", newline="") as file, long_csv_fields():
+            return [{name: _number(text) for name, text in row.items() if name} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:

@@ -88,6 +88,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.recipe.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
+        for finding in runtime.security_warnings(rank):
+            say(f"warning: {finding}")
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
         dataset = experiment.load_dataset(rank)
         data = dataset.train

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import dict_rows, reporting_disk_errors, write_text
+from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
@@ -112,8 +112,8 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
         RunError: there is no such file.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return dict_rows(file)
+        with path.open(encoding="utf-8", newline="") as file, long_csv_fields():
+            return list(csv.DictReader(file))
     except FileNotFoundError:
         raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
 

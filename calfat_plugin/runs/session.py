@@ -13,7 +13,6 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.compute import pick_device, using_threads
@@ -49,8 +48,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     started = time.perf_counter()
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        if runtime.is_unprotected:
-            warn(UNPROTECTED)
+        for finding in runtime.security_warnings(rank=0):
+            warn(finding)
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
         dataset = experiment.load_dataset(rank=0)

@@ -26,7 +26,10 @@ def test_the_second_process_of_a_rank_is_refused_and_both_see_why(tmp_path: Path
         federation.wait_until_hanging(2)
         other.start(2)
         assert other.exit_status(2) == 2
-        assert other.output(2).splitlines()[-1] == f"error: the server refused rank 2: {TAKEN}"
+        assert (
+            other.output(2).splitlines()[-1]
+            == f"error: the server (rank 0, 127.0.0.1:{federation.ports[0]}) refused rank 2: {TAKEN}"
+        )
         federation.let_go()
         simulated = federation.simulate()
         federation.finish()

@@ -53,6 +53,8 @@ class SiloClient(OnTransport, ClientMasterManager):
             self._trainer,
         )
         self._session = secrets.token_hex(16)
+        parties = task.experiment.recipe.silo.parties
+        self._server = f"the server (rank 0{f', {parties[0]}' if parties else ''})"
         self._answering: dict[str, Any] = {}
         self._finished = False
         self._beat_now = threading.Event()
@@ -113,6 +115,8 @@ class SiloClient(OnTransport, ClientMasterManager):
 
     def handle_message_finish(self, msg_params: Message) -> None:
         self.finish()
+        if notice := msg_params.get("notice"):
+            raise HostError(f"{self._server} ended before its first round: {notice}.")
 
     # --- sending ---
 
@@ -135,7 +139,7 @@ class SiloClient(OnTransport, ClientMasterManager):
                 self.com_manager.send_now(status, timeout=3 * BEAT)
                 came, last_seen = True, time.monotonic()
             except RefusedError as refused:
-                self._fail(f"the server refused rank {self.rank}: {refused}")
+                self._fail(f"{self._server} refused rank {self.rank}: {refused}")
                 return
             except UnreachableError as error:
                 key, verb = (
@@ -143,7 +147,7 @@ class SiloClient(OnTransport, ClientMasterManager):
                 )
                 deadline = getattr(self._settings, key)
                 if time.monotonic() - last_seen > deadline:
-                    self._fail(f"the server {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
+                    self._fail(f"{self._server} {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
                     return
             self._beat_now.wait(BEAT)
             self._beat_now.clear()

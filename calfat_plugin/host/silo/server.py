@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,10 +158,13 @@ class SiloServer(OnTransport, FedMLServerManager):
         wanted = settings.min_clients or len(self._ranks)
         who = self._listed(missing)
         if len(self._sessions) < wanted:
-            raise HostError(
+            came = (
                 f"{len(self._sessions)} of {len(self._ranks)} clients came within {settings.start_deadline:g} s "
-                f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients). Missing: {who}. "
-                "Start them with --role client --rank K, then start the server again."
+                f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
+            )
+            self._dismiss(self._sessions, notice=came)
+            raise HostError(
+                f"{came}. Missing: {who}. Start them with --role client --rank K, then start the server again."
             )
         log.warning("starting without %s", who)
         self._begin_round()
@@ -199,9 +202,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         if now.number < self.round_num:
             self._begin_round()
             return
-        for rank in self._sessions.keys() - self._missed:
-            self.send_message_finish(rank, rank - 1)
-        self.com_manager.flush(_GOODBYE)
+        self._dismiss(self._sessions.keys() - self._missed)
         self.finish()
 
     def _why_absent(self, now: Round, rank: int) -> str:
@@ -247,6 +248,15 @@ class SiloServer(OnTransport, FedMLServerManager):
             self._admit_update(envelope)
         else:
             raise RefusedError(f"a message of type {envelope.type} is not for a server")
+
+    def _dismiss(self, ranks: Iterable[int], notice: str = "") -> None:
+        """Let clients go: the run is over, or, with a notice, the server ends without having begun."""
+        for rank in ranks:
+            goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
+            if notice:
+                goodbye.add_params("notice", notice)
+            self.send_message(goodbye)
+        self.com_manager.flush(_GOODBYE)
 
     def _report_rival(self, rank: int, session: str) -> None:
         """Let the process that is a party see that another of its rank was refused."""

@@ -64,13 +64,13 @@ class ConnectionGuard:
     Args:
         port: where this process listens.
         num_parties: server and clients.
-        room: from :func:`connections_allowed`; half of it is kept free for those who come next.
+        room: from :func:`connections_allowed`; a quarter is kept free for those who come next.
         on_close: called with (peer as ``host:port``, reason).
     """
 
     def __init__(self, port: int, num_parties: int, room: int, on_close: Callable[[str, str], object]) -> None:
         self._port, self._on_close = port, on_close
-        self._of_address, self._in_all = _STRANGERS + num_parties, room // 2
+        self._of_address, self._in_all = _STRANGERS + num_parties, room * 3 // 4
         self._seen: dict[Peer, None] = {}  # in the order of their coming
         self._parties: set[Peer] = set()
         self._lock = threading.Lock()
