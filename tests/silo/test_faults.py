@@ -93,8 +93,8 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
         missing = ", ".join(f"rank {rank} (127.0.0.1:{ports[rank]})" for rank in (1, 2, 3))
         assert federation.output(0).splitlines()[-1] == (
             "error: 0 of 3 clients came within 3 s (calfat.silo.start_deadline), 3 are needed "
-            f"(calfat.silo.min_clients). Missing: {missing}. Start them with --role client --rank K, then start the "
-            "server again."
+            f"(calfat.silo.min_clients). Missing: {missing}. Start all parties again, and these with --role "
+            "client --rank K."
         )
         federation.start(1)
         assert federation.exit_status(1) == 2

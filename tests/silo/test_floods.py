@@ -17,11 +17,13 @@ from typing import Any
 import grpc
 import pytest
 
+from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports import guard
-from calfat_plugin.recipe.silo import Address, Silo
+from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import Federation, free_ports, wait_for
 
 METHOD = "/gRPCCommManager/sendMessage"
@@ -52,7 +54,7 @@ def idle_connections(port: int, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def silent_streams(port: int, count: int) -> Iterator[list[Any]]:
+def silent_streams(port: int, count: int, proof: grpc.ChannelCredentials | None = None) -> Iterator[list[Any]]:
     """Calls that are opened and send nothing, eight over a connection."""
     ended = threading.Event()
 
@@ -64,8 +66,11 @@ def silent_streams(port: int, count: int) -> Iterator[list[Any]]:
         calls = []
         for number in range(count):
             if number % 8 == 0:
-                options = [("grpc.use_local_subchannel_pool", 1)]
-                channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
+                options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", "rank-0.calfat")]
+                target = f"127.0.0.1:{port}"
+                channel = stack.enter_context(
+                    grpc.secure_channel(target, proof, options) if proof else grpc.insecure_channel(target, options)
+                )
             calls.append(channel.stream_unary(METHOD).future(nothing()))
         stack.callback(ended.set)
         yield calls
@@ -125,6 +130,25 @@ def test_a_call_without_a_message_is_ended_in_time(server: Any, caplog: pytest.L
         assert raised.value.code() is grpc.StatusCode.CANCELLED
     wait_for(lambda: caplog.messages, "the log")
     assert caplog.messages[0].endswith(" refused: no whole message within 1 s")
+
+
+def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However many it opens, the others' share of the threads stays theirs."""
+    caplog.set_level(logging.WARNING)
+    folder = tmp_path / "c"
+    make_certificates(folder, 1, 1)
+    tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
+    parties = tuple(Address("127.0.0.1", port) for port in free_ports(2))
+    files = Certificates.read(tls, 1)
+    proof = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+    with (
+        transports.GRPCTransport(0, Silo(parties=parties, tls=tls), 10_000),
+        silent_streams(parties[0].port, 16, proof) as calls,
+    ):
+        wait_for(lambda: sum(call.done() for call in calls) == 12, "all but four are ended")
+        assert [message.partition(" refused: ")[2] for message in caplog.messages] == [
+            "more than 4 calls at once without a message"
+        ] * 12
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

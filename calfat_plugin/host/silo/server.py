@@ -163,9 +163,7 @@ class SiloServer(OnTransport, FedMLServerManager):
                 f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
             )
             self._dismiss(self._sessions, notice=came)
-            raise HostError(
-                f"{came}. Missing: {who}. Start them with --role client --rank K, then start the server again."
-            )
+            raise HostError(f"{came}. Missing: {who}. Start all parties again, and these with --role client --rank K.")
         log.warning("starting without %s", who)
         self._begin_round()
 
