@@ -136,14 +136,15 @@ def run(
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
     directory = RunDirectory.open(request)
+    shown = choose_progress(Console(file=sys.stdout, highlight=False)) if progress else RunProgress()
     try:
-        with choose_progress(Console(file=sys.stdout, highlight=False)) if progress else RunProgress() as shown:
+        with shown:
             for warning in experiment.recipe.warnings:
                 shown.warn(warning)
             session.run(request, directory, shown, shown.warn)
-    except BaseException:
-        if not (resume or directory.last_checkpoint.exists()):
-            directory.discard()  # no round was finished
+    except BaseException as error:
+        if not (resume or directory.last_checkpoint.exists()):  # no round was finished
+            directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))
         raise
     return load_run(directory.path)
 

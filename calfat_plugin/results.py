@@ -77,6 +77,7 @@ class RoundRecord:
         seconds: wall-clock time of the round, evaluation included.
         bytes_down: payload sent to all clients, in bytes.
         bytes_up: payload received from all clients, in bytes.
+        alarms: findings about the updates that were used, a sentence each.
     """
 
     round: int
@@ -89,6 +90,7 @@ class RoundRecord:
     seconds: float
     bytes_down: int
     bytes_up: int
+    alarms: tuple[str, ...] = ()
 
     def accuracy(self, label: str) -> float | None:
         """The monitored accuracy of one evaluator in this round, or None."""

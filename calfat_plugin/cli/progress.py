@@ -84,10 +84,11 @@ class RunProgress(RunObserver):
 
     Attributes:
         begun: whether the run got as far as its rounds.
+        in_rounds: whether one of them was begun.
     """
 
     def __init__(self) -> None:
-        self.begun = False
+        self.begun = self.in_rounds = False
         self._clock = RoundClock()
         self._num_rounds = 0
         self._clients: Sequence[int] = ()
@@ -106,10 +107,12 @@ class RunProgress(RunObserver):
         self.begun, self._num_rounds, self._clock = True, run.num_rounds, RoundClock()
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
-        self._clients = clients
+        self.in_rounds, self._clients = True, clients
 
     def round_finished(self, record: RoundRecord) -> None:
         self._clock.round_done()
+        for alarm in record.alarms:
+            self.warn(f"round {record.round}: {alarm}.")
 
 
 class Lines:

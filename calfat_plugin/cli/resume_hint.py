@@ -20,6 +20,7 @@ class ResumeHint:
         command: as given; what is added to it is said to the user, too.
         directory: the run directory, once there is one.
         begun: whether the run got as far as its rounds.
+        in_rounds: whether one of them was begun.
         is_ours: whether the directory is written by this process, and not by one that it has started.
         last_words: what to print when stopped, for a process without a run directory of its own.
     """
@@ -27,7 +28,7 @@ class ResumeHint:
     def __init__(self, command: list[str], resumed: bool) -> None:
         self.command, self._resumed = command, resumed
         self.directory: RunDirectory | None = None
-        self.begun = False
+        self.begun = self.in_rounds = False
         self.is_ours = True
         self.last_words: str | None = None
 
@@ -43,16 +44,21 @@ class ResumeHint:
 
     def after_error(self) -> str:
         """What to say below an error: nothing, where a resumed run would only meet it again."""
-        if self.directory is None or self._discarded(self.directory) or not self.begun:
+        if self.directory is None:
+            return ""
+        keeps_log = self.in_rounds and self.is_ours
+        if self._discarded(self.directory, keep_log=keeps_log):
+            return f"No round was finished. The log is kept: {self.directory.log}" if keeps_log else ""
+        if not self.begun:
             return ""
         return self._how_to_resume(self.directory)
 
-    def _discarded(self, directory: RunDirectory) -> bool:
+    def _discarded(self, directory: RunDirectory, *, keep_log: bool = False) -> bool:
         """Remove a run of this process in which no round was finished; whether it was so."""
         if self._resumed or directory.last_checkpoint.exists():
             return False
         if self.is_ours:
-            directory.discard()
+            directory.discard(keep_log=keep_log)
         return True
 
     def _how_to_resume(self, directory: RunDirectory) -> str:

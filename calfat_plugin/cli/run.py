@@ -96,7 +96,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
         try:
             result = session.run(request, directory, progress, progress.warn)
         finally:
-            hint.begun = progress.begun
+            hint.begun, hint.in_rounds = progress.begun, progress.in_rounds
     title = "global model after the final round, full test split"
     console.print(results_table(result.evaluations, title=title))
     show_alarms(console, find_alarms(result.evaluations))

@@ -6,6 +6,7 @@ Everything here is a function of the experiment, the round and the messages, so 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,17 +19,21 @@ from torch import Tensor
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.evaluators.measure import logits_of, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
-from calfat_plugin.interfaces import AggregationTask, State
-from calfat_plugin.maths.averaging import check_update, heterogeneity, update_norm
+from calfat_plugin.interfaces import Aggregate, AggregationTask, State
+from calfat_plugin.maths.averaging import check_form, check_update, heterogeneity, update_norm, value_problem
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
+
+_PROBED = 32  # test images on which a new global model has to give finite logits
 
 
 @dataclass(frozen=True)
@@ -129,32 +134,25 @@ class Server:
         bytes_down = len(uploads) * num_bytes(self.downlink())
         usable, refused = self._usable(round, dict(sorted(uploads.items())))
         previous, names = self.state, self._parameter_names
-        with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
-            aggregate = self._aggregator.combine(
-                AggregationTask(
-                    global_state=previous,
-                    updates=usable,
-                    server_state=self.server_state,
-                    parameter_names=names,
-                    num_clients=self.experiment.num_clients,
-                    round=round,
-                )
-            )
-        check_update(aggregate.state, previous, who=f"aggregator '{self.experiment.aggregator.name}'")
-        personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
-        self.state, self.server_state, self.round = {**aggregate.state, **personal}, aggregate.server_state, round
+        aggregate, self.state = self._aggregate(round, usable, refused)
+        self.server_state, self.round = aggregate.server_state, round
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
+        norms = {client: update_norm(update.state, previous, names) for client, update in usable.items()}
+        alarms = norm_alarms(norms)
+        for alarm in alarms:
+            log.warning("round %d: %s", round, alarm)
         return RoundRecord(
             round=round,
             clients=tuple(usable),
-            refused=refused,
+            refused=dict(sorted(refused.items())),
             losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
-            update_norms={client: update_norm(update.state, previous, names) for client, update in usable.items()},
+            update_norms=norms,
             heterogeneity=heterogeneity([update.state for update in usable.values()], names),
             evaluations=self._monitor(round),
             seconds=time.perf_counter() - self._started,
             bytes_down=bytes_down,
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
+            alarms=alarms,
         )
 
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
@@ -178,13 +176,62 @@ class Server:
                 self._aggregator.check_extras(update.extras, parameters, who=f"client {client}")
                 usable[client] = update
             except UpdateError as error:
-                reason = str(error)
+                reason = peer_text(error)  # it may quote names, or be the client's own
                 refused[client] = reason if reason.startswith(f"client {client}") else f"client {client}: {reason}"
                 log.warning("round %d: update refused: %s", round, refused[client])
-        if not usable:
-            reasons = "\n".join(f"  {reason}" for reason in refused.values())
-            raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}")
+        _refuse_empty_round(round, usable, refused)
         return usable, refused
+
+    def _aggregate(
+        self, round: int, usable: dict[int, LocalUpdate], refused: dict[int, str]
+    ) -> tuple[Aggregate, State]:
+        """(aggregate, next global model). While the outcome is of no use, the update that moves furthest is refused.
+
+        Each update passed its own checks; but numbers below their limit can still overflow in an aggregator's memory
+        or on the way through the model, and one client must not end the run of the others with them.
+        """
+        while True:
+            with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
+                aggregate = self._aggregator.combine(
+                    AggregationTask(
+                        global_state=self.state,
+                        updates=dict(usable),
+                        server_state=self.server_state,
+                        parameter_names=self._parameter_names,
+                        num_clients=self.experiment.num_clients,
+                        round=round,
+                    )
+                )
+                check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
+                personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
+                state = {**aggregate.state, **personal}
+                problem = self._problem_of(aggregate, state)
+            if not problem:
+                return aggregate, state
+            furthest = max(usable, key=lambda client: self._displacement(usable[client]))
+            del usable[furthest]
+            refused[furthest] = f"client {furthest}: with its update, which moves furthest, {problem}"
+            log.warning("round %d: update refused: %s", round, refused[furthest])
+            _refuse_empty_round(round, usable, refused)
+
+    def _problem_of(self, aggregate: Aggregate, state: State) -> str:
+        """Why nobody could go on from the outcome of a round, in words; an empty text where all is well."""
+        for tensors in (state, aggregate.server_state, aggregate.broadcast):
+            for name, tensor in tensors.items():
+                if problem := value_problem(tensor):
+                    return f"the aggregate's '{name}' {problem}"
+        self._model.load_state_dict(dict(state))
+        with torch.no_grad():
+            logits = logits_of(self._model, self._monitored.x[:_PROBED])
+        problem = value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
+        return f"a logit of the global model {problem}" if problem else ""
+
+    def _displacement(self, update: LocalUpdate) -> float:
+        """Euclidean length of all that an update changes, extras included."""
+        zero = {name: torch.zeros(()) for name in update.extras}
+        return math.hypot(
+            update_norm(update.state, self.state, self.state), update_norm(update.extras, zero, update.extras)
+        )
 
     def _monitor(self, round: int) -> dict[str, EvaluationResult]:
         due = round % self.experiment.recipe.monitor.every == 0 or round == self.experiment.num_rounds
@@ -209,3 +256,9 @@ class Server:
                 scratch=scratch,
                 on_progress=self.observer.evaluation_progress,
             )
+
+
+def _refuse_empty_round(round: int, usable: Mapping[int, LocalUpdate], refused: Mapping[int, str]) -> None:
+    if not usable:
+        reasons = "\n".join(f"  {reason}" for _, reason in sorted(refused.items()))
+        raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}")

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import UpdateError
+from calfat_plugin.maths.averaging import LARGEST, value_problem
+from calfat_plugin.peer_text import MAX_TEXT
 from calfat_plugin.results import LocalUpdate
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ _METRIC = "metric/"
 _REFUSED = "refused/reason"
 _CLIENT = "client/"
 _RESERVED = (_METRIC, _REFUSED, _CLIENT)
+_MOST_EXAMPLES = 2**53  # up to here float64, in which weights are computed, holds every integer
 
 
 def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> Wire:
@@ -75,31 +78,51 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     Raises:
         UpdateError: with the client's own reason, when it sent a refusal; or with what cannot be read.
     """
-    from torch import Tensor
-
-    strangers = [name for name, value in wire.items() if not isinstance(name, str) or not isinstance(value, Tensor)]
-    if strangers:
-        raise UpdateError(f"its message cannot be read: '{strangers[0]}' is no tensor under a text name")
+    _check_readable(wire)
     if _REFUSED in wire:
-        raise UpdateError(bytes(wire[_REFUSED].flatten().byte().tolist()).decode(errors="replace"))
-    if not isinstance(num_examples, int) or num_examples < 1:
+        raise UpdateError(bytes(wire[_REFUSED].flatten()[: 4 * MAX_TEXT].byte().tolist()).decode(errors="replace"))
+    if type(num_examples) is not int or not 1 <= num_examples <= _MOST_EXAMPLES:
+        if isinstance(num_examples, int) and abs(num_examples) > _MOST_EXAMPLES:  # its digits may be too many to print
+            raise UpdateError("it claims an absurd number of training examples; expected 1 to 2^53")
         raise UpdateError(f"it claims {num_examples} training examples; expected 1 or more")
     state: dict[str, Tensor] = {}
     extras: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     for name, tensor in wire.items():
         if name.startswith(_METRIC):
-            if tensor.numel() != 1 or tensor.is_complex():
-                found = f"has shape {tuple(tensor.shape)} and type {tensor.dtype}"
-                raise UpdateError(f"its '{name}' {found}; expected a number")
-            metrics[name.removeprefix(_METRIC)] = float(tensor)
+            metrics[name.removeprefix(_METRIC)] = _number(name, tensor)
         elif "/" in name:
-            if not bool(tensor.isfinite().all()):  # it enters the aggregator's memory, where a nan would stay
-                raise UpdateError(f"its '{name}' holds nan or inf")
+            problem = value_problem(tensor)
+            if problem:  # it enters the aggregator's memory, where a nan would stay
+                raise UpdateError(f"its '{name}' {problem}")
             extras[name] = tensor
         else:
             state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
+
+
+def _check_readable(wire: Mapping[str, Tensor]) -> None:
+    """Refuse what is no real tensor of a common type: on some others (float8, complex) arithmetic is not defined."""
+    import torch
+    from torch import Tensor
+
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    common = {torch.float64, torch.float32, torch.float16, torch.bfloat16, *integers}
+    for name, value in wire.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
+        if value.dtype not in common:
+            raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
+
+
+def _number(name: str, tensor: Tensor) -> float:
+    """A metric: a number that can be summed and drawn, or nan."""
+    if tensor.numel() != 1:
+        raise UpdateError(f"its '{name}' has shape {tuple(tensor.shape)} and type {tensor.dtype}; expected a number")
+    number = float(tensor)
+    if abs(number) > LARGEST:
+        raise UpdateError(f"its '{name}' is {number:.3g}; expected a number up to {LARGEST:g}")
+    return number
 
 
 def num_bytes(wire: Mapping[str, Tensor]) -> int:

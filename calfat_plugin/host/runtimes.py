@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.entries import ModelEntry
@@ -15,7 +16,7 @@ from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
-from calfat_plugin.recipe.silo import SILO, Address
+from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
     from calfat_plugin.host.task import ClientTask, ServerTask
@@ -64,6 +65,15 @@ class Runtime(ABC):
     def lacks_addresses(self) -> bool:
         """Whether processes listen on addresses that the recipe leaves open."""
         return False
+
+    @property
+    def is_unprotected(self) -> bool:
+        """Whether a process can take part that nobody invited."""
+        return False
+
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        """What the user of party ``rank`` should know before it starts."""
+        yield from ()
 
     def refuse_unsupported(self) -> None:
         """Refuse what the host, or this version of the plugin, cannot do.
@@ -167,6 +177,14 @@ class CrossSilo(Runtime):
             HostError: it cannot be opened.
         """
 
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        if self.is_unprotected and rank == 0:
+            yield UNPROTECTED
+        if not self.is_mpi_job and (tls := self.experiment.recipe.silo.tls) is not None:
+            from calfat_plugin.host.transports.certificates import exposed_key
+
+            yield from filter(None, [exposed_key(tls, rank)])
+
     def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.silo.run import serve
 
@@ -205,6 +223,10 @@ class CrossSiloGRPC(_Listening):
     def lacks_addresses(self) -> bool:
         return not self.experiment.recipe.silo.parties
 
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.recipe.silo.tls is None
+
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.grpc import GRPCTransport
 
@@ -227,6 +249,10 @@ class CrossSiloMQTT(CrossSilo):
     """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
 
     package = Package("paho", "paho-mqtt", "mqtt-s3")
+
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.recipe.silo.tls is None and self.experiment.recipe.silo.mqtt.username is None
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport

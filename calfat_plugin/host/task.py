@@ -74,6 +74,7 @@ class ClientTask:
         state_after: what the client keeps after the round that the server last used; 0 is before the first round.
         keep_state: stores (round, what the client keeps after it, round last used), and forgets all other rounds.
         on_round: called for each round with (number, what happens).
+        on_notice: called with what the server has to say to the user.
     """
 
     experiment: Experiment
@@ -84,3 +85,4 @@ class ClientTask:
     state_after: Callable[[int], State]
     keep_state: Callable[[int, State, int], None]
     on_round: Callable[[int, str], None]
+    on_notice: Callable[[str], None]

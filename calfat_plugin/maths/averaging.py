@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import UpdateError, did_you_mean
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 State = Mapping[str, "Tensor"]
+
+LARGEST = 1e18  #: magnitude up to which a float32 can be squared, and some hundred squares added, without an overflow
 
 
 def weighted_average(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -78,7 +80,20 @@ def check_update(update: Mapping[str, object], reference: State, *, who: str) ->
 
     Raises:
         UpdateError: names ``who``, the tensor, and what was found: a missing or unknown name,
-            something that is no tensor, another shape or dtype, nan or inf.
+            something that is no tensor, another shape or dtype, nan, inf, or values above :data:`LARGEST`.
+    """
+    check_form(update, reference, who=who)
+    for name in reference:
+        problem = value_problem(update[name])
+        if problem:
+            raise UpdateError(f"{who}: tensor '{name}' {problem}")
+
+
+def check_form(update: Mapping[str, object], reference: State, *, who: str) -> None:
+    """The part of :func:`check_update` that looks at no value: names, shapes and dtypes.
+
+    Raises:
+        UpdateError: as there.
     """
     from torch import Tensor
 
@@ -92,10 +107,16 @@ def check_update(update: Mapping[str, object], reference: State, *, who: str) ->
             raise UpdateError(f"{who}: tensor '{name}' has shape {shapes}")
         if found.dtype != wanted.dtype:
             raise UpdateError(f"{who}: tensor '{name}' has dtype {found.dtype}, expected {wanted.dtype}")
-        finite = found.isfinite()
-        if not finite.all():
-            count = int(finite.logical_not().sum())
-            raise UpdateError(f"{who}: tensor '{name}' holds {count} nan or inf among {found.numel()} values")
+
+
+def value_problem(tensor: Any) -> str:
+    """Which values of a real tensor no computation can go on with, in words; an empty text where there are none."""
+    values = tensor.double()  # float16 cannot be compared with LARGEST
+    broken = int(values.isfinite().logical_not().sum())
+    if broken:
+        return f"holds {broken} nan or inf among {tensor.numel()} values"
+    largest = float(values.abs().amax()) if values.numel() else 0.0
+    return f"holds {largest:.3g}; expected values up to {LARGEST:g}" if largest > LARGEST else ""
 
 
 def _check_same_names(state: Mapping[str, object], reference: State, who: str) -> None:

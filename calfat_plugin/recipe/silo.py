@@ -11,6 +11,12 @@ from urllib.parse import urlsplit
 
 from calfat_plugin.options import describe, option, options_to_plain
 
+#: What a run without certificates is open to: said on the console and on the page.
+UNPROTECTED = (
+    "there are no certificates (calfat.silo.tls), so any process that reaches the parties' addresses or their broker "
+    "(on loopback: any process on this machine) can take the place of a client that is away, see the model, and have "
+    "its own update counted"
+)
 SILO = "silo"  # the partition_method with which each party reads its own data
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import RESTORE, read_json
+from calfat_plugin.disk import RESTORE, long_csv_fields, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.report import shapes
@@ -278,9 +278,9 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 
 def _rounds(path: Path) -> list[Mapping[str, float | None]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        # The last line may be without its end: it is being written, or was cut by a crash.
-        rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+        with path.open(encoding="utf-8", newline="") as file, long_csv_fields():
+            # The last line may be without its end: it is being written, or was cut by a crash.
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
         for number, row in enumerate(rows, start=1):
             if None in row or None in row.values():
                 raise ValueError(f"row {number} has too few values or too many")

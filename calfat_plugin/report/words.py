@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 
@@ -87,8 +88,16 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
         f"{plain(threat.get('step_size'))}",
         "Seed": str(run.seed),
+        "Security": UNPROTECTED if _is_unprotected(run) else "",
     }
     return {term: value for term, value in found.items() if value}
+
+
+def _is_unprotected(run: RunFiles) -> bool:
+    """As ``host.runtimes`` decides it, from the recipe as run."""
+    proofs = {"GRPC": ("tls",), "MQTT_S3": ("tls", "mqtt.username")}.get(run.value("comm_args", "backend"), ())
+    across = run.value("common_args", "training_type") == "cross_silo"
+    return across and bool(proofs) and not any(run.value("calfat", "silo", *proof.split(".")) for proof in proofs)
 
 
 def _options(value: Any) -> str:

@@ -228,16 +228,24 @@ class RunDirectory:
         except RunError:
             return True
 
-    def discard(self) -> None:
+    def discard(self, *, keep_log: bool = False) -> None:
         """Remove a run that has nothing worth keeping: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
+
+        Args:
+            keep_log: keep the log, which says why the run failed.
         """
-        for path in self._files():
-            path.unlink(missing_ok=True)
-            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
-        if self.path in self._made:  # then nobody else's files are below: loggers and plugins may have left some
-            shutil.rmtree(self.path, ignore_errors=True)
+        kept = {self.log} if keep_log else set()
+        found = [each for path in self._files() for each in (path, path.with_name(path.name + ".tmp"))]
+        if self.path in self._made and self.path.exists():
+            # Then nobody else's files are below: loggers and plugins may have left some.
+            found += self.path.iterdir()
+        for path in found:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path not in kept:
+                path.unlink(missing_ok=True)
         for folder in (self.last_checkpoint.parent, *self._made):
             with suppress(OSError):  # it holds something else
                 folder.rmdir()

@@ -88,6 +88,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.recipe.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
+        for finding in runtime.security_warnings(rank):
+            say(f"warning: {finding}")
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
         dataset = experiment.load_dataset(rank)
         data = dataset.train
@@ -109,6 +111,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
                 state_after=states.after,
                 keep_state=states.keep,
                 on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
+                on_notice=lambda text: say(f"warning: {text}"),
             )
         )
     directory.write_json(directory.results, {"recipe": name, "seed": experiment.seed, "rank": rank})

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
 
-TEXT_COLUMNS = ("clients", "refused")
+ALARMS = "alarms"
+TEXT_COLUMNS = ("clients", "refused", ALARMS)
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
 TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
+_LISTED = 5  # rounds whose alarms are quoted on the page
 
 
 class RoundsFile:
@@ -44,6 +47,7 @@ class RoundsFile:
             "bytes_down",
             "bytes_up",
             *TIMING_COLUMNS,
+            ALARMS,
         ]
 
     def append(self, record: RoundRecord) -> None:
@@ -65,6 +69,8 @@ class RoundsFile:
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
 
+        A file of an older version, without the last column, gets it.
+
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
@@ -78,6 +84,9 @@ class RoundsFile:
                 "there; the file was changed by hand. Start the run again without --resume."
             )
         _rows(self.path, kept)
+        if not kept[0].rstrip("\n").endswith(f",{ALARMS}"):
+            header, *rows = (line.rstrip("\n") for line in kept)
+            kept = [f"{header},{ALARMS}\n", *(f"{row},\n" for row in rows)]
         write_text(self.path, "".join(kept))
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
@@ -87,6 +96,7 @@ class RoundsFile:
             "clients": " ".join(map(str, record.clients)),
             # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
             "refused": " ".join("; ".join(f"{who}: {why}" for who, why in record.refused.items()).split()),
+            ALARMS: "; ".join(record.alarms),
             "bytes_down": record.bytes_down,
             "bytes_up": record.bytes_up,
             "seconds": f"{record.seconds:.3f}",
@@ -126,18 +136,35 @@ def _rows(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
     """
     rows: list[dict[str, str]] = []
     try:
-        reader = csv.DictReader(lines, strict=True)
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(f"expected {len(reader.fieldnames or ())} values")
-            int(row["round"]), float(row["seconds"]), [int(client) for client in row["clients"].split()]
-            for column in row.keys() - set(TEXT_COLUMNS):
-                float(row[column] or 0)
-            rows.append(row)
+        with long_csv_fields():
+            reader = csv.DictReader(lines, strict=True)
+            for row in reader:
+                _check_row(row, len(reader.fieldnames or ()))
+                rows.append(row)
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     return rows
+
+
+def _check_row(row: Mapping[str, str], columns: int) -> None:
+    """Refuse with ``ValueError`` or ``KeyError``."""
+    if None in row or None in row.values():
+        raise ValueError(f"expected {columns} values")
+    int(row["round"]), float(row["seconds"]), [int(client) for client in row["clients"].split()]
+    for column in row.keys() - set(TEXT_COLUMNS):
+        float(row[column] or 0)
+
+
+def alarms_of(path: Path) -> tuple[Alarm, ...]:
+    """The findings about updates of all rounds in the file, as one alarm; none without any."""
+    rows = read_rounds(path) if path.exists() else []
+    found = [f"round {row['round']}: {row[ALARMS]}" for row in rows if row.get(ALARMS)]
+    if not found:
+        return ()
+    more = f" (and {len(found) - _LISTED} more rounds in rounds.csv)" if len(found) > _LISTED else ""
+    advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
+    return (Alarm("large-update", f"{'; '.join(found[:_LISTED])}{more}. {advice}", ()),)
 
 
 def seconds_of(path: Path) -> float:

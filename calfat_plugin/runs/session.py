@@ -48,6 +48,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     started = time.perf_counter()
     with directory.locked(), log_to(directory.log), using_threads(experiment):
+        for finding in runtime.security_warnings(rank=0):
+            warn(finding)
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
         dataset = experiment.load_dataset(rank=0)

@@ -18,7 +18,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of
 
 NATURAL = "natural"
 CONVENTIONS = {
@@ -62,6 +62,7 @@ class RunWriter:
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
+        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds))
         self.directory.write_json(
             self.directory.results,
             {
@@ -74,7 +75,7 @@ class RunWriter:
                 "model": "global model after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
-                "alarms": [dataclasses.asdict(alarm) for alarm in find_alarms(result.evaluations)],
+                "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 "test_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
                     for name, facts in self.best.items()

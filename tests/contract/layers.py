@@ -17,7 +17,11 @@ BEGIN, END = "<!-- layers: made by `python tests/contract/layers.py` -->", "<!--
 
 #: (name, purpose, parts); a part imports from its own layer and from those above it in this list.
 FLOORS = (
-    ("basics", "errors, exact numbers, options, derived seeds, safe files", "errors compat threat seeds options disk"),
+    (
+        "basics",
+        "errors, exact numbers, options, derived seeds, safe files, a peer's texts",
+        "errors compat threat seeds options disk peer_text",
+    ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (
         "contract",

@@ -175,6 +175,32 @@ def without(wire: Mapping[str, Tensor], name: str) -> Wire:
         (lambda n, wire: (-5, wire), "client 1: it claims -5 training examples; expected 1 or more"),
         (lambda n, wire: (math.nan, wire), "client 1: it claims nan training examples; expected 1 or more"),
         (
+            lambda n, wire: (10**400, wire),
+            "client 1: it claims an absurd number of training examples; expected 1 to 2^53",
+        ),
+        (lambda n, wire: (True, wire), "client 1: it claims True training examples; expected 1 or more"),
+        (
+            lambda n, wire: (n, {**wire, "x/y": torch.zeros(2).to(torch.float8_e4m3fn)}),
+            "client 1: its 'x/y' has type torch.float8_e4m3fn; expected a common real or integer type",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "classifier.bias": torch.full((10,), 3.4e38)}),
+            "client 1: tensor 'classifier.bias' holds 3.4e+38; expected values up to 1e+18",
+        ),
+        (
+            lambda n, wire: (n, {**wire, "metric/loss": torch.tensor(1e308, dtype=torch.float64)}),
+            "client 1: its 'metric/loss' is 1e+308; expected a number up to 1e+18",
+        ),
+        (
+            lambda n, wire: (n, {name: tensor * 1e15 for name, tensor in wire.items()}),
+            "client 1: with its update, which moves furthest, a logit of the global model holds 200 nan or inf among "
+            "200 values",
+        ),
+        (
+            lambda n, wire: (n, pack_refusal("\x1b[2J\u2028wiped\x00" + "x" * 10**6)),
+            "client 1: \ufffd[2J wiped\ufffd" + "x" * 285 + " ...",
+        ),
+        (
             lambda n, wire: (n, {**wire, "extra": "text"}),
             "client 1: its message cannot be read: 'extra' is no tensor under a text name",
         ),
@@ -188,7 +214,7 @@ def without(wire: Mapping[str, Tensor], name: str) -> Wire:
         ),
         (
             lambda n, wire: (n, {**wire, "scaffold/delta": torch.tensor([1.0, math.nan])}),
-            "client 1: its 'scaffold/delta' holds nan or inf",
+            "client 1: its 'scaffold/delta' holds 1 nan or inf among 2 values",
         ),
         (
             lambda n, wire: (n, without(wire, "classifier.bias")),

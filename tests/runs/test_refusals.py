@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,9 +16,11 @@ from safetensors.torch import save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.rounds import RoundsFile
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds
+from tests.report.made import made_run, record
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 
 RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
@@ -266,3 +269,32 @@ def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:
     file.append(RoundRecord(1, (0,), {1: reason}, {0: 1.0}, {0: 1.0}, 0.0, {}, 1.0, 0, 0))
     assert len(file.path.read_text().splitlines()) == 2
     file.keep_until(1)
+
+
+def test_a_field_of_any_length_is_read(tmp_path: Path) -> None:
+    """An older version wrote reasons of clients whole, and could then neither resume nor report the run."""
+    run = made_run(tmp_path / "run")
+    lines = (run / "rounds.csv").read_text().replace(",alarms", "").splitlines()
+    old = [lines[0], *(line[:-1] for line in lines[1:])]
+    old[2] = old[2].replace(",0 1,,", f",0,1: {'x' * 200_000}\x1b[2J,")
+    (run / "rounds.csv").write_text("\n".join(old) + "\n")
+    assert [len(row["refused"]) > 131_072 for row in read_rounds(run / "rounds.csv")] == [False, True, False, False]
+    assert last_used(run / "rounds.csv") == {0: 4, 1: 4}
+    write_run_report(run)
+    assert alarms_of(run / "rounds.csv") == ()
+
+
+def test_a_run_of_a_version_without_alarms_is_continued(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    path = run / "rounds.csv"
+    lines = path.read_text().replace(",alarms", "").splitlines()
+    path.write_text("\n".join([lines[0], *(line[:-1] for line in lines[1:])]) + "\n")
+    file = RoundsFile(path, ["natural", "pgd20"], 2)
+    for _ in range(2):  # and once more, when it is there
+        file.keep_until(3)
+    file.append(dataclasses.replace(record(4, {}), alarms=("one", "two")))
+    rows = read_rounds(path)
+    assert [row["alarms"] for row in rows] == ["", "", "", "one; two"]
+    assert all(len(row) == len(file.columns) and None not in row for row in rows)
+    assert {row["seconds"] for row in rows} == {"2.000"}
+    assert alarms_of(path)[0].text.startswith("round 4: one; two. Such an update")

@@ -204,8 +204,13 @@ def test_a_round_without_any_update_ends_the_run_and_keeps_the_rounds_before(war
 
     at_once = warm.run("run", "tiny.yaml", cwd=recipe.parent, **sabotage("refusals", 1))
     assert at_once.code == 2
-    assert at_once.err == f"error: round 1: not one client delivered a usable update.\n{reasons}"
-    assert not (recipe.parent / "runs").exists()
+    left = [path for path in (recipe.parent / "runs").rglob("*") if path.is_file()]
+    assert at_once.err == (
+        f"error: round 1: not one client delivered a usable update.\n{reasons}"
+        f"No round was finished. The log is kept: {left[0].relative_to(recipe.parent)}\n"
+    )
+    assert [path.name for path in left] == ["log.txt"]
+    assert "update refused: client 0: nothing today" in left[0].read_text()
 
 
 def test_a_bug_keeps_its_traceback_and_the_run(warm: WarmServer, recipe: Path) -> None:

@@ -135,13 +135,19 @@ class Federation:
 
     # --- processes ---
 
-    def start(self, *ranks: int, resume: bool = False, hang_in: int | None = None, lies: bool = False) -> None:
-        """Start parties. ``hang_in``: they stop in the middle of this round's training until :meth:`let_go`."""
+    def start(
+        self, *ranks: int, resume: bool = False, hang_in: int | None = None, lies: bool = False, files: int = 0
+    ) -> None:
+        """Start parties.
+
+        ``hang_in``: they stop in the middle of this round's training until :meth:`let_go`. ``files``: so many
+        descriptors are all that the system lets them have.
+        """
         for rank in ranks:
             self._starts += 1
             words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
             words += ["--run-dir", str(self.directory(rank))] + (["--resume"] if resume else [])
-            arguments = (words, str(self._output(rank)), hang_in, lies, self.reports)
+            arguments = (words, str(self._output(rank)), hang_in, lies, self.reports, files)
             process = _context.Process(target=silo_party.be_party, args=arguments)
             process.start()
             self.processes[rank] = process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 _LONGEST = 300.0  # seconds that a hanging party waits to be let go
 
 
-def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool = False, reports: bool = True) -> None:
+def be_party(
+    words: Sequence[str], output: str, hang_in: int | None, lies: bool = False, reports: bool = True, files: int = 0
+) -> None:
     """A party's process.
 
     Args:
@@ -23,7 +26,10 @@ def be_party(words: Sequence[str], output: str, hang_in: int | None, lies: bool 
         hang_in: stop in the middle of this round's training until there is a file ``go`` beside ``output``.
         lies: be a client whose updates no server should use; another lie each round.
         reports: whether the run ends with its report, which takes longer than a small run.
+        files: the system's limit of open files and connections; 0: as it is.
     """
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, files))
     folder = Path(output).parent
     os.chdir(folder)
     os.environ.update(CREDENTIALS)  # a fork server's environment is that of its own start

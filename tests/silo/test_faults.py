@@ -93,14 +93,39 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
         missing = ", ".join(f"rank {rank} (127.0.0.1:{ports[rank]})" for rank in (1, 2, 3))
         assert federation.output(0).splitlines()[-1] == (
             "error: 0 of 3 clients came within 3 s (calfat.silo.start_deadline), 3 are needed "
-            f"(calfat.silo.min_clients). Missing: {missing}. Start them with --role client --rank K, then start the "
-            "server again."
+            f"(calfat.silo.min_clients). Missing: {missing}. Start all parties again, and these with --role "
+            "client --rank K."
         )
         federation.start(1)
         assert federation.exit_status(1) == 2
         message = federation.output(1).splitlines()[-1]
-        assert message.startswith("error: the server did not come within 3 s (calfat.silo.start_deadline). Last try: ")
-        assert f"127.0.0.1:{ports[0]}" in message
+        assert message.startswith(
+            f"error: the server (rank 0, 127.0.0.1:{ports[0]}) did not come within 3 s (calfat.silo.start_deadline). "
+            f"Last try: 127.0.0.1:{ports[0]}: "
+        )
+
+
+def test_clients_of_a_server_that_fails_to_start_end_with_it(tmp_path: Path) -> None:
+    """They do not wait for the server's deadline (200 s here), and say which server it was, and why."""
+    with Federation(tmp_path, silo={"start_deadline": 8}) as federation:
+        federation.start(0, 1)
+        assert federation.exit_status(0) == 2
+        assert federation.exit_status(1) == 2
+        assert federation.output(1).splitlines()[-1] == (
+            f"error: the server (rank 0, 127.0.0.1:{federation.ports[0]}) ended before its first round: 1 of 2 clients "
+            "came within 8 s (calfat.silo.start_deadline), 2 are needed (calfat.silo.min_clients)."
+        )
+
+
+def test_a_failing_first_round_keeps_its_log_alone(tmp_path: Path) -> None:
+    with Federation(tmp_path, silo={"round_deadline": 1}) as federation:
+        federation.start(0)
+        federation.start(1, 2, hang_in=1)
+        assert federation.exit_status(0) == 2
+        log = federation.directory(0) / "log.txt"
+        assert federation.output(0).splitlines()[-1] == f"No round was finished. The log is kept: {log}"
+        assert list(federation.directory(0).iterdir()) == [log]
+        assert "received client status ONLINE" in log.read_text()
 
 
 def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 import yaml
 
+from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
 from tests.silo.federation import Federation
 
@@ -53,5 +55,8 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
     assert logged == scalars(simulated)
     assert [step for step, _ in logged["accuracy/natural"]] == [1, 2]
     assert not list(federation.directory(1).rglob("*tfevents*"))
+    assert f"warning: {UNPROTECTED}" in federation.output(0)
     # That a server writes its report itself is tested in test_docs.py.
     assert headings(write_run_report(across)) == headings(write_run_report(simulated))
+    assert UNPROTECTED in unescape((across / "report.html").read_text())
+    assert UNPROTECTED not in unescape((simulated / "report.html").read_text())

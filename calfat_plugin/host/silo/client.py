@@ -17,12 +17,13 @@ from calfat_plugin.errors import HostError, UpdateError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.silo.presence import BEAT
 from calfat_plugin.host.task import ClientTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
+from calfat_plugin.peer_text import peer_text
 
-BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
 
@@ -52,6 +53,8 @@ class SiloClient(OnTransport, ClientMasterManager):
             self._trainer,
         )
         self._session = secrets.token_hex(16)
+        parties = task.experiment.recipe.silo.parties
+        self._server = f"the server (rank 0{f', {parties[0]}' if parties else ''})"
         self._answering: dict[str, Any] = {}
         self._finished = False
         self._beat_now = threading.Event()
@@ -74,6 +77,8 @@ class SiloClient(OnTransport, ClientMasterManager):
         threading.Thread(target=self._keep_in_touch, name="heartbeat", daemon=True).start()
 
     def handle_message_check_status(self, msg_params: Message) -> None:
+        if msg_params.get("notice"):
+            self._task.on_notice(str(msg_params.get("notice")))
         self._beat_now.set()
 
     def handle_message_init(self, msg_params: Message) -> None:
@@ -90,7 +95,9 @@ class SiloClient(OnTransport, ClientMasterManager):
         try:
             worker.check_downlink(downlink)
         except UpdateError as error:
-            raise HostError(f"round {round}: the server's model does not fit this recipe's. {error}") from None
+            raise HostError(
+                f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
+            ) from None
         self._task.on_round(round, "training")
         worker.client_states[client] = self._task.state_after(used)
         self._answering = {"round": round, "ticket": fields["ticket"]}
@@ -108,6 +115,8 @@ class SiloClient(OnTransport, ClientMasterManager):
 
     def handle_message_finish(self, msg_params: Message) -> None:
         self.finish()
+        if notice := msg_params.get("notice"):
+            raise HostError(f"{self._server} ended before its first round: {notice}.")
 
     # --- sending ---
 
@@ -130,7 +139,7 @@ class SiloClient(OnTransport, ClientMasterManager):
                 self.com_manager.send_now(status, timeout=3 * BEAT)
                 came, last_seen = True, time.monotonic()
             except RefusedError as refused:
-                self._fail(f"the server refused rank {self.rank}: {refused}")
+                self._fail(f"{self._server} refused rank {self.rank}: {refused}")
                 return
             except UnreachableError as error:
                 key, verb = (
@@ -138,7 +147,7 @@ class SiloClient(OnTransport, ClientMasterManager):
                 )
                 deadline = getattr(self._settings, key)
                 if time.monotonic() - last_seen > deadline:
-                    self._fail(f"the server {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
+                    self._fail(f"{self._server} {verb} {deadline:g} s (calfat.silo.{key}). Last try: {error}.")
                     return
             self._beat_now.wait(BEAT)
             self._beat_now.clear()
@@ -157,7 +166,7 @@ class SiloClient(OnTransport, ClientMasterManager):
         """Let in what the server sends; without certificates it shows that it is the one by our session's name."""
         if envelope.type not in _FROM_SERVER:
             raise RefusedError(f"a message of type {envelope.type} is not for a client")
-        if envelope.type == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS:
+        if envelope.type == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS and "notice" not in envelope.fields:
             return
         if envelope.fields.get("session") != self._session:
             raise RefusedError("it does not answer this client's session")

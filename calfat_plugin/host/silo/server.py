@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.silo.client import BEAT
+from calfat_plugin.host.silo.presence import BEAT, Presence
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.transports.base import ALARM, Transport
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
@@ -75,6 +75,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._heard: dict[int, float] = {}
         self._missed: set[int] = set()
         self._round: Round | None = None
+        self._presence = Presence(self._report_rival)
         self._old_tickets: dict[str, int] = {}
         super().__init__(args, server, transport, 0, args.client_num_in_total, args.backend)
         transport.admit = self._admit
@@ -157,11 +158,12 @@ class SiloServer(OnTransport, FedMLServerManager):
         wanted = settings.min_clients or len(self._ranks)
         who = self._listed(missing)
         if len(self._sessions) < wanted:
-            raise HostError(
+            came = (
                 f"{len(self._sessions)} of {len(self._ranks)} clients came within {settings.start_deadline:g} s "
-                f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients). Missing: {who}. "
-                "Start them with --role client --rank K, then start the server again."
+                f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
             )
+            self._dismiss(self._sessions, notice=came)
+            raise HostError(f"{came}. Missing: {who}. Start all parties again, and these with --role client --rank K.")
         log.warning("starting without %s", who)
         self._begin_round()
 
@@ -198,9 +200,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         if now.number < self.round_num:
             self._begin_round()
             return
-        for rank in self._sessions.keys() - self._missed:
-            self.send_message_finish(rank, rank - 1)
-        self.com_manager.flush(_GOODBYE)
+        self._dismiss(self._sessions.keys() - self._missed)
         self.finish()
 
     def _why_absent(self, now: Round, rank: int) -> str:
@@ -241,10 +241,27 @@ class SiloServer(OnTransport, FedMLServerManager):
                 raise RefusedError("a sign of life without a session")
             if fields.get("recipe") != self._fingerprint:
                 raise RefusedError("it runs another recipe, seed or version than the server; give all parties the same")
+            self._presence.sign_of_life(envelope.sender, fields["session"])
         elif envelope.type == _UPDATE:
             self._admit_update(envelope)
         else:
             raise RefusedError(f"a message of type {envelope.type} is not for a server")
+
+    def _dismiss(self, ranks: Iterable[int], notice: str = "") -> None:
+        """Let clients go: the run is over, or, with a notice, the server ends without having begun."""
+        for rank in ranks:
+            goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
+            if notice:
+                goodbye.add_params("notice", notice)
+            self.send_message(goodbye)
+        self.com_manager.flush(_GOODBYE)
+
+    def _report_rival(self, rank: int, session: str) -> None:
+        """Let the process that is a party see that another of its rank was refused."""
+        notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank)
+        notice.add_params("session", session)
+        notice.add_params("notice", f"another process that says it is rank {rank} was refused by the server; end it")
+        self.com_manager.send_message(notice, _GOODBYE)
 
     def _admit_update(self, envelope: Envelope) -> None:
         fields, rank, now = envelope.fields, envelope.sender, self._round

@@ -22,6 +22,7 @@ from fedml.core.distributed.communication.message import Message
 from fedml.core.distributed.communication.observer import Observer
 
 from calfat_plugin.host.transports.messages import Envelope, RefusedError, decode, encode, read_envelope
+from calfat_plugin.host.transports.refusals import RefusalLog
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,6 @@ _SERVER = 0
 
 class UnreachableError(Exception):
     """A peer could not be reached this time; another try may succeed."""
-
-
-def log_refusal(sender: str, reason: object) -> None:
-    """Every backend logs a refused message in the same words, with the sender's address, name or rank."""
-    log.warning("message from %s refused: %s", sender, reason)
 
 
 class Inbox:
@@ -168,6 +164,7 @@ class Transport(BaseCommunicationManager):
 
     Attributes:
         admit: asked before an arriving message's tensors are read; raises ``RefusedError``. Runs in a receiving thread.
+        refusals: the log of refused messages.
         wake_at: when the loop delivers an ``ALARM`` next (monotonic); None for never.
         patience: how long a message is tried, in seconds, unless :meth:`send_message` says otherwise.
     """
@@ -178,6 +175,7 @@ class Transport(BaseCommunicationManager):
         self.wake_at: float | None = None
         self.patience = 600.0
         self.inbox = Inbox()
+        self.refusals = RefusalLog()
         self._observers: list[Observer] = []
         self._stopped = False
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
@@ -238,7 +236,7 @@ class Transport(BaseCommunicationManager):
             self.admit(envelope)
             self.inbox.put(decode(data, envelope))
         except RefusedError as refused:
-            log_refusal(peer, refused)
+            self.refusals.add(peer, refused)
             raise
 
     def handle_receive_message(self) -> None:
@@ -259,6 +257,7 @@ class Transport(BaseCommunicationManager):
         self._stopped = True
         for queue in self._queues.values():
             queue.stop()
+        self.refusals.close()
 
     def __enter__(self: T) -> T:
         return self

@@ -6,6 +6,7 @@ Method and request are the host's own (``gRPCCommManager/sendMessage``); what th
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
@@ -19,16 +20,22 @@ from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2 as p
 from fedml.core.distributed.communication.grpc.grpc_comm_manager_pb2_grpc import gRPCCommManagerStub
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.guard import CallGuard, ConnectionGuard, connections_allowed
+from calfat_plugin.host.transports.messages import PostponedError, RefusedError
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Address, Silo, certificate_name
 
 _HANDSHAKE = 10.0  # seconds
-_SPARE_CONNECTIONS = 1024  # beside one for each party
 _GRACE = 0.2  # seconds that calls in progress have when the party ends
-_FEWEST_THREADS = 16
-_MAX_REASON = 300  # characters
+_THREADS = 32  # beside two for each party
+_SPARE_THREADS = 8  # never held by calls that have not sent their message
+_CALLS_OF_A_PARTY = 4  # without a message yet: a heartbeat, an update, and what a lost connection has left of them
+_STREAMS = 8  # of a connection
+_FIRST_MESSAGE = 60.0  # seconds that a call may take to bring its message, and one more for each of these bytes
+_BYTES_PER_SECOND = 1_000_000  # of the largest message allowed, by default eight times the model
+_SWEEP = 0.5  # seconds
 _FRAMING = 65536  # bytes around the payload: protobuf's and gRPC's
 _WILL_NOT_CHANGE = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -54,12 +61,14 @@ class GRPCTransport(Transport):
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
         self._parties, self._max_message = silo.parties, max_message
         self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
+        room = connections_allowed(len(silo.parties))
         self._options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", max_message + _FRAMING),
             ("grpc.enable_http_proxy", 0),
             ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE)),
-            ("grpc.max_allowed_incoming_connections", len(silo.parties) + _SPARE_CONNECTIONS),
+            ("grpc.max_allowed_incoming_connections", room),
+            ("grpc.max_concurrent_streams", _STREAMS),
             ("grpc.so_reuseport", 0),  # or a second process could share the port in silence
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 20_000),
@@ -68,11 +77,18 @@ class GRPCTransport(Transport):
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2_000),
         ]
-        own = self._parties[rank]
+        own, num_parties = self._parties[rank], len(self._parties)
+        self._num_threads = _THREADS + 2 * num_parties
+        capacity = self._num_threads - _SPARE_THREADS
+        per_caller = capacity if self._certificates is None else _CALLS_OF_A_PARTY  # an address may be that of several
+        self._calls = CallGuard(capacity, per_caller, _FIRST_MESSAGE + max_message / _BYTES_PER_SECOND)
         self._server = self._listen(own if silo.settings.bind is None else Address(silo.settings.bind, own.port), rank)
         self._channels: dict[int, Any] = {}
-        super().__init__(rank, len(self._parties))
+        super().__init__(rank, num_parties)
+        self._connections = ConnectionGuard(own.port, num_parties, room, self.refusals.add)
         self._server.start()
+        self._ended = threading.Event()
+        threading.Thread(target=self._guard, name="guard", daemon=True).start()
 
     def deliver(self, peer: int, outgoing: Outgoing) -> None:
         stub = gRPCCommManagerStub(self._channel(peer))
@@ -87,18 +103,19 @@ class GRPCTransport(Transport):
             raise UnreachableError("given up for a newer message") from None
         except grpc.RpcError as error:
             if error.code() in _WILL_NOT_CHANGE:
-                raise RefusedError(str(error.details())) from None
-            reason = str(error.details() or "no answer").splitlines()[0][:_MAX_REASON]
+                raise RefusedError(peer_text(error.details())) from None
+            reason = peer_text(str(error.details() or "no answer").splitlines()[0])
             raise UnreachableError(f"{self._parties[peer]}: {reason}") from None
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
+        self._ended.set()
         self._server.stop(_GRACE).wait()
         for channel in self._channels.values():
             channel.close()
 
     def _listen(self, address: Address, rank: int) -> Any:
-        threads = futures.ThreadPoolExecutor(max_workers=max(_FEWEST_THREADS, 2 * len(self._parties)))
+        threads = futures.ThreadPoolExecutor(max_workers=self._num_threads)
         server = grpc.server(threads, options=self._options)
         # On the wire the same as the host's unary method. But a stream's handler is called before the request is read,
         # so that what is too large or broken off, and without a deserializer what is no request, is logged with its
@@ -139,22 +156,36 @@ class GRPCTransport(Transport):
     def _answer(self, requests: Iterator[bytes], context: Any) -> Any:
         """Serve one call, in one of gRPC's threads."""
         sender = unquote(str(context.peer()).partition(":")[2])  # host:port
-        try:
-            raw = next(requests)
-        except (StopIteration, grpc.RpcError):
-            reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
-            log_refusal(sender, reason)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
+        ranks = self._ranks_of(context)
+        proved = ranks if self._certificates else ()
+        caller = str(sorted(proved)) if proved else sender.rpartition(":")[0]
+        if proved:
+            self._connections.is_a_partys(sender)
+        with self._calls.waiting(caller, context.cancel) as call:
+            try:
+                raw = next(requests)
+            except (StopIteration, grpc.RpcError):
+                reason = f"broken off, or larger than the {self._max_message} bytes that are allowed"
+                self.refusals.add(sender, call.problem or reason)
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no whole message")
         try:
             request = pb.CommRequest.FromString(raw)
         except Exception:  # protobuf's DecodeError; whatever it is, the sender is the cause
-            log_refusal(sender, f"{len(raw)} bytes that are no request")
+            self.refusals.add(sender, f"{len(raw)} bytes that are no request")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
         try:
-            self.receive(request.message, sender, self._ranks_of(context))
+            self.receive(request.message, sender, ranks)
+            self._connections.is_a_partys(sender)
         except RefusedError as refused:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+            postponed = isinstance(refused, PostponedError)
+            status = grpc.StatusCode.UNAVAILABLE if postponed else grpc.StatusCode.FAILED_PRECONDITION
+            context.abort(status, peer_text(refused))
         return pb.CommResponse(client_id=self.rank)
+
+    def _guard(self) -> None:
+        while not self._ended.wait(_SWEEP):
+            self._connections.sweep()
+            self._calls.sweep()
 
     def _ranks_of(self, context: Any) -> frozenset[int]:
         """The ranks that a caller may speak for: those in its certificate; without certificates, all."""

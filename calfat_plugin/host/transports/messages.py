@@ -33,17 +33,23 @@ FIELDS: Mapping[str, type] = {
     "used": int,  # last round in which the receiver's update was used; 0: none yet
     "ticket": str,  # given out with the model of a round; the update has to show it
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
+    "notice": str,  # of the server, for the user of a client
     "recipe": str,  # fingerprint of what the sender runs
 }
 _REQUIRED = ("msg_type", "sender", "receiver")
 _MAX_HEADER = 16_000_000
 _MAX_TEXT = 200
+_MAX_NAME = 1000  # of a tensor, which joins the names of the modules around it
 _KEY = "calfat"
 _LENGTH = 8  # safetensors: the header's length, little endian
 
 
 class RefusedError(Exception):
     """A message that is not let in. The text says why, for the log and for the sender."""
+
+
+class PostponedError(RefusedError):
+    """A message that is not let in now; the sender should try again."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ def read_envelope(data: bytes) -> Envelope:
             raise RefusedError(f"field '{name}' is of type {type(value).__name__}, expected {FIELDS[name].__name__}")
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise RefusedError(f"field '{name}' is {len(value)} characters long")
+        if isinstance(value, str) and not (value.isascii() and value.isprintable()):
+            raise RefusedError(f"field '{name}' holds other signs than printable ASCII")
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
@@ -133,6 +141,8 @@ def _json(text: bytes | str, what: str) -> dict[str, Any]:
 def _check_sizes(header: Mapping[str, Any], num_bytes: int) -> None:
     """Refuse a description that claims more bytes than there are, before anyone believes it."""
     for name, entry in header.items():
+        if len(name) > _MAX_NAME:
+            raise RefusedError(f"a tensor's name is {len(name)} characters long")
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
             raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")

@@ -12,7 +12,7 @@ import traceback
 from contextlib import suppress
 
 from calfat_plugin.host.transports import mpi_job
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import RefusedError
 
 _POLL = 0.005  # seconds; MPI can only wait by spinning
@@ -60,7 +60,7 @@ class MPITransport(Transport):
 
     def _let_in(self, source: int, data: bytes) -> None:
         if len(data) > self._max_message:
-            log_refusal(f"rank {source}", f"{len(data)} bytes, {self._max_message} are allowed")
+            self.refusals.add(f"rank {source}", f"{len(data)} bytes, {self._max_message} are allowed")
             return
         with suppress(RefusedError):  # already logged
             self.receive(data, f"rank {source}", frozenset({source}))

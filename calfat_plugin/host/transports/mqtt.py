@@ -22,10 +22,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError, log_refusal
+from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.broker import Broker
-from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.messages import PostponedError, RefusedError
 from calfat_plugin.host.transports.object_store import ObjectStore
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import Silo, certificate_name
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ _RECEIPT_FLUSH = 1.0  # seconds that a receipt has to leave this process
 _PAUSE = 1.0  # seconds between two tries to reach the store at the start
 _REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
-_MAX_REASON = 300
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
 _ARRIVED, _ACCEPTED, _REFUSED, _AGAIN, _CANCELLED = "arrived", "accepted", "refused", "again", "cancelled"
 
@@ -144,13 +144,13 @@ class MQTTTransport(Transport):
             else:
                 raise RefusedError("it is of no kind that we know")
         except (RefusedError, ValueError, TypeError, RecursionError) as refused:
-            log_refusal(repr(sender[:_MAX_REASON]), refused)
+            self.refusals.add(repr(sender), refused)
 
     def _take_receipt(self, message_id: str, payload: bytes) -> None:
         state, reason = json.loads(payload)
         answers = self._answers.get(message_id)
         if answers is not None:
-            answers.put((str(state), str(reason)[:_MAX_REASON]))
+            answers.put((str(state), peer_text(reason)))
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         """Check a message and send the receipts; in a thread of its own, for it may wait for the store."""
@@ -174,14 +174,14 @@ class MQTTTransport(Transport):
             try:
                 payload = self._fetch(sender, message_id, payload)
             except RefusedError as refused:
-                log_refusal(sender, refused)
-                return _REFUSED, str(refused)
+                self.refusals.add(sender, refused)
+                return _REFUSED, peer_text(refused)
             except UnreachableError as error:
                 return _AGAIN, str(error)
         try:
             self.receive(payload, sender, frozenset({rank}))
         except RefusedError as refused:  # already logged
-            return _REFUSED, str(refused)
+            return _AGAIN if isinstance(refused, PostponedError) else _REFUSED, peer_text(refused)
         return _ACCEPTED, ""
 
     def _fetch(self, sender: str, message_id: str, announcement: bytes) -> bytes:

@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
@@ -76,7 +77,7 @@ class ObjectStore:
             try:
                 data: bytes = body.read(num_bytes)
             except (BotoCoreError, OSError) as error:
-                raise UnreachableError(f"the store broke off: {error}") from None
+                raise UnreachableError(peer_text(f"the store broke off: {error}")) from None
         if not secrets.compare_digest(hashlib.sha256(data).hexdigest(), sha256):
             raise RefusedError("its object is not the one that was announced (SHA-256)")
         return data
@@ -122,9 +123,10 @@ class ObjectStore:
             return getattr(self._client, operation)(Bucket=self._settings.bucket, **arguments)
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVER_ERROR)
-            reason = f"the store ({self}) says {error.response.get('Error', {}).get('Code', status)}"
+            code = error.response.get("Error", {}).get("Code", status)
+            reason = peer_text(f"the store ({self}) says {code}")
             raise (UnreachableError if status >= _SERVER_ERROR else RefusedError)(reason) from None
         except BotoCoreError as error:
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
                 raise RefusedError(f"the store ({self}) needs credentials: {error}") from None
-            raise UnreachableError(f"the store ({self}): {error}") from None
+            raise UnreachableError(peer_text(f"the store ({self}): {error}")) from None

@@ -1,0 +1,154 @@
+"""Whatever one client's update holds: it is used, or refused by that client's name, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from calfat_plugin.federation.wire import pack_update
+from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host.transports.messages import MODEL, RefusedError, decode, read_envelope
+from calfat_plugin.interfaces import State
+from calfat_plugin.results import LocalUpdate, RoundRecord
+from tests.host.federation import experiment
+from tests.methods.helpers import Federation
+
+NAME = "classifier.weight"
+
+
+@cache
+def federation(aggregator: str) -> tuple[Federation, Any]:
+    """A federation and its state at the start, made once."""
+    federation = Federation(experiment(calfat__aggregator=aggregator, train_args__client_num_in_total=3))
+    return federation, federation.snapshot()
+
+
+def honest(state: State, aggregator: str, shift: float) -> dict[str, Tensor]:
+    moved = {name: (tensor + shift).to(tensor.dtype) for name, tensor in state.items()}
+    changes = {f"scaffold/change/{name}": torch.full_like(tensor, 0.01) for name, tensor in state.items()}
+    extras = changes if aggregator == "scaffold" else {}
+    return dict(pack_update(LocalUpdate(moved, 10, extras, metrics={"loss": 1.0})))
+
+
+def round_with(aggregator: str, num_examples: Any, changes: Mapping[Any, Any]) -> RoundRecord:
+    """A round in which client 1's message is an honest one with these changes."""
+    now, start = federation(aggregator)
+    now.server.restore(start)
+    state = now.server.state
+    wires: dict[int, Any] = {client: honest(state, aggregator, 0.01 * client) for client in range(3)}
+    wires[1].update(changes)
+    uploads: Any = {client: (num_examples if client == 1 else 10, wire) for client, wire in wires.items()}
+    record = now.server.finish_round(1, uploads)
+    tensors = [*now.server.state.values(), *now.server.server_state.values(), *now.server.broadcast.values()]
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+    return record
+
+
+def assert_used_or_refused(record: RoundRecord) -> None:
+    assert {0, 2} <= set(record.clients)
+    if 1 in record.clients:
+        assert record.refused == {}
+    else:
+        assert list(record.refused) == [1]
+        assert record.refused[1].startswith("client 1: ")
+        assert record.refused[1].isprintable()
+        assert len(record.refused[1]) < 500
+    math.fsum(record.losses.values())  # which the console and the loggers do
+
+
+def dtypes() -> list[torch.dtype]:
+    """All that a tensor can be made of here."""
+    found = []
+    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+        try:
+            torch.zeros(1).to(dtype)
+        except (RuntimeError, NotImplementedError):
+            continue
+        found.append(dtype)
+    return sorted(found, key=str)
+
+
+NUMBERS = st.sampled_from([0.0, -1.0, 1e-40, 5e5, 1e10, 1e17, 1e18, -9.2e18, 1e30, 3.4e38, 1e300, math.nan, math.inf])
+SHAPES = st.sampled_from([None, (), (0,), (1,), (10,), (3, 0, 2), (1,) * 12])
+EXAMPLES = st.sampled_from(
+    [1, 10, 0, -1, 2**53, 2**53 + 1, 10**400, -(10**400), 10**5000, -(10**5000), True, None, "7", 1.5, math.nan, [10]]
+)
+NAMES = st.sampled_from(
+    [NAME, "classifier.bias", f"scaffold/change/{NAME}", "metric/loss", "metric/", "refused/reason", "a/b", "client/x"]
+) | st.text(max_size=9)
+TENSORS = st.tuples(st.sampled_from(dtypes()), SHAPES, NUMBERS)
+NESTED = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+AGGREGATORS = st.sampled_from(["fedavg", "scaffold", "fedadam"])
+
+
+def built(description: tuple[torch.dtype, tuple[int, ...] | None, float]) -> Tensor:
+    dtype, shape, number = description
+    like = federation("fedavg")[1].global_state[NAME].shape if shape is None else shape
+    return torch.full(like, number, dtype=torch.float64).to(dtype)
+
+
+@settings(max_examples=250, deadline=None)
+@given(AGGREGATORS, EXAMPLES, st.dictionaries(NAMES | st.integers(), TENSORS | NESTED, max_size=3))
+def test_an_update_is_used_or_refused_by_name(aggregator: str, num_examples: Any, changes: dict[Any, Any]) -> None:
+    made = {name: built(value) if isinstance(value, tuple) else value for name, value in changes.items()}
+    assert_used_or_refused(round_with(aggregator, num_examples, made))
+
+
+def sent(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    """What the decoder makes of a message that carries these; None when it refuses it."""
+    everything = {"msg_type": 3, "sender": 2, "receiver": 0, **fields}
+    data = safetensors.torch.save(dict(tensors), {"calfat": json.dumps(everything)})
+    try:
+        return decode(data, read_envelope(data))
+    except RefusedError:
+        return None
+
+
+CARRIED = [dtype for dtype in dtypes() if dtype in set(safetensors.torch._TYPES.values())]
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    AGGREGATORS,
+    st.sampled_from([10, -3, 10**400, True, "7", 1.5, None, math.nan]),
+    st.dictionaries(NAMES, st.tuples(st.sampled_from(CARRIED), SHAPES, NUMBERS), max_size=3),
+)
+def test_a_message_is_refused_or_its_update_is(aggregator: str, num_examples: Any, changes: dict[str, Any]) -> None:
+    message = sent({"num_samples": num_examples}, {name: built(value) for name, value in changes.items()})
+    if type(num_examples) is not int:
+        assert message is None
+    if message is not None:
+        assert_used_or_refused(round_with(aggregator, message.get("num_samples"), message.get(MODEL)))
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in CARRIED if "float8" in str(dtype)], ids=str)
+@pytest.mark.parametrize("name", [NAME, "metric/loss", "a/b", "refused/reason"])
+def test_float8_is_refused_by_name(dtype: torch.dtype, name: str) -> None:
+    message = sent({"num_samples": 10}, {name: torch.zeros(1).to(dtype)})
+    record = round_with("fedavg", 10, message.get(MODEL))
+    assert record.refused == {1: f"client 1: its '{name}' has type {dtype}; expected a common real or integer type"}
+
+
+def test_updates_that_overflow_only_together_are_refused_one_by_one() -> None:
+    """Each weight is within its limit, and their product is not: the one that moves furthest is refused."""
+    _, start = federation("fedavg")
+    huge = {name: tensor * 1e14 for name, tensor in start.global_state.items()}
+    record = round_with("fedavg", 10, huge)
+    assert record.clients == (0, 2)
+    assert record.refused[1].startswith(
+        "client 1: with its update, which moves furthest, a logit of the global model holds "
+    )
