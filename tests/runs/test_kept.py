@@ -96,7 +96,9 @@ def test_half_a_row_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda text: "", lambda text: text[:-1], lambda text: text.replace("\n2,", "\n3,")], ids=repr
+    "damage",
+    [lambda text: "", lambda text: text[:-1], lambda text: text.replace("\n2,", "\n3,")],
+    ids=["empty", "half a row", "a row missing"],
 )
 def test_rows_that_are_missing_are_reported(tmp_path: Path, damage: Any) -> None:
     file = rounds_file(tmp_path, 2)
