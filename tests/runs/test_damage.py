@@ -126,8 +126,12 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize(
     ("command", "name", "damage", "complaint"),
-    DAMAGE,
-    ids=[f"{command[0]} {name} {damage.__name__}" for command, name, damage, _ in DAMAGE],
+    [
+        pytest.param(
+            *case, marks=pytest.mark.slow if case[0] == ATTACK else (), id=f"{case[0][0]} {case[1]} {case[2].__name__}"
+        )
+        for case in DAMAGE
+    ],
 )
 def test_a_damaged_file_is_named(
     warm: WarmServer, folder: Path, command: tuple[str, ...], name: str, damage: Callable[[Path], None], complaint: str

@@ -85,6 +85,7 @@ def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(warm: WarmServer, re
     )
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_outlives_its_terminal(warm: WarmServer, recipe: Path) -> None:
     """Who ignores SIGHUP means it."""
     program = (
