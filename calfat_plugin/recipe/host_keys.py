@@ -148,7 +148,7 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
         **_spelt("train_args.client_optimizer", "optimizer"),
         **_decided("train_args.epochs", "epochs_client epochs_server local_iterations"),
         **_decided("train_args.comm_round", "group_comm_round iteration_number"),
-        **_decided("train_args.client_num_in_total", "client_id_list data_silo_config"),
+        **_decided("train_args.client_num_in_total", "client_id_list"),
         **_decided("train_args.client_num_per_round", "worker_num initialize_all_clients"),
         **_decided(
             "calfat.aggregator",
@@ -203,7 +203,7 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
         ),
     },
     "comm_args": {
-        **_decided("calfat.silo.parties", "grpc_ipconfig_path"),
+        **_decided("calfat.silo.parties", "data_silo_config grpc_ipconfig_path"),
         **_decided("calfat.silo.mqtt", "customized_training_mqtt_config mqtt_config_path"),
         **_decided("calfat.silo.s3", "customized_training_s3_config s3_config_path"),
         **_decided(

@@ -191,10 +191,11 @@ def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
 
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
     """``--set`` comes last: on what an axis sets, it would make the axis's cells all alike."""
-    written = Document("--set", {}).with_overrides(overrides)
+    Document("--set", {}).with_overrides(overrides)  # for its complaints
+    written = {tuple(text.partition("=")[0].strip().split(".")) for text in overrides}
     settings = ((axis, each) for axis in suite.axes for changes in suite.axes[axis].values() for each in changes)
     for axis, setting in settings:
-        if any(setting.path[:length] in written.places for length in range(1, len(setting.path) + 1)):
+        if any(setting.path[:length] in written for length in range(1, len(setting.path) + 1)):
             raise OptionError(
                 f"--set: '{setting.key}' is set by the axis '{axis}' of {suite.document.file} "
                 f"({setting.place}); select cells with --only, or change the suite file."

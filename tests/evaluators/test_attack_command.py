@@ -340,12 +340,13 @@ NOT_THERE = "There are: best-robust, last."
         ),
         (
             ("--model", "cnn_mcmahan", "--weights", "lost.safetensors", "--dataset", "digits"),
-            "model cnn_mcmahan: images of 8x8 are too small; the smallest that it can take is 16x16.",
+            "--model cnn_mcmahan: model_args.model: model cnn_mcmahan: images of 8x8 are too small; the smallest that "
+            "it can take is 16x16.",
         ),
         (
             ("--model", "torch.nn:Identity", "--weights", "lost.safetensors", "--dataset", "digits"),
-            "model torch.nn:Identity: images of shape (2, 1, 8, 8) gave (2, 1, 8, 8); expected logits of shape "
-            "(2, 10).",
+            "--model torch.nn:Identity: model_args.model: model torch.nn:Identity: images of shape (2, 1, 8, 8) gave "
+            "(2, 1, 8, 8); expected logits of shape (2, 10).",
         ),
     ],
 )
