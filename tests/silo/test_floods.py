@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from calfat_plugin.cli.certs import make_certificates
@@ -23,6 +24,7 @@ from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in F
 from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports import guard
 from calfat_plugin.host.transports.certificates import Certificates
+from calfat_plugin.host.transports.messages import Message
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import Federation, free_ports, wait_for
 
@@ -149,6 +151,12 @@ def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplo
         assert [message.partition(" refused: ")[2] for message in caplog.messages] == [
             "more than 4 calls at once without a message"
         ] * 12
+        with ExitStack() as stack:
+            for _ in range(80):
+                stack.enter_context(socket.create_connection(parties[0]))
+            wait_for(lambda: "connections of its address do nothing" in caplog.text, "the surplus is closed")
+            time.sleep(1)  # and whoever else would be closed with it
+        assert sum(call.done() for call in calls) == 12  # older than all of them, and a party's
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -216,6 +224,27 @@ def test_a_party_is_never_closed_for_the_idle_connections_of_its_address(server:
             stack.enter_context(socket.create_connection(("127.0.0.1", server[1])))
         wait_for(lambda: watch.sweep() or found, "the surplus is closed")
         assert f"{host}:{port}" not in found
+
+
+def test_a_party_that_has_called_stays_connected(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without certificates, too: its connection is older than all the idle ones, and is not closed for them."""
+    caplog.set_level(logging.WARNING)
+    transport, port = server
+    with transports.GRPCTransport(1, Silo(parties=transport._parties), 10_000) as client, ExitStack() as stack:
+        client.send_now(Message(5, 1, 0), 60)
+        used = connections_to(port)
+        for _ in range(80):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        wait_for(lambda: "connections of its address do nothing" in caplog.text, "the surplus is closed")
+        time.sleep(1)
+        assert len(used) == 1
+        assert used <= connections_to(port)
+
+
+def connections_to(port: int) -> set[int]:
+    """Local ports of this process's connections to ``port``."""
+    found = psutil.Process().net_connections("inet")
+    return {each.laddr.port for each in found if each.status == "ESTABLISHED" and each.raddr.port == port}
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
