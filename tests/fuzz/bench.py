@@ -32,6 +32,7 @@ class Case:
         files: path in that folder to content.
         folder: a directory to copy there first; None: none.
         seconds: CPU time that it may take.
+        megabytes: memory that it may take beyond the imports.
         target: ``module:function`` to call instead of ``calfat``.
     """
 
@@ -40,6 +41,7 @@ class Case:
     files: Mapping[str, bytes] = field(default_factory=dict)
     folder: Path | None = None
     seconds: float = SECONDS
+    megabytes: float = MEGABYTES
     target: str = ""
 
     def __str__(self) -> str:
@@ -71,8 +73,8 @@ class Outcome:
             return "refused without a word"
         if self.seconds > case.seconds:
             return f"more than {case.seconds:g} s of CPU time"
-        if self.megabytes > MEGABYTES:
-            return f"more than {MEGABYTES:g} MB"
+        if self.megabytes > case.megabytes:
+            return f"more than {case.megabytes:g} MB"
         return ""
 
 
@@ -97,7 +99,8 @@ class Bench:
             (cwd / name).write_bytes(content)
         env = {**bare(HOME=str(self._folder), LANG="C.UTF-8", OMP_NUM_THREADS="1"), "PYTHONPATH": str(ROOT)}
         order = {"arguments": case.arguments, "cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
-        answer = self._ask({**order, "seconds": case.seconds, **({"target": case.target} if case.target else {})})
+        limits = {"seconds": case.seconds, "megabytes": case.megabytes}
+        answer = self._ask({**order, **limits, **({"target": case.target} if case.target else {})})
         text = [file.read_text(encoding="utf-8", errors="replace") for file in (out, err)]
         return Outcome(answer["code"], answer["seconds"], answer["megabytes"], *text)
 
@@ -113,6 +116,7 @@ class Bench:
         found: dict[str, list[Case]] = {}
         for case in cases:
             if failure := self.run(case).failure(case):
+                print(f"{failure}: {case.name}", flush=True)  # seen with -s, also of a run that is cut short
                 found.setdefault(failure, []).append(case)
         for failure, failing in found.items():
             failing[0] = self._shrunk(failing[0], failure)

@@ -18,7 +18,7 @@ from tests.fuzz.bench import Case
 FILE = "sampled.yaml"
 _NUMBERS = (0, 1, 2, 3, 0.5, 0.1, 0.9, 1.5, 10, "1/255", "8/255", 1e-6, 1e6, -1)
 _NETWORKS = ("cnn_small", "cnn_small", "cnn_small", "cnn", "resnet18", "vgg8", "alexnet64")
-_RUN_SECONDS = 120.0  # CPU time of two rounds, with a model that is larger than digits need
+_SECONDS, _MEGABYTES = 600.0, 4000.0  # two rounds of the largest model on all data at once
 
 Recipe = dict[str, Any]
 
@@ -38,7 +38,9 @@ def check(name: str, text: bytes) -> Case:
 
 def run(name: str, text: bytes) -> Case:
     """Its run."""
-    return Case(name, ("run", FILE, "--plain", "--run-dir", "run"), {FILE: text}, seconds=_RUN_SECONDS)
+    return Case(
+        name, ("run", FILE, "--plain", "--run-dir", "run"), {FILE: text}, seconds=_SECONDS, megabytes=_MEGABYTES
+    )
 
 
 def sampled(registry: Registry, rng: random.Random) -> Recipe:

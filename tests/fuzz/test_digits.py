@@ -35,6 +35,7 @@ def test_good_recipes_run_or_are_refused_with_place_and_remedy(
             case, failure, good = tried(runner, *next(recipes))
             left -= good
             if failure:
+                print(f"{failure}: {case.name}", flush=True)  # seen with -s, also of a run that is cut short
                 found.setdefault(failure, []).append(case)
     if found:
         pytest.fail(f"{len(found)} kinds of failure\n{report(found)}", pytrace=False)

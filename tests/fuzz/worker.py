@@ -21,8 +21,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "run
 import warm_server  # noqa: E402 (found by path, as this file is run)
 
 _MEGABYTE = 1024  # ru_maxrss counts kilobytes
-_ROOM = 2 << 30  # address space beyond what the imports took
-_KILL_AFTER = 180.0  # seconds of wall clock: whoever sleeps so long hangs
+_ROOM = 4.0  # address space beyond what the imports took, as a multiple of the memory that a case may take
+_PATIENCE, _BUSY = 120.0, 20.0  # wall clock: whoever needs so many seconds, and so often its CPU time, hangs
 
 
 def limited(order: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ def limited(order: dict[str, Any]) -> None:
     seconds = int(3 * order["seconds"]) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    room = pages * os.sysconf("SC_PAGE_SIZE") + _ROOM
+    room = pages * os.sysconf("SC_PAGE_SIZE") + int(_ROOM * order["megabytes"] * 1_000_000)
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -47,9 +47,9 @@ def child(order: dict[str, Any]) -> None:
     warm_server.child(order)
 
 
-def outcome(pid: int, before: int) -> dict[str, Any]:
+def outcome(pid: int, before: int, seconds: float) -> dict[str, Any]:
     """Wait for a child: its exit code (negative for a signal), CPU seconds, and megabytes beyond the imports."""
-    deadline = time.monotonic() + _KILL_AFTER
+    deadline = time.monotonic() + _PATIENCE + _BUSY * seconds
     while True:
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
@@ -77,7 +77,7 @@ def serve(modules: list[str]) -> None:
         pid = os.fork()
         if pid == 0:
             child(order)
-        print(json.dumps(outcome(pid, before)), file=answers, flush=True)
+        print(json.dumps(outcome(pid, before, order["seconds"])), file=answers, flush=True)
     os._exit(0)
 
 
