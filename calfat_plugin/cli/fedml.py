@@ -36,7 +36,7 @@ def main() -> None:
 
         calfat(args=arguments, prog_name="fedml")
         return
-    if arguments[:1] == ["run"] and set(arguments[1:]) & set(_HELP):
+    if arguments[:1] == ["run"] and len(arguments) > 1 and set(arguments[1:]) <= set(_HELP):
         from calfat_plugin.cli.main import main as calfat
 
         calfat(args=["run", "--help"], prog_name="fedml", standalone_mode=False)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.datasets import Dataset, ImageData, pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import logits_of, measure
@@ -222,7 +222,7 @@ class Server:
                     return f"the aggregate's '{name}' {problem}"
         self._model.load_state_dict(dict(state))
         with torch.no_grad():
-            logits = logits_of(self._model, self._monitored.x[:_PROBED])
+            logits = logits_of(self._model, pixels(self._monitored.x[:_PROBED]))
         problem = value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
         return f"a logit of the global model {problem}" if problem else ""
 

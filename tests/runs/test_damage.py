@@ -89,7 +89,7 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
-    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 21 values). {FILE_AGAIN}\n"),
+    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 22 values). {FILE_AGAIN}\n"),
     (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
     (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
     (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
@@ -146,11 +146,11 @@ def test_a_damaged_file_is_named(
 
 
 RESULTS_EDITS: list[tuple[Callable[[dict[str, object]], object], str]] = [
-    (lambda found: found.update(evaluations=[1]), "evaluations[0] is a int, expected a mapping"),
-    (lambda found: found["evaluations"][0].pop("accuracy"), "evaluations[0].accuracy is missing"),  # type: ignore[index]
+    (lambda found: found.update(evaluations=[1]), "evaluations[0] is 1 (int), expected a mapping"),
+    (lambda found: found["evaluations"][0].pop("accuracy"), "evaluations[0] has no 'accuracy'"),  # type: ignore[index]
     (
         lambda found: found["evaluations"][0].update(accuracy="0.5"),  # type: ignore[index]
-        "evaluations[0].accuracy is a str, expected int or float",
+        "evaluations[0].accuracy is '0.5' (text), expected a number from 0 to 1",
     ),
 ]
 
@@ -166,7 +166,7 @@ def test_results_of_another_shape_are_named(
     path.write_text(json.dumps(content))
     with pytest.raises(RunError) as raised:
         load_run(path.parent)
-    assert str(raised.value) == f"{path}: {complaint}; the file is damaged or was changed by hand. {RESTORE}"
+    assert str(raised.value) == f"{path}: {complaint}. The file is damaged or was changed by hand. {RESTORE}"
 
 
 @pytest.mark.parametrize("at", range(0, 100, 9))
