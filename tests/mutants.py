@@ -159,15 +159,15 @@ MUTANTS = (
     Mutant(
         "the aggregator forgets between rounds",
         "federation/server.py",
-        "server_state=self.server_state,\n                    parameter_names",
-        "server_state={},\n                    parameter_names",
+        "server_state=self.server_state,\n                        parameter_names",
+        "server_state={},\n                        parameter_names",
         TRAINING,
     ),
     Mutant(
         "evaluation takes the averaged personal tensors as they are",
         "federation/server.py",
-        "self.state, self.server_state, self.round = {**aggregate.state, **personal}",
-        "self.state, self.server_state, self.round = {**aggregate.state}",
+        "state = {**aggregate.state, **personal}",
+        "state = {**aggregate.state}",
         TRAINING,
     ),
     Mutant(

@@ -10,6 +10,8 @@ from typing import Any
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.metrics import mean_std
+from calfat_plugin.report import shapes
+from calfat_plugin.report.shapes import check_shape
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome
@@ -174,4 +176,5 @@ def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
     except (OSError, ValueError) as error:
         what = f"the results cannot be read ({error}). Move {run.directory} away to run it again."
         raise RunError(f"{path}: {what}") from None
+    check_shape(results, shapes.RESULTS, path)
     return RunSummary(run, "finished", message, results)

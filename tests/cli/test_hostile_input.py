@@ -212,7 +212,10 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
         (("chek", "r.yaml"), "Error: No such command 'chek'. Did you mean 'check'?\n"),
         (("xyzzy",), f"Error: No such command 'xyzzy'. Commands: {commands}.\n"),
         (("--nope",), "Error: No such option '--nope'. Options: --version, --help.\n"),
-        (("check", "--nope", "r.yaml"), "Error: No such option '--nope'. Options: --set, --seed, --show, --strict, --help.\n"),
+        (
+            ("check", "--nope", "r.yaml"),
+            "Error: No such option '--nope'. Options: --set, --seed, --show, --strict, --help.\n",
+        ),
         (("run", "r.yaml", "--resum"), "Error: No such option '--resum'. Did you mean '--resume'?\n"),
     ):
         ended = calfat(*arguments)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from calfat_plugin.cli.suite_view import remarks, suite_table
+from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
@@ -271,6 +272,18 @@ def test_a_damaged_results_file_is_reported(summary):
         summarise(plan)
     assert str(caught.value) == (
         f"{path}: the results cannot be read (it is not a mapping). Move {run.directory} away to run it again."
+    )
+
+
+def test_results_of_another_shape_are_reported(summary):
+    run = summary.plan.runs[0]
+    path = run.directory / "results.json"
+    path.write_text('{"evaluations": [{"label": "natural"}]}')
+    plan = replace(summary.plan, runs=(replace(run, state="finished"),))
+    with pytest.raises(RunError) as caught:
+        summarise(plan)
+    assert str(caught.value) == (
+        f"{path}: evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}"
     )
 
 
