@@ -78,7 +78,9 @@ class WarmProcess:
         if code is None:
             os.kill(self.pid, signal.SIGKILL)
             raise TimeoutError(f"still running after {TIMEOUT} s:\n{self._out.read_text()}\n{self._err.read_text()}")
-        return Finished(code, self._out.read_text(), self._err.read_text())
+        # A process that is killed at once has opened neither.
+        out, err = (file.read_text() if file.exists() else "" for file in (self._out, self._err))
+        return Finished(code, out, err)
 
 
 class WarmServer:
