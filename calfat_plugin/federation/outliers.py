@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-#: Times the median norm from which an update is reported. Norms of honest clients differ with their number of steps and
-#: their classes, in our runs up to some 3 times; an update scaled to replace the mean of n clients is n times as long.
+#: Times the median norm from which an update is reported: a choice, not a measured bound. Honest norms differ with
+#: their number of steps and their classes; an update scaled to replace the mean of n clients is n times as long.
 RATIO = 10.0
 _FEWEST = 3  # clients; of two, nobody can say which is out of proportion
 

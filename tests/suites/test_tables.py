@@ -263,28 +263,24 @@ def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path):
     assert str(caught.value) == f"{tmp_path / 'file'}: the tables cannot be written (File exists)."
 
 
-def test_a_damaged_results_file_is_reported(summary):
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("[1]", "the results cannot be read (it is not a mapping). Move {run} away to run it again."),
+        (
+            '{"evaluations": [{"label": "natural"}]}',
+            f"evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}",
+        ),
+    ],
+)
+def test_a_damaged_results_file_is_reported(content, complaint, summary):
     run = summary.plan.runs[0]
     path = run.directory / "results.json"
-    path.write_text("[1]")
+    path.write_text(content)
     plan = replace(summary.plan, runs=(replace(run, state="finished"),))
     with pytest.raises(RunError) as caught:
         summarise(plan)
-    assert str(caught.value) == (
-        f"{path}: the results cannot be read (it is not a mapping). Move {run.directory} away to run it again."
-    )
-
-
-def test_results_of_another_shape_are_reported(summary):
-    run = summary.plan.runs[0]
-    path = run.directory / "results.json"
-    path.write_text('{"evaluations": [{"label": "natural"}]}')
-    plan = replace(summary.plan, runs=(replace(run, state="finished"),))
-    with pytest.raises(RunError) as caught:
-        summarise(plan)
-    assert str(caught.value) == (
-        f"{path}: evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}"
-    )
+    assert str(caught.value) == f"{path}: {complaint.format(run=run.directory)}"
 
 
 # --- maths ------------------------------------------------------------------------------------------------------------
