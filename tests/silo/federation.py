@@ -164,6 +164,10 @@ class Federation:
         """SIGSTOP: it is there, and does not answer."""
         os.kill(self.processes[rank].pid, signal.SIGSTOP)
 
+    def wake(self, rank: int) -> None:
+        """End :meth:`stop`."""
+        os.kill(self.processes[rank].pid, signal.SIGCONT)
+
     def exit_status(self, rank: int) -> int:
         """Wait for the end of a party."""
         self.processes[rank].join(PATIENCE)

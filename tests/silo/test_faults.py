@@ -60,6 +60,41 @@ def test_killed_server_resumes_to_the_same_model(tmp_path: Path) -> None:
         assert len(federation.rounds()) == 3
 
 
+def _with_one_client_left_in_the_last_round(federation: Federation) -> None:
+    """Rank 1 has sent its last update, rank 2 trains until it is let go."""
+    federation.start(0, 1)
+    federation.start(2, hang_in=3)
+    federation.wait_until_hanging(2)
+    wait_for(lambda: "round 3/3  sent" in federation.output(1), "the last update of rank 1")
+
+
+def test_client_killed_after_its_last_update_learns_that_the_run_is_over(tmp_path: Path) -> None:
+    """Started again when no round is left: the server stays for it, and asks no more which process is rank 1."""
+    with Federation(tmp_path) as federation:
+        _with_one_client_left_in_the_last_round(federation)
+        federation.kill(1)
+        federation.let_go()
+        assert federation.exit_status(2) == 0
+        federation.start(1, resume=True)
+        federation.finish()
+
+
+def test_client_that_waits_for_a_server_killed_after_the_last_round_ends_with_it(tmp_path: Path) -> None:
+    """The server's second process has only the evaluation left, and stays long enough for those that wait to ask."""
+    with Federation(tmp_path) as federation:
+        _with_one_client_left_in_the_last_round(federation)
+        federation.stop(1)  # it takes no goodbye, so that the server waits
+        federation.let_go()
+        assert federation.exit_status(2) == 0
+        federation.kill(0)
+        assert len(federation.rounds()) == 3
+        assert not (federation.directory(0) / "results.json").exists()
+        federation.wake(1)
+        federation.start(0, resume=True)
+        federation.finish()
+        assert (federation.directory(0) / "results.json").exists()
+
+
 def test_client_that_stops_answering(tmp_path: Path) -> None:
     """SIGSTOP: connections to it still open, and it never answers."""
     with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 4}) as federation:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
+from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.wire import num_bytes
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.arguments import silo_arguments
+from calfat_plugin.host.arguments import fingerprint, silo_arguments
 from calfat_plugin.host.silo.client import SiloClient
-from calfat_plugin.host.silo.server import SiloServer, dismissing_clients
+from calfat_plugin.host.silo.goodbye import TO_ASK, Goodbye
+from calfat_plugin.host.silo.server import SiloServer
 from calfat_plugin.host.task import ClientTask, ServerTask
 from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult
+
+log = logging.getLogger(__name__)
 
 _LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
 _LIMIT_FLOOR = 1_000_000
@@ -39,15 +44,25 @@ def serve(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) ->
     """
     experiment, server = task.experiment, task.start_server()
     limit = _max_message(experiment, num_bytes(server.downlink()))
-    if server.round == experiment.num_rounds:
-        patience = experiment.recipe.silo.settings.start_deadline if all_come else 0.0
-        with dismissing_clients(lambda: open_transport(0, limit), patience):
-            return server.final_evaluation(task.scratch)
-    with open_transport(0, limit) as transport:
-        run_host(
-            silo_arguments(experiment, rank=0), task.device, lambda args: SiloServer(args, server, transport, task)
-        )
-    return server.final_evaluation(task.scratch)
+    rounds_left = server.round < experiment.num_rounds
+    try:
+        transport = open_transport(0, limit)
+    except HostError as error:
+        if rounds_left:
+            raise
+        log.warning("evaluating without informing clients that the rounds are done: %s", error)
+        return server.final_evaluation(task.scratch)
+    with transport:
+        goodbye = Goodbye(transport, fingerprint(experiment))
+        if rounds_left:
+            arguments = silo_arguments(experiment, rank=0)
+            run_host(arguments, task.device, lambda args: SiloServer(args, server, transport, task, goodbye))
+        else:
+            patience = experiment.recipe.silo.settings.start_deadline if all_come else TO_ASK
+            goodbye.say({}, range(1, experiment.num_clients + 1), patience)
+        evaluations = server.final_evaluation(task.scratch)
+        goodbye.wait()
+    return evaluations
 
 
 def work(task: ClientTask, open_transport: OpenTransport) -> None:

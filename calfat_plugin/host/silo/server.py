@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from fedml.core.distributed.communication.message import Message
@@ -20,6 +18,7 @@ from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
+from calfat_plugin.host.silo.goodbye import TO_RETURN, Goodbye, check_sign_of_life
 from calfat_plugin.host.silo.presence import BEAT, Presence
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.transports.base import ALARM, Transport
@@ -28,7 +27,7 @@ from calfat_plugin.host.transports.messages import Envelope, RefusedError
 log = logging.getLogger(__name__)
 
 _SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
-_GOODBYE = 5.0  # seconds to inform all clients that the run is over
+_NOTICE = 5.0  # seconds in which a notice must arrive
 _STATUS = MyMessage.MSG_TYPE_C2S_CLIENT_STATUS
 _UPDATE = MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
@@ -65,11 +64,12 @@ class SiloServer(OnTransport, FedMLServerManager):
         server: holds the global model.
         transport: the backend.
         task: the experiment, with quorum and deadlines, and who is informed of a round.
+        goodbye: said after the last round.
     """
 
-    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask) -> None:
+    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask, goodbye: Goodbye) -> None:
         self.server, self._silo, self._on_round = server, task.experiment.recipe.silo, task.on_round
-        self._fingerprint, self._used = fingerprint(task.experiment), dict(task.used)
+        self._fingerprint, self._used, self._goodbye = fingerprint(task.experiment), dict(task.used), goodbye
         self._ranks = range(1, args.client_num_in_total + 1)
         self._sessions: dict[int, str] = {}
         self._heard: dict[int, float] = {}
@@ -162,7 +162,7 @@ class SiloServer(OnTransport, FedMLServerManager):
                 f"{len(self._sessions)} of {len(self._ranks)} clients came within {settings.start_deadline:g} s "
                 f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
             )
-            self._dismiss(self._sessions, notice=came)
+            self._send_home(came)
             raise HostError(f"{came}. Missing: {who}. Start all parties again, and these with --role client --rank K.")
         log.warning("starting without %s", who)
         self._begin_round()
@@ -200,8 +200,8 @@ class SiloServer(OnTransport, FedMLServerManager):
         if now.number < self.round_num:
             self._begin_round()
             return
-        self._dismiss(self._sessions.keys() - self._missed)
-        self.finish()
+        self._goodbye.say(self._sessions, self._sessions.keys() - self._missed, TO_RETURN)
+        self.com_manager.leave_loop()
 
     def _why_absent(self, now: Round, rank: int) -> str:
         if rank in now.stale:
@@ -226,7 +226,7 @@ class SiloServer(OnTransport, FedMLServerManager):
             message.add_params("ticket", now.tickets[rank])
             patience = now.deadline - time.monotonic()
         elif type_ == MyMessage.MSG_TYPE_S2C_FINISH:
-            patience = _GOODBYE
+            patience = _NOTICE
         self.com_manager.send_message(message, patience)
 
     def _admit(self, envelope: Envelope) -> None:
@@ -235,33 +235,27 @@ class SiloServer(OnTransport, FedMLServerManager):
         A ticket travels with the model to the address that the recipe gives the client's rank, so that without
         certificates, too, a stranger cannot answer in its place.
         """
-        fields = envelope.fields
         if envelope.type == _STATUS:
-            if not isinstance(fields.get("session"), str):
-                raise RefusedError("a sign of life without a session")
-            if fields.get("recipe") != self._fingerprint:
-                raise RefusedError("it runs another recipe, seed or version than the server; give all parties the same")
-            self._presence.sign_of_life(envelope.sender, fields["session"])
+            self._presence.sign_of_life(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
         elif envelope.type == _UPDATE:
             self._admit_update(envelope)
         else:
             raise RefusedError(f"a message of type {envelope.type} is not for a server")
 
-    def _dismiss(self, ranks: Iterable[int], notice: str = "") -> None:
-        """Let clients go: the run is over, or, with a notice, the server ends without having begun."""
-        for rank in ranks:
-            goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
-            if notice:
-                goodbye.add_params("notice", notice)
-            self.send_message(goodbye)
-        self.com_manager.flush(_GOODBYE)
+    def _send_home(self, notice: str) -> None:
+        """Let clients go: the server ends without having begun."""
+        for rank in self._sessions:
+            message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
+            message.add_params("notice", notice)
+            self.send_message(message)
+        self.com_manager.flush(_NOTICE)
 
     def _report_rival(self, rank: int, session: str) -> None:
         """Let the process that is a party see that another of its rank was refused."""
         notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank)
         notice.add_params("session", session)
         notice.add_params("notice", f"another process that says it is rank {rank} was refused by the server; end it")
-        self.com_manager.send_message(notice, _GOODBYE)
+        self.com_manager.send_message(notice, _NOTICE)
 
     def _admit_update(self, envelope: Envelope) -> None:
         fields, rank, now = envelope.fields, envelope.sender, self._round
@@ -288,37 +282,3 @@ class SiloServer(OnTransport, FedMLServerManager):
     def _listed(self, ranks: list[int]) -> str:
         parties = self._silo.parties
         return ", ".join(f"rank {rank}" + (f" ({parties[rank]})" if parties else "") for rank in ranks)
-
-
-@contextmanager
-def dismissing_clients(open_transport: Callable[[], Transport], patience: float) -> Iterator[None]:
-    """For a run that was stopped in its final evaluation: clients that were started again must not wait for it.
-
-    Args:
-        open_transport: opens the server's transport.
-        patience: seconds to wait for all clients to come, after the evaluation.
-    """
-    informed, all_informed = set[int](), threading.Event()
-
-    def admit(envelope: Envelope) -> None:
-        session = envelope.fields.get("session")
-        if envelope.type != _STATUS or not isinstance(session, str):
-            raise RefusedError("all rounds are done")
-        goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, envelope.sender)
-        goodbye.add_params("session", session)
-        transport.send_message(goodbye, _GOODBYE)
-        informed.add(envelope.sender)
-        if len(informed) == transport.num_parties - 1:
-            all_informed.set()
-
-    try:
-        transport = open_transport()
-    except HostError as error:
-        log.warning("evaluating without informing clients that the rounds are done: %s", error)
-        yield
-        return
-    with transport:
-        transport.admit = admit
-        yield
-        all_informed.wait(patience)
-        transport.flush(_GOODBYE)

@@ -77,6 +77,7 @@ class Outgoing:
     data: bytes
     kind: int
     deadline: float
+    on_delivered: Callable[[], object] = lambda: None
     cancelled: threading.Event = field(default_factory=threading.Event)
     on_cancel: Callable[[], object] = lambda: None
 
@@ -141,6 +142,7 @@ class SendQueue(threading.Thread):
         while time.monotonic() < outgoing.deadline and not outgoing.cancelled.is_set():
             try:
                 self._deliver(self._peer, outgoing)
+                outgoing.on_delivered()
                 return
             except UnreachableError as error:
                 if str(error) != reason:
@@ -177,7 +179,7 @@ class Transport(BaseCommunicationManager):
         self.inbox = Inbox()
         self.refusals = RefusalLog()
         self._observers: list[Observer] = []
-        self._stopped = False
+        self._stopped = self._left = False
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
         self._queues = {peer: SendQueue(peer, self.deliver) for peer in peers}
         for queue in self._queues.values():
@@ -195,10 +197,12 @@ class Transport(BaseCommunicationManager):
 
     # --- sending ---
 
-    def send_message(self, msg: Message, patience: float | None = None) -> None:
-        """Queue a message for its receiver; returns at once."""
+    def send_message(
+        self, msg: Message, patience: float | None = None, on_delivered: Callable[[], object] = lambda: None
+    ) -> None:
+        """Queue a message for its receiver; returns at once. ``on_delivered`` is called in a thread, on receipt."""
         deadline = time.monotonic() + (self.patience if patience is None else patience)
-        self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline))
+        self._queues[msg.get_receiver_id()].send(Outgoing(encode(msg), msg.get_type(), deadline, on_delivered))
 
     def send_now(self, msg: Message, timeout: float) -> None:
         """One try, waiting for the receipt.
@@ -240,9 +244,9 @@ class Transport(BaseCommunicationManager):
             raise
 
     def handle_receive_message(self) -> None:
-        """The party's loop, until :meth:`stop_receive_message`."""
+        """The party's loop, until :meth:`leave_loop` or :meth:`stop_receive_message`."""
         self._notify(self.local_message(CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY))
-        while not self._stopped:
+        while not self._left:
             message = self.inbox.get(self.wake_at)
             if message is None:
                 self.wake_at, message = None, self.local_message(ALARM)
@@ -252,9 +256,13 @@ class Transport(BaseCommunicationManager):
         """A message of this party to itself."""
         return Message(type, self.rank, self.rank)
 
+    def leave_loop(self) -> None:
+        """End the loop, from within it. Messages are still sent and let in."""
+        self._left = True
+
     def stop_receive_message(self) -> None:
         """End the loop and all sending; safe to call twice."""
-        self._stopped = True
+        self._stopped = self._left = True
         for queue in self._queues.values():
             queue.stop()
         self.refusals.close()
