@@ -20,10 +20,12 @@ from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_up
 from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
 
+_ONE_VALUE = "more than 1 value per channel when training"  # PyTorch's words
 _PERSONAL = "personal/"  # namespace of a client's personal tensors in its state
 
 
@@ -102,7 +104,7 @@ class Worker:
         )
         try:
             with seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
-                update = self._trainer.fit(task)
+                update = self._trained(task)
             check_update(update.state, received, who=f"client {client}")
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
@@ -110,6 +112,18 @@ class Worker:
         own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
         self.client_states[client] = {**update.client_state, **own}
         return pack_update(update)
+
+    def _trained(self, task: LocalTask) -> LocalUpdate:
+        try:
+            return self._trainer.fit(task)
+        except ValueError as error:
+            if _ONE_VALUE not in str(error):
+                raise
+            raise UpdateError(
+                f"client {task.client}, round {task.round}: batch normalisation cannot train on one example a batch: "
+                f"train_args.batch_size is {task.settings.batch_size}, the client has {len(task.data)} examples. Raise "
+                "what is 1 (data_args decides on the examples), or take a model without batch normalisation."
+            ) from None
 
 
 def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
