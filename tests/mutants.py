@@ -21,6 +21,9 @@ TRAINING = "tests/reference/test_federation.py"
 EVALUATION = "tests/reference/test_evaluation.py"
 STREAMS = "tests/reference/test_streams.py"
 SELECTION = "tests/runs/test_selection.py"
+DATA = "tests/runs/test_data.py"
+REFUSALS = "tests/runs/test_refusals.py"
+RESUME = "tests/runs/test_resume.py"
 
 
 class Mutant(NamedTuple):
@@ -240,6 +243,41 @@ MUTANTS = (
         "task.seed if self.options.seed is None",
         "0 if self.options.seed is None",
         STREAMS,
+    ),
+    Mutant(
+        "a resume compares no training images",
+        "runs/data.py",
+        "_digest((dataset.train, dataset.test))",
+        "_digest((dataset.test,))",
+        DATA,
+    ),
+    Mutant(
+        "a resume compares no partition",
+        "runs/data.py",
+        "_digest(shards.values())",
+        "_digest((dataset.train,))",
+        DATA,
+    ),
+    Mutant(
+        "a resume accepts other data",
+        "runs/session.py",
+        "            directory.check_data(data)",
+        "            pass",
+        REFUSALS,
+    ),
+    Mutant(
+        "the best checkpoint is forgotten on resume",
+        "runs/session.py",
+        "RunWriter(directory, experiment, best)",
+        "RunWriter(directory, experiment)",
+        RESUME,
+    ),
+    Mutant(
+        "the server is not restored on resume",
+        "host/task.py",
+        "            server.restore(self.resume_from)",
+        "            pass",
+        RESUME,
     ),
 )
 

@@ -261,4 +261,5 @@ class Server:
 def _refuse_empty_round(round: int, usable: Mapping[int, LocalUpdate], refused: Mapping[int, str]) -> None:
     if not usable:
         reasons = "\n".join(f"  {reason}" for _, reason in sorted(refused.items()))
-        raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}")
+        hint = "" if "train_args." in reasons else "\n  If training diverged, lower train_args.learning_rate."
+        raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}{hint}")

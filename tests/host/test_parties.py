@@ -120,6 +120,16 @@ def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
     assert str(raised.value) == "\n".join([told, *reasons])
 
 
+def test_where_no_update_is_usable_the_error_names_what_to_change() -> None:
+    with pytest.raises(UpdateError) as raised:
+        run(experiment(Plugin(), calfat__trainer="misshapen", train_args__client_num_in_total=1))
+    assert str(raised.value) == (
+        "round 1: not one client delivered a usable update.\n"
+        "  client 0: tensor 'classifier.bias' has shape (3,), expected (10,)\n"
+        "  If training diverged, lower train_args.learning_rate."
+    )
+
+
 def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
     ran = run(experiment(Plugin(), calfat__trainer="misshapen"))
     for record in ran.records:

@@ -1,0 +1,62 @@
+"""What ``partition.json`` says of the data changes with the data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.runs.data import describe_data
+from tests.methods.helpers import small_digits
+
+
+def shards(dataset: Dataset) -> dict[int, ImageData]:
+    return {client: dataset.train.subset(list(range(client, 90, 3))) for client in range(3)}
+
+
+def description(dataset: Dataset) -> dict[str, Any]:
+    return describe_data(dataset, shards(dataset))
+
+
+def other_image(data: ImageData) -> ImageData:
+    x = data.x.clone()
+    x[7] = x[8]
+    return dataclasses.replace(data, x=x)
+
+
+def other_label(data: ImageData) -> ImageData:
+    y = data.y.clone()
+    y[7] = (y[7] + 1) % 10
+    return dataclasses.replace(data, y=y)
+
+
+def other_order(data: ImageData) -> ImageData:
+    return data.subset(torch.arange(len(data)).flip(0).tolist())
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("change", [other_image, other_label, other_order])
+def test_another_data_set_has_another_digest(split: str, change: Callable[[ImageData], ImageData]) -> None:
+    dataset = small_digits()
+    assert description(dataset) == description(small_digits())
+    changed = dataclasses.replace(dataset, **{split: change(getattr(dataset, split))})
+    assert description(changed)["dataset_sha256"] != description(dataset)["dataset_sha256"]
+
+
+def test_another_partition_has_another_digest() -> None:
+    """Two images of one class change their clients: the class counts are the same."""
+    dataset = small_digits()
+    first, second = (int(index) for index in (dataset.train.y == 3).nonzero().flatten()[:2])
+    indices = [list(range(client, 90, 3)) for client in range(3)]
+    swapped = [[{first: second, second: first}.get(index, index) for index in mine] for mine in indices]
+    one, other = (
+        describe_data(dataset, {client: dataset.train.subset(mine) for client, mine in enumerate(dealt)})
+        for dealt in (indices, swapped)
+    )
+    assert one["class_counts"] == other["class_counts"]
+    assert one["dataset_sha256"] == other["dataset_sha256"]
+    assert one["partition_sha256"] != other["partition_sha256"]
