@@ -88,6 +88,7 @@ def main() -> int:
     parser.add_argument("--children", type=int, default=1, help="processes at a time")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN")
     words = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     FOLDER.mkdir(parents=True, exist_ok=True)
     copied(FOLDER)
     run(words.minutes, words.children, words.patterns)
