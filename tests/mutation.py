@@ -1,8 +1,9 @@
 """Mutation testing with mutmut: every operator and constant of the core changed, one at a time. ``pyproject.toml`` says
 which modules and which tests. From the root: python tests/mutation.py [--minutes N] [--children N] [PATTERN ...]
 
-A PATTERN selects mutants, such as 'calfat_plugin.maths.*'. Each survivor must be explained in ``survivors.yaml``; one
-that is not is printed and ends the command with 1. Work in ``build/mutation`` is kept: the same command continues it.
+Each survivor must be explained in ``survivors.yaml``; one that is not is printed and ends the command with 1. Work in
+``build/mutation`` is kept: the command without a PATTERN continues it. A PATTERN selects mutants, such as
+'calfat_plugin.maths.*', and these are all tried again.
 """
 
 from __future__ import annotations

@@ -307,6 +307,34 @@ def test_scaffold_moves_with_its_own_step():
     assert build_aggregator("scaffold", server_lr=0.25).combine(task).state["w"].item() == pytest.approx(1.5)
 
 
+def test_scaffold_weighs_all_clients_the_same():
+    extras = {"scaffold/change/w": torch.zeros(1)}
+    updates = {client: LocalUpdate({"w": torch.ones(1)}, 1 + client, extras=extras) for client in (1, 4)}
+    task = AggregationTask({"w": torch.ones(1)}, updates, {}, ["w"], num_clients=5, round=1)
+    assert build_aggregator("scaffold").combine(task).weights == {1: 0.5, 4: 0.5}
+
+
+def test_scaffold_corrects_parameters_that_the_loss_does_not_reach():
+    model = Vector(1.0, 2.0)
+    c, own = torch.tensor([0.5, -1.0]), torch.tensor([0.25, 1.0])
+    kept = {"broadcast": {"scaffold/c/w": c}, "client_state": {"scaffold/c/w": own}}
+    active = build_aggregator("scaffold", pairing="gradient").correction().begin(local_task(model, **kept))
+    for _ in range(2):
+        model.w.grad = None
+        active.after_backward(model)
+        assert model.w.grad.tolist() == [0.25, -2.0]
+        model.w.grad.add_(1)  # as weight decay may; the next step's correction does not see it
+
+
+def test_scaffolds_variates_come_to_the_device_of_the_model():
+    """They are sent and kept on the CPU; torch's device without memory is here in place of a GPU."""
+    model = Vector(1.0).to("meta")
+    task = local_task(model, broadcast={"scaffold/c/w": torch.ones(1)})
+    active = build_aggregator("scaffold").correction().begin(task)
+    active.after_step(model, 0.1)
+    assert model.w.device.type == "meta"
+
+
 def test_scaffold_averages_buffers_plainly_and_gives_them_no_variate():
     class WithBuffer(Vector):
         def __init__(self):
