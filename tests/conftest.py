@@ -6,13 +6,17 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests import programs, reaper
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests share few cores, also through subprocesses
 
 settings.register_profile("house", derandomize=True, deadline=None)
+# A mutant is killed by the first example that fails; nobody reads the smallest one.
+settings.register_profile(
+    "mutation", parent=settings.get_profile("house"), phases=[Phase.explicit, Phase.generate], database=None
+)
 settings.load_profile("house")
 
 # A shell's background job starts with SIGINT ignored, and nohup ignores SIGHUP; what tests start would inherit it.

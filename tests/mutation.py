@@ -1,8 +1,9 @@
 """Mutation testing with mutmut: every operator and constant of the core changed, one at a time. ``pyproject.toml`` says
 which modules and which tests. From the root: python tests/mutation.py [--minutes N] [--children N] [PATTERN ...]
 
-A PATTERN selects mutants, such as 'calfat_plugin.maths.*'. Each survivor must be explained in ``survivors.yaml``; one
-that is not is printed and ends the command with 1. Work in ``build/mutation`` is kept: the same command continues it.
+Each survivor must be explained in ``survivors.yaml``; one that is not is printed and ends the command with 1. Work in
+``build/mutation`` is kept: the command without a PATTERN continues it. A PATTERN selects mutants, such as
+'calfat_plugin.maths.*', and these are all tried again.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("--children", type=int, default=1, help="processes at a time")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN")
     words = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     FOLDER.mkdir(parents=True, exist_ok=True)
     copied(FOLDER)
     run(words.minutes, words.children, words.patterns)

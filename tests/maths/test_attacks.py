@@ -221,6 +221,14 @@ class TestAttackMode:
         assert before[0] == [True, True, False, True, True, True]
         assert before[1] == [True] * 5 + [False]
 
+    def test_restores_a_frozen_layer_that_two_branches_share(self):
+        shared = nn.BatchNorm2d(1)
+        model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared)).train()
+        shared.eval()
+        with attack_mode(model):
+            pass
+        assert [module.training for module in model.modules()] == [True, True, False, True]
+
     def test_batch_statistics_stay_put(self):
         model, y = small_net().train(), torch.tensor([0, 1])
         before = {name: value.clone() for name, value in model.state_dict().items()}

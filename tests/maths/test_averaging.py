@@ -165,6 +165,15 @@ class TestCheckUpdate:
             check_update({**GLOBAL, **change}, GLOBAL, who="client 3")
         assert str(caught.value) == text
 
+    def test_largest_value(self):
+        """1e18 is accepted, on either side of zero, and more is not: its square may overflow."""
+        wanted = {"w": torch.zeros(3, dtype=torch.float64), "none": torch.zeros(0)}
+        check_update({**wanted, "w": torch.tensor([1.0, -1e18, 1e18], dtype=torch.float64)}, wanted, who="c")
+        for value in (-1.5e18, 1.5e18):
+            with pytest.raises(UpdateError) as caught:
+                check_update({**wanted, "w": torch.tensor([1.0, value, 0.0]).double()}, wanted, who="c")
+            assert str(caught.value) == "c: tensor 'w' holds 1.5e+18; expected values up to 1e+18"
+
     def test_missing_tensors(self):
         with pytest.raises(UpdateError) as caught:
             check_update({"n": torch.tensor(0)}, GLOBAL, who="client 0")

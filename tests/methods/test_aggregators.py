@@ -57,6 +57,11 @@ def test_weighted_means(name, weights, expected):
     assert math.fsum(result.weights.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad"])
+def test_each_client_weighs_its_share_of_the_examples(name):
+    assert combine(build_aggregator(name), VECTORS, EXAMPLES).weights == pytest.approx({0: 0.1, 1: 0.3, 2: 0.6})
+
+
 # --- SFAT -------------------------------------------------------------------------------------------------------------
 
 
@@ -99,6 +104,13 @@ def test_sfat_never_favours_a_diverged_client():
     assert slack_weights([1, 1], [math.nan, 9.0], ratio=3.0, top=1) == pytest.approx([0.25, 0.75])
 
 
+def test_sfat_never_favours_a_client_that_reports_no_loss():
+    """A method of one's own need not report one."""
+    updates = {0: LocalUpdate({"w": torch.ones(2)}, 1), 1: LocalUpdate({"w": torch.ones(2)}, 1, metrics={"loss": 9.0})}
+    task = AggregationTask({"w": torch.ones(2)}, updates, {}, ["w"], num_clients=2, round=5)
+    assert build_aggregator("sfat", ratio=3.0).combine(task).weights == pytest.approx({0: 0.25, 1: 0.75})
+
+
 # --- FedProx ----------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +140,24 @@ def test_fedprox_adds_mu_times_the_distance_to_the_gradient():
     model.w.grad = None  # a parameter that the loss does not reach is pulled back all the same
     active.after_backward(model)
     assert model.w.grad.tolist() == pytest.approx([0.005, 0.01], abs=1e-7)
+
+
+def test_fedprox_of_mu_zero_is_fedavg_for_unused_parameters_too():
+    """A gradient of zeros would have them decay; without a gradient they stay."""
+
+    class WithUnused(Vector):
+        def __init__(self):
+            super().__init__(1.0)
+            self.unused = nn.Parameter(torch.tensor(5.0))
+
+    settings = dataclasses.replace(SETTINGS, weight_decay=0.5)
+    states = []
+    for aggregator in (build_aggregator("fedprox", mu=0.0), build_aggregator("fedavg")):
+        task = local_task(WithUnused(), blank(4), settings=settings, correction=aggregator.correction())
+        states.append(GivenLoss(quadratic).fit(task).state)
+    assert same_bits(*states)
+    assert states[0]["unused"].item() == 5.0
+    assert states[0]["w"].item() < 1.0
 
 
 def test_fedprox_keeps_clients_near_the_global_model():
@@ -277,6 +307,34 @@ def test_scaffold_moves_with_its_own_step():
     assert build_aggregator("scaffold", server_lr=0.25).combine(task).state["w"].item() == pytest.approx(1.5)
 
 
+def test_scaffold_weighs_all_clients_the_same():
+    extras = {"scaffold/change/w": torch.zeros(1)}
+    updates = {client: LocalUpdate({"w": torch.ones(1)}, 1 + client, extras=extras) for client in (1, 4)}
+    task = AggregationTask({"w": torch.ones(1)}, updates, {}, ["w"], num_clients=5, round=1)
+    assert build_aggregator("scaffold").combine(task).weights == {1: 0.5, 4: 0.5}
+
+
+def test_scaffold_corrects_parameters_that_the_loss_does_not_reach():
+    model = Vector(1.0, 2.0)
+    c, own = torch.tensor([0.5, -1.0]), torch.tensor([0.25, 1.0])
+    kept = {"broadcast": {"scaffold/c/w": c}, "client_state": {"scaffold/c/w": own}}
+    active = build_aggregator("scaffold", pairing="gradient").correction().begin(local_task(model, **kept))
+    for _ in range(2):
+        model.w.grad = None
+        active.after_backward(model)
+        assert model.w.grad.tolist() == [0.25, -2.0]
+        model.w.grad.add_(1)  # as weight decay may; the next step's correction does not see it
+
+
+def test_scaffolds_variates_come_to_the_device_of_the_model():
+    """They are sent and kept on the CPU; torch's device without memory is here in place of a GPU."""
+    model = Vector(1.0).to("meta")
+    task = local_task(model, broadcast={"scaffold/c/w": torch.ones(1)})
+    active = build_aggregator("scaffold").correction().begin(task)
+    active.after_step(model, 0.1)
+    assert model.w.device.type == "meta"
+
+
 def test_scaffold_averages_buffers_plainly_and_gives_them_no_variate():
     class WithBuffer(Vector):
         def __init__(self):
@@ -385,6 +443,19 @@ def test_server_optimisers(name):
 def test_server_optimisers_other_constants():
     assert two_rounds("fedyogi", beta1=0.0, beta2=0.5) == pytest.approx(by_hand("fedyogi", 0.0, 0.5), abs=1e-6)
     assert two_rounds("fedadam", beta1=0.0, beta2=0.5) == pytest.approx(by_hand("fedadam", 0.0, 0.5), abs=1e-6)
+
+
+def test_server_optimisers_remember_parameters_of_any_name():
+    """A slash separates the parts of a name in memory, and may be in a parameter's own."""
+    states = []
+    for name in ("w", "blocks/0/w"):
+        aggregator, state, memory = build_aggregator("fedadam"), {name: torch.tensor([1.0])}, {}
+        for round in (1, 2):
+            updates = {0: LocalUpdate({name: state[name] + 0.5 / round}, 1)}
+            result = aggregator.combine(AggregationTask(state, updates, memory, [name], 1, round))
+            state, memory = result.state, result.server_state
+        states.append(state[name])
+    assert torch.equal(*states)
 
 
 def test_server_optimisers_average_buffers():

@@ -138,6 +138,10 @@ def test_refusals(trainer, aggregator, text):
     assert refusal(trainer, aggregator) == text
 
 
+def test_sfat_may_favour_all_clients_of_a_round():
+    assert experiment("fedpgd", {"name": "sfat", "top": 3}).recipe.warnings == ()
+
+
 def test_gairat_needs_two_attack_steps():
     assert refusal("fedgairat", calfat__threat__steps=1) == (
         "test.yaml:1: calfat.trainer: weighting tanh divides by half the attack's steps, rounded down, so "
