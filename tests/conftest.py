@@ -40,3 +40,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked as needing a program is skipped, or fails, before its fixtures look for that program."""
     for marker in item.iter_markers("needs"):
         programs.require(*marker.args)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole federations are trained last: with ``-x``, as in mutation testing, quick tests find most mistakes first."""
+    items.sort(key=lambda item: "reference" in item.path.parts)

@@ -1,9 +1,9 @@
 """Mutation testing with mutmut: every operator and constant of the core changed, one at a time. ``pyproject.toml`` says
-which modules and which tests. From the root: python tests/mutation.py [--minutes N] [--children N] [PATTERN ...]
+which modules and which tests. From the root: python tests/mutation.py [--minutes N] [--survivors] [PATTERN ...]
 
-Each survivor must be explained in ``survivors.yaml``; one that is not is printed and ends the command with 1. Work in
-``build/mutation`` is kept: the command without a PATTERN continues it. A PATTERN selects mutants, such as
-'calfat_plugin.maths.*', and these are all tried again.
+A PATTERN selects mutants, such as 'calfat_plugin.maths.*'. Each survivor must be explained in ``survivors.yaml``; one
+that is not is printed and ends the command with 1. Results in ``build/mutation`` are kept: without a PATTERN, the
+command continues with what was not tried yet; what a PATTERN selects is tried again, whatever was found before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,6 +75,12 @@ def statuses() -> Iterator[tuple[str, str]]:
             yield name, status
 
 
+def survivors_among(patterns: list[str]) -> list[str]:
+    """Names of mutants that no test killed in an earlier run."""
+    chosen = (name for name, status in statuses() if status in _SURVIVED)
+    return [name for name in chosen if any(fnmatchcase(name, pattern) for pattern in patterns or ["*"])]
+
+
 def change(mutant: str) -> Change:
     """What a mutant changes."""
     lines = mutmut("show", mutant).splitlines()
@@ -87,12 +94,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--children", type=int, default=1, help="processes at a time")
+    parser.add_argument("--survivors", action="store_true", help="try only what no test has killed so far, again")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN")
     words = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
     FOLDER.mkdir(parents=True, exist_ok=True)
     copied(FOLDER)
-    run(words.minutes, words.children, words.patterns)
+    patterns = survivors_among(words.patterns) if words.survivors else words.patterns
+    if words.survivors and not patterns:
+        parser.error("nothing has survived; leave out --survivors")
+    run(words.minutes, words.children, patterns)
 
     found = dict(statuses())
     counts = Counter(found.values())

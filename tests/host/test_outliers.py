@@ -6,6 +6,7 @@ import dataclasses
 import io
 import logging
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ def test_norms_far_above_the_median(norms: dict[int, float], clients: list[int])
     assert [int(text.split()[4]) for text in norm_alarms(norms)] == clients
 
 
+def test_a_finding_says_who_and_how_far() -> None:
+    assert norm_alarms({0: 0.5, 1: 0.5, 2: 0.25, 3: 1234.5}) == (
+        "the update of client 3 has the norm 1.23e+03, 2469 times the median of its round",
+    )
+
+
 def scaled_round(run: Experiment, factor: float) -> Any:
     """The record of a round in which client 1 scales its honest change."""
     federation = Federation(run)
@@ -50,15 +57,23 @@ def scaled_round(run: Experiment, factor: float) -> Any:
     return federation.server.finish_round(1, uploads), federation.server.snapshot()
 
 
-def test_an_update_scaled_by_100_is_reported_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_scaled_by_100_is_used_and_found(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
+    record, _ = scaled_round(experiment(train_args__client_num_in_total=3), 100.0)
+    assert record.clients == (0, 1, 2)
+    norm = record.update_norms[1]
+    times = norm / median(record.update_norms.values())
+    assert 50 < times < 200
+    assert record.alarms == (
+        f"the update of client 1 has the norm {norm:.3g}, {times:.0f} times the median of its round",
+    )
+    assert f"round 1: {record.alarms[0]}" in caplog.messages
+
+
+def test_an_update_scaled_by_100_is_reported_everywhere(tmp_path: Path) -> None:
     run = experiment(train_args__client_num_in_total=3)
     record, snapshot = scaled_round(run, 100.0)
-    assert record.clients == (0, 1, 2)
     (alarm,) = record.alarms
-    assert alarm.startswith("the update of client 1 has the norm ")
-    assert alarm.endswith(" times the median of its round")
-    assert f"round 1: {alarm}" in caplog.messages
 
     stream, errors = io.StringIO(), io.StringIO()
     PlainProgress(stream, errors).round_finished(record)

@@ -94,14 +94,16 @@ def dropping(in_channels: int, image_size: tuple[int, int], num_classes: int) ->
 # --- a client that has no update --------------------------------------------------------------------------------------
 
 
-def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues() -> None:
+def test_a_client_that_diverges_is_left_out_by_name_and_the_round_continues(caplog: pytest.LogCaptureFixture) -> None:
     ran = run(experiment(Plugin(), calfat__trainer="diverging"))
     first, second = ran.records
     assert first.clients == (0, 2, 3, 4)
-    assert first.refused == {
-        1: "client 1, round 1, epoch 1: the training loss is nan by batch 1 of 1. "
+    reason = (
+        "client 1, round 1, epoch 1: the training loss is nan by batch 1 of 1. "
         "Lower train_args.learning_rate (now 0.05) or the scale of the loss."
-    }
+    )
+    assert first.refused == {1: reason}
+    assert f"client 1 has no update in round 1: {reason}" in caplog.messages
     assert sorted(first.losses) == sorted(first.update_norms) == [0, 2, 3, 4]
     assert second.clients == (0, 1, 2, 3, 4)
     assert second.refused == {}

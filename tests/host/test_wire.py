@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +13,7 @@ from calfat_plugin.errors import UpdateError
 from calfat_plugin.federation.wire import (
     add_client_state,
     is_refusal,
+    num_bytes,
     pack_downlink,
     pack_refusal,
     pack_update,
@@ -16,6 +21,7 @@ from calfat_plugin.federation.wire import (
     unpack_downlink,
     unpack_update,
 )
+from calfat_plugin.peer_text import MAX_TEXT
 from calfat_plugin.results import LocalUpdate
 from tests.methods.helpers import Federation, experiment
 
@@ -47,6 +53,97 @@ def test_a_refusal_is_known_and_gives_its_reason() -> None:
     with pytest.raises(UpdateError) as error:
         unpack_update(refusal, 5)
     assert str(error.value) == "client 3: 1 < ∞"
+
+
+def test_of_a_long_reason_only_what_may_be_shown_is_decoded() -> None:
+    for letter, read in (("x", 4 * MAX_TEXT), ("\u221e", 4 * MAX_TEXT // 3)):  # one byte each, and three
+        with pytest.raises(UpdateError) as error:
+            unpack_update(pack_refusal(letter * 10**5), 5)
+        assert str(error.value).count(letter) == read
+    with pytest.raises(UpdateError) as error:
+        unpack_update({"refused/reason": torch.tensor([[104, 255], [105, 33]])}, 5)
+    assert str(error.value) == "h\ufffdi!"
+
+
+@pytest.mark.parametrize("count", [1, 2**53])
+def test_any_number_of_examples_that_can_be_weighed_is_taken(count: int) -> None:
+    assert unpack_update({"w": W}, count).num_examples == count
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"),
+    [
+        (0, "it claims 0 training examples; expected 1 or more"),
+        (-(2**53), f"it claims -{2**53} training examples; expected 1 or more"),
+        (2**53 + 1, "it claims an absurd number of training examples; expected 1 to 2^53"),
+        (-(2**53) - 1, "it claims an absurd number of training examples; expected 1 to 2^53"),
+        ("7", "it claims 7 training examples; expected 1 or more"),
+    ],
+)
+def test_any_other_number_of_examples_is_refused(count: Any, reason: str) -> None:
+    with pytest.raises(UpdateError) as error:
+        unpack_update({"w": W}, count)
+    assert str(error.value) == reason
+
+
+@pytest.mark.parametrize("value", [1e18, -1e18, 0.0])
+def test_a_metric_is_any_number_that_can_be_summed(value: float) -> None:
+    assert unpack_update({"metric/loss": torch.tensor([value], dtype=torch.float64)}, 5).metrics == {"loss": value}
+    assert math.isnan(unpack_update({"metric/loss": torch.tensor(math.nan)}, 5).metrics["loss"])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (torch.tensor(-1.5e18), "its 'metric/loss' is -1.5e+18; expected a number up to 1e+18"),
+        (torch.tensor(math.inf), "its 'metric/loss' is inf; expected a number up to 1e+18"),
+        (torch.zeros(0), "its 'metric/loss' has shape (0,) and type torch.float32; expected a number"),
+        (torch.tensor(1j), "its 'metric/loss' has type torch.complex64; expected a common real or integer type"),
+    ],
+)
+def test_another_metric_is_refused(value: torch.Tensor, reason: str) -> None:
+    with pytest.raises(UpdateError) as error:
+        unpack_update({"metric/loss": value}, 5)
+    assert str(error.value) == reason
+
+
+COMMON = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_common_types_are_read(name: str) -> None:
+    tensor = torch.ones(2, dtype=getattr(torch, name))
+    assert torch.equal(unpack_update({"w": tensor}, 5).state["w"], tensor)
+
+
+def test_messages_are_what_the_host_takes_for_one_message() -> None:
+    """The host takes a plain dict for a map from client to message."""
+    update = LocalUpdate({"w": W}, 5, extras={"scaffold/c/w": C}, metrics={"loss": 0.5})
+    for wire in (
+        pack_downlink({"w": W}, {"scaffold/c/w": C}),
+        pack_update(update),
+        pack_refusal("no"),
+        add_client_state(pack_update(update), {}),
+        take_client_state(pack_update(update))[0],
+    ):
+        assert type(wire) is OrderedDict
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    hostile: Any = {"w": W, "scaffold/c/w": C, "n": torch.tensor(1), "half": torch.ones(3).half(), "text": "some text"}
+    assert num_bytes(hostile) == 2 * 4 + 4 + 8 + 3 * 2
+    assert num_bytes({}) == 0
+
+
+def test_a_misnamed_tensor_is_not_sent() -> None:
+    for state, extras, name in (({"w": W, "a/b": W}, {}, "a/b"), ({"w": W}, {"scaffold/c": C, "c": C}, "c")):
+        for pack in (pack_downlink, lambda state, extras: pack_update(LocalUpdate(state, 5, extras=extras))):
+            with pytest.raises(UpdateError) as error:
+                pack(state, extras)
+            assert str(error.value) == (
+                f"the tensor '{name}' is misnamed: model tensors have no '/' in their name, extras begin with a "
+                "namespace such as 'scaffold/'."
+            )
 
 
 def test_a_servers_message_that_does_not_fit_is_refused() -> None:

@@ -267,6 +267,32 @@ def test_the_full_gradient_is_that_of_all_data_and_changes_nothing() -> None:
         assert torch.allclose(seen[name], gradient + settings.weight_decay * parameter, atol=1e-6)
 
 
+def test_the_full_gradient_is_of_what_is_trained_whether_or_not_the_loss_reaches_it() -> None:
+    class Asking(LocalCorrection, ActiveCorrection):
+        wants_full_gradient = True
+
+        def begin(self, task: LocalTask) -> ActiveCorrection:
+            return self
+
+        def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
+            assert {name: float(value) for name, value in gradient.items()} == {"w": 1.5, "unused": 1.0}
+
+    class Parts(One):
+        def __init__(self) -> None:
+            super().__init__(1.0)
+            self.unused = nn.Parameter(torch.tensor([2.0]))
+            self.frozen = nn.Parameter(torch.tensor([3.0]), requires_grad=False)
+
+    class Of(Quadratic):
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            assert all(parameter.grad is None for parameter in batch.model.parameters())
+            return batch.model.w.square().sum() / 2  # type: ignore[operator,union-attr]
+
+    settings = epochs(1, momentum=0.0, weight_decay=0.5)
+    update = Of().fit(local_task(Parts(), settings=settings, correction=Asking()))
+    assert (update.state["unused"].item(), update.state["frozen"].item()) == (2.0, 3.0)  # no gradient, no decay
+
+
 def test_a_methods_own_step_is_taken_in_training_and_in_the_full_gradient() -> None:
     """What ``backward`` leaves in the parameters, not the gradient of ``train_loss``."""
     gradients: list[Mapping[str, Tensor]] = []
@@ -337,6 +363,11 @@ def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batc
         (3, batch, 6) for batch in range(1, 7)
     ]
     assert [progress.loss for progress in told] == pytest.approx([4, 4, mean] * 2)
+
+
+def test_the_loss_of_a_single_example_is_its_own() -> None:
+    update = Quadratic().fit(local_task(One(3.0), tiny_data(count=1)))
+    assert update.metrics == {"loss": 4.5}
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,3 +204,23 @@ def test_global_generators_during_training() -> None:
     with seeded_world(derive_seed(0, "ambient", round=1, client=2)):
         drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     assert drawn == pytest.approx([0.3793568, 0.2142046, 0.8363721], abs=1e-6)
+
+
+def test_global_generators_go_on_where_they_were() -> None:
+    """Whatever was drawn inside, and however that ended."""
+
+    def draws() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    def seeded_anew() -> list[float]:
+        random.seed(1), np.random.seed(2), torch.manual_seed(3)
+        return draws()
+
+    first, second = seeded_anew(), draws()
+    assert seeded_anew() == first
+    inside: list[float] = []
+    with suppress(ZeroDivisionError), seeded_world(5):
+        inside = draws()
+        raise ZeroDivisionError
+    assert not set(inside) & set(second)
+    assert draws() == second

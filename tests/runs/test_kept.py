@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from calfat_plugin.errors import RunError
@@ -20,6 +22,7 @@ from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.rounds import RoundsFile, last_used, read_rounds, seconds_of
 from tests.report.made import record
 
+AGAIN = "Restore it from a copy, or start the run again in another directory."
 C = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
 
 
@@ -70,6 +73,103 @@ def test_a_checkpoint_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError) as error:
         load_checkpoint(tmp_path / "last.safetensors")
     assert str(error.value) == f"{tmp_path}/last.safetensors: no such checkpoint."
+
+
+def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """The digest of a checkpoint, from the description of its format alone."""
+    content = json.dumps(facts).encode()
+    for name, tensor in sorted(tensors.items()):
+        content += json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + tensor.numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_the_metadata_of_a_checkpoint_says_what_it_holds(tmp_path: Path) -> None:
+    path, notes = tmp_path / "last.safetensors", {"best": 0.5}
+    save_checkpoint(path, snapshot(), notes)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    facts = {"format": 1, "round": 7, "clients": [1, 3, 10], "notes": notes}
+    assert list(metadata) == ["calfat"]
+    assert json.loads(metadata["calfat"]) == {**facts, "sha256": digest_of(load_file(path), facts)}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["last.safetensors"]
+
+
+def test_parameters_that_are_being_trained_are_saved_by_value(tmp_path: Path) -> None:
+    weights = torch.nn.Parameter(C)
+    save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {"w": weights, "tied": weights}), {})
+    loaded, _ = load_checkpoint(tmp_path / "last.safetensors")
+    assert same(loaded.global_state, {"w": C, "tied": C})
+    assert same(loaded.server_state, {})
+
+
+def test_a_checkpoint_whose_facts_or_tensors_were_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, snapshot(), {"best": 0.5})
+    content = path.read_bytes()
+    for changed in (content.replace(b"0.5", b"0.6"), content[:-1] + bytes([content[-1] ^ 1])):
+        assert len(changed) == len(content) != changed
+        path.write_bytes(changed)
+        with pytest.raises(RunError) as error:
+            load_checkpoint(path)
+        assert str(error.value) == (
+            f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}"
+        )
+
+
+def test_a_checkpoint_of_a_version_without_digests_is_read(tmp_path: Path) -> None:
+    facts = {"format": 1, "round": 3, "clients": [2], "notes": {"best": 0.5}}
+    tensors = {"w": C, "client/2/personal/n": C + 1, "client/20/n": C + 4, "server/m": C + 2, "broadcast/b/c": C + 3}
+    save_file(tensors, tmp_path / "last.safetensors", {"calfat": json.dumps(facts)})
+    loaded, notes = load_checkpoint(tmp_path / "last.safetensors")
+    assert (loaded.round, notes, list(loaded.client_states)) == (3, {"best": 0.5}, [2])
+    assert same(loaded.global_state, {"w": C})
+    assert same(loaded.client_states[2], {"personal/n": C + 1})
+    assert same(loaded.server_state, {"m": C + 2})
+    assert same(loaded.broadcast, {"b/c": C + 3})
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"calfat": '{"format": 2, "round": 1}'}])
+def test_another_safetensors_file_is_no_checkpoint(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"w": C}, path, metadata)
+    with pytest.raises(RunError) as error:
+        load_checkpoint(path)
+    assert str(error.value) == (f"{path}: not a checkpoint of calfat_plugin (no 'calfat' of format 1 in its metadata).")
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ('{"format": 1, "clients": [], "notes": {}}', "'round'"),
+        ('{"format": 1, "round": 1, "notes": {}}', "'clients'"),
+        ('{"format": 1, "round": 1, "clients": []}', "'notes'"),
+        ('{"format": 1, "round": "one", "clients": []}', "invalid literal for int() with base 10: 'one'"),
+        ('{"format": 1, "round": 1, "clients": 3}', "'int' object is not iterable"),
+        ("[]", "pop expected at most 1 argument, got 2"),
+        ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ],
+)
+def test_facts_of_another_shape_are_reported(tmp_path: Path, facts: str, reason: str) -> None:
+    path = tmp_path / "last.safetensors"
+    save_file({"w": C}, path, {"calfat": facts})
+    with pytest.raises(RunError) as error:
+        load_checkpoint(path)
+    assert str(error.value) == f"{path}: the checkpoint cannot be read ({reason}). {AGAIN}"
+
+
+def test_what_is_no_safetensors_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    path.write_bytes(b"")
+    with pytest.raises(RunError) as error:
+        load_checkpoint(path)
+    assert str(error.value) == (
+        f"{path}: the checkpoint cannot be read (Error while deserializing header: header too small). {AGAIN}"
+    )
+
+
+def test_a_disk_that_refuses_a_checkpoint_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"/gone/last\.safetensors: cannot be written \(.*No such file or directory"):
+        save_checkpoint(tmp_path / "gone/last.safetensors", snapshot(), {})
 
 
 def rounds_file(folder: Path, count: int) -> RoundsFile:

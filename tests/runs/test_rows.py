@@ -1,0 +1,166 @@
+"""``rounds.csv``, written and read in this process: whole texts, for people's spreadsheets hold on to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import locale
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.alarms import Alarm
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds, seconds_of
+from tests.report.made import record
+
+HEADER = (
+    "round,natural,natural_strict,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
+    "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms\n"
+)
+AGAIN = "Restore the file from a copy, or start the run again in another directory."
+
+
+@pytest.fixture
+def plain_locale() -> Iterator[None]:
+    """A system whose own encoding is ASCII."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+def of_three_clients(round: int, **changed: object) -> RoundRecord:
+    """Client 1 was refused, and client 2 raised two alarms."""
+    found: dict[str, object] = {
+        "clients": (0, 2),
+        "refused": {1: "client 1: 1 <\n \u221e", 7: "lost"},
+        "losses": {0: 0.5, 2: 1 / 3},
+        "update_norms": {0: 0.25, 2: 2.0},
+        "heterogeneity": 0.125,
+        "seconds": 2.25,
+        "alarms": ("long", "longer"),
+        **changed,
+    }
+    return dataclasses.replace(record(round, {"natural": 0.5}), **found)  # type: ignore[arg-type]
+
+
+def written(path: Path, *records: RoundRecord) -> RoundsFile:
+    file = RoundsFile(path / "rounds.csv", ["natural"], 3)
+    for one in records:
+        file.append(one)
+    return file
+
+
+@pytest.mark.usefixtures("plain_locale")
+def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1), of_three_clients(2, evaluations={}, refused={}, alarms=()))
+    assert file.path.read_text(encoding="utf-8") == (
+        f"{HEADER}"
+        "1,0.5,0.49,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
+        "long; longer\n"
+        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,\n"
+    )
+    first, second = read_rounds(file.path)
+    assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
+    assert (seconds_of(file.path), last_used(file.path)) == (4.5, {0: 2, 2: 2})
+    file.keep_until(1)
+    assert [row["round"] for row in read_rounds(file.path)] == ["1"]
+
+
+def test_a_file_of_a_version_without_alarms_gets_their_column(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1, alarms=()), of_three_clients(2, alarms=()))
+    now = file.path.read_text(encoding="utf-8")
+    file.path.write_text(now.replace(",alarms\n", "\n").replace(",\n", "\n"), encoding="utf-8")
+    assert [row.get("alarms") for row in read_rounds(file.path)] == [None, None]
+    assert alarms_of(file.path) == ()
+    file.keep_until(2)
+    assert file.path.read_text(encoding="utf-8") == now
+
+
+def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    for content in (None, "", HEADER, HEADER.strip()):
+        if content is not None:
+            file.path.write_text(content)
+        with pytest.raises(RunError) as error:
+            file.keep_until(2)
+        assert str(error.value) == (
+            f"{file.path}: the rows of rounds 1 to 2, which the checkpoint continues from, are not all there; the file "
+            "was changed by hand. Start the run again without --resume."
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (",2.250,long", ",", "expected 16 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 16 values"),
+        (",2.250,", ",2.2s,", "could not convert string to float: '2.2s'"),
+        (",0.25,", ",a quarter,", "could not convert string to float: 'a quarter'"),
+        (",0 2,", ",0 two,", "invalid literal for int() with base 10: 'two'"),
+        ("\n2,", "\n2.0,", "invalid literal for int() with base 10: '2.0'"),
+        (",long; ", ',"long"; ', "',' expected after '\"'"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    file = written(tmp_path, of_three_clients(1), of_three_clients(2), of_three_clients(3))
+    first, second = file.path.read_text(encoding="utf-8").split("\n2,")
+    assert old in f"\n2,{second}"
+    file.path.write_text(first + f"\n2,{second}".replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(RunError) as error:
+        read_rounds(file.path)
+    assert str(error.value) == f"{file.path}: row 2 is damaged ({reason}). {AGAIN}"
+
+
+def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1), of_three_clients(2))
+    text = file.path.read_text(encoding="utf-8")
+    file.path.write_text(text.replace("1000", "a thousand"), encoding="utf-8")
+    with pytest.raises(RunError) as error:
+        file.keep_until(2)
+    reason = "could not convert string to float: 'a thousand'"
+    assert str(error.value) == f"{file.path}: row 1 is damaged ({reason}). {AGAIN}"
+
+    file.path.write_text(text.replace("seconds", "hours"), encoding="utf-8")
+    with pytest.raises(RunError) as error:
+        read_rounds(file.path)
+    assert str(error.value) == f"{file.path}: row 1 is damaged (no column 'seconds'). {AGAIN}"
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.csv"
+    path.write_bytes(b"round,\xff\n")
+    with pytest.raises(RunError) as error:
+        read_rounds(path)
+    reason = "'utf-8' codec can't decode byte 0xff in position 6: invalid start byte"
+    assert str(error.value) == f"{path}: cannot be read ({reason}). {AGAIN}"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunError) as error:
+        read_rounds(path)
+    assert str(error.value) == f"{path}: cannot be read (Is a directory). {AGAIN}"
+
+
+def test_a_disk_that_refuses_a_row_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as error:
+        written(tmp_path / "gone", of_three_clients(1))
+    assert str(error.value) == (
+        f"{tmp_path}/gone/rounds.csv: cannot be written (No such file or directory). "
+        "Make room, or choose another --run-dir."
+    )
+
+
+def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:
+    assert alarms_of(tmp_path / "rounds.csv") == ()
+    advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
+    file = written(tmp_path, of_three_clients(1, alarms=()))
+    assert alarms_of(file.path) == ()
+    for round in range(2, 7):
+        file.append(of_three_clients(round, alarms=(f"found {round}",)))
+    listed = "; ".join(f"round {round}: found {round}" for round in range(2, 7))
+    assert alarms_of(file.path) == (Alarm("large-update", f"{listed}. {advice}", ()),)
+    file.append(of_three_clients(7, alarms=("found 7",)))
+    more = "(and 1 more rounds in rounds.csv)"
+    assert alarms_of(file.path) == (Alarm("large-update", f"{listed} {more}. {advice}", ()),)
