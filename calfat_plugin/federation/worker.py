@@ -6,7 +6,7 @@ In a simulation one worker serves every client; across silos each party has one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Worker:
         shards: client id to its training examples.
         device: where to train.
         observer: is informed of progress.
+        client_states: client id to what it keeps so far; training changes it.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Worker:
         shards: Mapping[int, ImageData],
         device: torch.device,
         observer: RunObserver,
+        client_states: MutableMapping[int, State] | None = None,
     ) -> None:
         self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
-        self.client_states: dict[int, State] = {}
+        self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
         self._correction = experiment.build_aggregator().correction()

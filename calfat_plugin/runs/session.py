@@ -14,6 +14,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.client_states import StateFiles
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.data import class_counts, describe_data
 from calfat_plugin.runs.directory import RunDirectory
@@ -68,7 +69,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         _write_environment(directory, experiment, device, request.command, warn)
         if data:
             directory.write_json(directory.partition, data)
-        writer, listeners = RunWriter(directory, experiment, best), Listeners.of(experiment, warn)
+        writer = RunWriter(directory, experiment, best, snapshot)
+        listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
 
@@ -85,6 +87,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             on_round,
             shards=shards,
             resume_from=snapshot,
+            client_states=writer.client_states,
             used=last_used(directory.rounds),
             scratch=directory.evaluation,
         )
@@ -129,6 +132,8 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
         _check_nothing_lost(directory)
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
+    if isinstance(snapshot.client_states, StateFiles):
+        snapshot.client_states.check_complete()
     done, asked = snapshot.round, experiment.num_rounds
     if done > asked or (directory.finished and done == asked):
         state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"
