@@ -20,7 +20,15 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import State
 from calfat_plugin.runs.client_states import Named, StateFile, StateFiles
 from calfat_plugin.runs.directory import CLIENTS
-from calfat_plugin.runs.tensor_files import KEY, READ_ERRORS, REMEDY, read_facts, read_tensors, write_tensors
+from calfat_plugin.runs.tensor_files import (
+    KEY,
+    READ_ERRORS,
+    REMEDY,
+    WRITE_ERRORS,
+    read_facts,
+    read_tensors,
+    write_tensors,
+)
 
 _FORMAT, _READABLE = 2, (1, 2)
 
@@ -50,7 +58,7 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
         "files": [[client, *named[client]] for client in sorted(named)],
         "notes": notes,
     }
-    with reporting_disk_errors(path), replacing(path) as temporary:
+    with reporting_disk_errors(path, *WRITE_ERRORS), replacing(path) as temporary:
         write_tensors(temporary, tensors, facts)
 
 

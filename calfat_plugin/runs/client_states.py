@@ -15,7 +15,7 @@ from typing import NamedTuple
 from calfat_plugin.disk import reporting_disk_errors, sync_together
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import State
-from calfat_plugin.runs.tensor_files import DIGEST, READ_ERRORS, REMEDY, read_tensors, write_tensors
+from calfat_plugin.runs.tensor_files import DIGEST, READ_ERRORS, REMEDY, WRITE_ERRORS, read_tensors, write_tensors
 
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
@@ -115,11 +115,11 @@ class ClientStates(StateFiles, MutableMapping[int, State]):
             self.named.pop(client, None)
             return
         path = self.path(client, self.round)
-        with reporting_disk_errors(path):
-            self.folder.mkdir(exist_ok=True)
         self._files.add((client, self.round))
         self._unsynced.add(path)
-        digest = write_tensors(path, state, {"client": client, "round": self.round})
+        with reporting_disk_errors(path, *WRITE_ERRORS):
+            self.folder.mkdir(exist_ok=True)
+            digest = write_tensors(path, state, {"client": client, "round": self.round})
         self.named[client] = StateFile(self.round, digest)
 
     def __delitem__(self, client: int) -> None:

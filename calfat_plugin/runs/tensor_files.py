@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from calfat_plugin.disk import reporting_disk_errors
 from calfat_plugin.errors import RunError
 
+#: What writing a file may raise.
+WRITE_ERRORS = (SafetensorError, OSError)
 #: What reading a file that we did not write, or that was damaged, may raise.
 READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError)
 #: What to do about one.
@@ -37,14 +38,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
         facts: ready for JSON.
 
     Raises:
-        RunError: the disk refuses.
+        SafetensorError, OSError: the disk refuses.
     """
     apart = _apart(tensors)
     digest = _digest(apart, facts)
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
-    metadata = {KEY: json.dumps({**facts, DIGEST: digest})}
-    with reporting_disk_errors(path, SafetensorError):
-        save_file(apart, path, metadata)
+    save_file(apart, path, {KEY: json.dumps({**facts, DIGEST: digest})})
     return digest
 
 

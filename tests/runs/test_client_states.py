@@ -1,4 +1,4 @@
-"""What clients keep, a file each: a round touches those of its own clients, and a kill anywhere leaves the same bits."""
+"""What clients keep, a file each: a round touches those of its own clients, and a kill leaves the same bits."""
 
 from __future__ import annotations
 
