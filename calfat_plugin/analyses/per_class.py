@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,7 @@ def _begun(experiment: Experiment) -> Experiment:
 
 
 def _clients(
-    run: LoadedRun, name: str, variant: Experiment, shards: dict[int, ImageData], say: Callable[[str], None]
+    run: LoadedRun, name: str, variant: Experiment, shards: Mapping[int, ImageData], say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """What each client's local model can do."""
     from calfat_plugin.evaluators.measure import measure

@@ -6,9 +6,10 @@ In a simulation one worker serves every client; across silos each party has one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -114,11 +115,33 @@ class Worker:
         return pack_update(update)
 
 
-def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
+class Shards(Mapping[int, ImageData]):
+    """Client id to its training examples, taken out of the training set when asked for: it is in memory once only.
+
+    Args:
+        data: the training set.
+        indices: by client id, the positions of its examples.
+    """
+
+    def __init__(self, data: ImageData, indices: Sequence[npt.NDArray[np.int64]]) -> None:
+        self._data, self._indices = data, indices
+
+    def __getitem__(self, client: int) -> ImageData:
+        if client not in range(len(self)):
+            raise KeyError(client)
+        return self._data.subset(self._indices[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Shards:
     """Split the training set as the recipe says; the shards live on ``device``.
 
     Raises:
         DataError: the labels cannot be split as asked.
     """
-    indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
-    return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}
+    return Shards(dataset.train.to(device), experiment.split(dataset.train.y.numpy()))
