@@ -116,7 +116,7 @@ class Worker:
 
 
 class Shards(Mapping[int, ImageData]):
-    """Client id to its training examples, taken out of the training set when asked for: it is in memory once only.
+    """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
 
     Args:
         data: the training set.
