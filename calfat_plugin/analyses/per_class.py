@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,7 @@ def _begun(experiment: Experiment) -> Experiment:
 
 
 def _clients(
-    run: LoadedRun, name: str, variant: Experiment, shards: dict[int, ImageData], say: Callable[[str], None]
+    run: LoadedRun, name: str, variant: Experiment, shards: Mapping[int, ImageData], say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """What each client's local model can do."""
     from calfat_plugin.evaluators.measure import measure
@@ -142,12 +142,13 @@ def _clients(
     snapshot, _ = run.checkpoint
     worker = Worker(variant, run.dataset, shards, run.device, RunObserver())
     own = variant.trainer.entry.name == run.experiment.trainer.entry.name
-    if own:  # what its clients and its server kept belongs to this method
-        worker.client_states.update(snapshot.client_states)
-    downlink = pack_downlink(snapshot.global_state, snapshot.broadcast if own else {})
+    # What its clients and its server kept belongs to this method.
+    kept, broadcast = (snapshot.client_states, snapshot.broadcast) if own else ({}, {})
+    downlink = pack_downlink(snapshot.global_state, broadcast)
     model = run.model(variant)
     test = run.dataset.test.to(run.device)
     for client in shards:
+        worker.client_states = {client: kept.get(client, {})}  # one at a time: there may be thousands
         try:
             update = unpack_update(worker.fit(client, snapshot.round + 1, downlink), worker.num_examples(client))
         except UpdateError as error:

@@ -45,7 +45,8 @@ class Snapshot:
         global_state: the global model after it.
         server_state: the aggregator's memory.
         broadcast: extras that go out with the next model.
-        client_states: client id to what that client keeps.
+        client_states: client id to what that client keeps; where a run has a directory, files that are read when asked
+            for, and in a run that goes through rounds the mapping that the next round changes.
     """
 
     round: int
@@ -106,7 +107,8 @@ class Server:
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
-        return Snapshot(self.round, self.state, self.server_state, self.broadcast, dict(client_states or {}))
+        states = {} if client_states is None else client_states
+        return Snapshot(self.round, self.state, self.server_state, self.broadcast, states)
 
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""

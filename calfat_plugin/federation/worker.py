@@ -6,9 +6,10 @@ In a simulation one worker serves every client; across silos each party has one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ class Worker:
         shards: client id to its training examples.
         device: where to train.
         observer: is informed of progress.
+        client_states: client id to what it keeps so far; training changes it.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class Worker:
         shards: Mapping[int, ImageData],
         device: torch.device,
         observer: RunObserver,
+        client_states: MutableMapping[int, State] | None = None,
     ) -> None:
         self.experiment, self.shards, self.device, self.observer = experiment, shards, device, observer
-        self.client_states: dict[int, State] = {}
+        self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
         self._correction = experiment.build_aggregator().correction()
@@ -126,11 +129,33 @@ class Worker:
             ) from None
 
 
-def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> dict[int, ImageData]:
+class Shards(Mapping[int, ImageData]):
+    """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
+
+    Args:
+        data: the training set.
+        indices: by client id, the positions of its examples.
+    """
+
+    def __init__(self, data: ImageData, indices: Sequence[npt.NDArray[np.int64]]) -> None:
+        self._data, self._indices = data, indices
+
+    def __getitem__(self, client: int) -> ImageData:
+        if client not in range(len(self)):
+            raise KeyError(client)
+        return self._data.subset(self._indices[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Shards:
     """Split the training set as the recipe says; the shards live on ``device``.
 
     Raises:
         DataError: the labels cannot be split as asked.
     """
-    indices: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = experiment.split(dataset.train.y.numpy())
-    return {client: dataset.train.subset(index).to(device) for client, index in enumerate(indices)}
+    return Shards(dataset.train.to(device), experiment.split(dataset.train.y.numpy()))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Rounds(FedAVGAggregator):
     Args:
         args: the host's arguments.
         server: holds the global model.
-        client_states: client id to what it keeps so far.
+        client_states: client id to what it keeps so far; rounds change it.
         num_workers: processes besides this one; so many clients train in a round.
         on_round: called with each record and a snapshot to save, before observers are informed of the round.
 
@@ -67,11 +67,11 @@ class Rounds(FedAVGAggregator):
         self,
         args: Any,
         server: Server,
-        client_states: Mapping[int, State],
+        client_states: MutableMapping[int, State],
         num_workers: int,
         on_round: Callable[[RoundRecord, Snapshot], None],
     ) -> None:
-        self.server, self.client_states, self.on_round = server, dict(client_states), on_round
+        self.server, self.client_states, self.on_round = server, client_states, on_round
         self.clients: tuple[int, ...] = ()
         super().__init__(None, None, 0, {}, {}, {}, num_workers, server.device, args, None)
 
@@ -187,12 +187,11 @@ def lead(task: ServerTask) -> tuple[EvaluationResult, ...]:
         UpdateError: a round without a single usable update.
     """
     server = task.start_server()
-    states = {} if task.resume_from is None else task.resume_from.client_states
     args = host_arguments(task.experiment)
     args.comm_round = task.experiment.num_rounds - server.round
 
     def manager(args: Any) -> SimulationServer:
-        rounds = Rounds(args, server, states, transport.num_parties - 1, task.on_round)
+        rounds = Rounds(args, server, task.client_states, transport.num_parties - 1, task.on_round)
         return SimulationServer(args, rounds, transport)
 
     with _transport(task.experiment, 0) as transport:

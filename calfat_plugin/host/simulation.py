@@ -84,9 +84,7 @@ def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
         UpdateError: a round without a single usable update.
     """
     experiment, server = task.experiment, task.start_server()
-    worker = Worker(experiment, task.dataset, task.shards, task.device, task.observer)
-    if task.resume_from is not None:
-        worker.client_states.update(task.resume_from.client_states)
+    worker = Worker(experiment, task.dataset, task.shards, task.device, task.observer, task.client_states)
     remaining = experiment.num_rounds - server.round
     if remaining > 0:
         args = host_arguments(experiment)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ class ServerTask:
         on_round: called with each record and a snapshot to save, before observers are informed of the round.
         shards: client id to its training examples, on ``device``; empty where each party has its own.
         resume_from: the snapshot to continue from, made by any runtime.
+        client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
         used: client to the last round in which its update was used, for a resumed cross-silo run.
         scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
     """
@@ -41,6 +42,7 @@ class ServerTask:
     on_round: Callable[[RoundRecord, Snapshot], None]
     shards: Mapping[int, ImageData] = field(default_factory=dict)
     resume_from: Snapshot | None = None
+    client_states: MutableMapping[int, State] = field(default_factory=dict)
     used: Mapping[int, int] = field(default_factory=dict)
     scratch: Path | None = None
 

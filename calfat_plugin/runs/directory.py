@@ -8,7 +8,7 @@
         partition.json    training examples per client and class (simulations only)
         rounds.csv        a row a round
         results.json      the final evaluation; its presence says that the run is finished
-        checkpoints/      last, best-natural, best-robust
+        checkpoints/      last, best-natural, best-robust; clients/ has what each client keeps (simulations)
         evaluation/       how far a final evaluation had come, until results.json is written
         log.txt           the log of the host and of ours
         report.html       the page, with figures/ beside it
@@ -39,6 +39,7 @@ D = TypeVar("D", bound="RunDirectory")
 
 DEFAULT_ROOT = Path("runs")
 CHECKPOINTS = ("last", "best-natural", "best-robust")
+CLIENTS = "clients"  # folder beside the checkpoints
 _ATTEMPTS = 100
 
 
@@ -61,6 +62,7 @@ class RunDirectory:
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
+    client_states = property(lambda self: self.last_checkpoint.parent / CLIENTS, doc="What each client keeps.")
 
     def checkpoint(self, name: str) -> Path:
         """Path of one of :data:`CHECKPOINTS`."""
@@ -237,7 +239,8 @@ class RunDirectory:
             keep_log: keep the log, which says why the run failed.
         """
         kept = {self.log} if keep_log else set()
-        found = [each for path in self._files() for each in (path, path.with_name(path.name + ".tmp"))]
+        found = [self.client_states]
+        found += [each for path in self._files() for each in (path, path.with_name(path.name + ".tmp"))]
         if self.path in self._made and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
             found += self.path.iterdir()

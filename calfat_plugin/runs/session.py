@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from calfat_plugin.disk import read_json
@@ -14,8 +14,9 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.client_states import StateFiles
 from calfat_plugin.runs.compute import pick_device, using_threads
-from calfat_plugin.runs.data import class_counts, describe_data
+from calfat_plugin.runs.data import describe_data
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
@@ -27,7 +28,6 @@ from calfat_plugin.runs.writer import RunWriter
 if TYPE_CHECKING:
     import torch
 
-    from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         from calfat_plugin.host.task import ServerTask
 
         shards = {} if runtime.has_silos else shards_of(experiment, dataset, device)
-        info = _run_info(directory, experiment, 1 if snapshot is None else snapshot.round + 1, shards, dataset)
         data = {} if runtime.has_silos else describe_data(dataset, shards)  # the counts never leave the silos
+        info = _run_info(directory, experiment, snapshot, data.get("class_counts", ()))
         if snapshot is not None:
             directory.check_data(data)
         directory.begin(info.start_round - 1)
@@ -68,7 +68,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         _write_environment(directory, experiment, device, request.command, warn)
         if data:
             directory.write_json(directory.partition, data)
-        writer, listeners = RunWriter(directory, experiment, best), Listeners.of(experiment, warn)
+        writer = RunWriter(directory, experiment, best, snapshot)
+        listeners = Listeners.of(experiment, warn)
         observer.run_started(info)
         listeners.run_started(info)
 
@@ -85,6 +86,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             on_round,
             shards=shards,
             resume_from=snapshot,
+            client_states=writer.client_states,
             used=last_used(directory.rounds),
             scratch=directory.evaluation,
         )
@@ -111,15 +113,15 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 
 
 def _run_info(
-    directory: RunDirectory, experiment: Experiment, start_round: int, shards: Mapping[int, ImageData], dataset: Dataset
+    directory: RunDirectory, experiment: Experiment, snapshot: Snapshot | None, class_counts: Iterable[Iterable[int]]
 ) -> RunInfo:
     return RunInfo(
         name=experiment.recipe.name,
         directory=directory.path,
         recipe=experiment.as_run(),
         num_rounds=experiment.num_rounds,
-        start_round=start_round,
-        class_counts=tuple(map(tuple, class_counts(dataset, shards))),
+        start_round=1 if snapshot is None else snapshot.round + 1,
+        class_counts=tuple(map(tuple, class_counts)),
     )
 
 
@@ -129,6 +131,8 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
         _check_nothing_lost(directory)
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
+    if isinstance(snapshot.client_states, StateFiles):
+        snapshot.client_states.check_complete()
     done, asked = snapshot.round, experiment.num_rounds
     if done > asked or (directory.finished and done == asked):
         state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"

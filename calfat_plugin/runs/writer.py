@@ -16,8 +16,9 @@ from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
-from calfat_plugin.runs.checkpoints import save_checkpoint
-from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
+from calfat_plugin.runs.client_states import ClientStates
+from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of
 
 NATURAL = "natural"
@@ -34,10 +35,18 @@ class RunWriter:
         directory: where.
         experiment: what runs.
         best: notes of the checkpoint that the run resumes from: which rounds were best so far.
+        resume_from: the snapshot of that checkpoint.
+
+    Attributes:
+        client_states: what clients keep, for the runtime to read and to change.
     """
 
     def __init__(
-        self, directory: RunDirectory, experiment: Experiment, best: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        directory: RunDirectory,
+        experiment: Experiment,
+        best: Mapping[str, Mapping[str, Any]] | None = None,
+        resume_from: Snapshot | None = None,
     ) -> None:
         self.directory, self.experiment = directory, experiment
         labels = [pick.label for pick in experiment.monitor_evaluators]
@@ -48,17 +57,29 @@ class RunWriter:
         if robust:
             self._selectors["best-robust"] = robust[-1]
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
+        self.client_states = _client_states(directory, resume_from)
 
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
-        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again."""
+        """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again.
+
+        Args:
+            record: of the round.
+            snapshot: at its end; with ``client_states`` of this writer where clients keep theirs in this process.
+        """
         self._rounds.append(record)
+        self.client_states.sync()
         for name, label in self._selectors.items():
             accuracy = record.accuracy(label)
             if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
                 self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
                 notes = {"selected_on": f"test split, {label} (test-selected)", **self.best[name]}
-                save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
-        save_checkpoint(self.directory.last_checkpoint, snapshot, {"best": self.best})
+                self._save(name, snapshot, notes)
+        self._save("last", snapshot, {"best": self.best})
+        self.client_states.round = record.round + 1
+
+    def _save(self, name: str, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
+        save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
+        self.client_states.saved(name)
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
@@ -85,6 +106,17 @@ class RunWriter:
             },
         )
         shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use
+
+
+def _client_states(directory: RunDirectory, resume_from: Snapshot | None) -> ClientStates:
+    """The states at the end of the round to continue from; files that a killed process left are removed."""
+    done, kept = (0, {}) if resume_from is None else (resume_from.round, resume_from.client_states)
+    checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
+    states = ClientStates(directory.client_states, checkpoints, done)
+    for client in kept.keys() - states.keys():  # a checkpoint of format 1 has them within
+        states[client] = kept[client]
+    states.round = done + 1
+    return states
 
 
 def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Kills runs with SIGKILL at random times and resumes them: ``python tests/fuzz/kills.py --kills 100 --seed 0``.
 
-Killed are a simulation while it runs or resumes, while its page is made, and the server or a client of a run over gRPC.
+Killed are a simulation while it runs or resumes, one whose clients keep states and do not all train in each round, one
+while its page is made, and the server or a client of a run over gRPC.
 After each kill the run is resumed to its end. Then no finished round may be lost, the model must have the bits of an
 uninterrupted run, there must be a page, and neither a file of a killed process nor a process may be left.
 """
@@ -32,9 +33,10 @@ from tests import reaper
 from tests.runs.processes import RECIPE, Finished, WarmServer
 from tests.silo.federation import Federation, global_model
 
-PLACES = ("simulation", "resume", "page", "server", "client")
+PLACES = ("simulation", "states", "resume", "page", "server", "client")
 ROUNDS = ("--set", "train_args.comm_round=6")
 RUN = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run")
+STATES = ("--set", "calfat.aggregator=scaffold", "--set", "train_args.client_num_per_round=2")
 WHOLE_PAGE = {"WITHOUT_REPORT": ""}
 
 
@@ -44,6 +46,12 @@ def rows(run: Path) -> list[dict[str, str]]:
     done = load_checkpoint(last)[0].round if last.exists() else 0
     found = read_rounds(run / "rounds.csv")[:done] if done else []
     return [{name: text for name, text in row.items() if name not in TIMING_COLUMNS} for row in found]
+
+
+def checkpoints(run: Path) -> dict[str, bytes]:
+    """All files below ``checkpoints``, those of clients included."""
+    folder = run / "checkpoints"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def complaints(run: Path, finished: list[dict[str, str]], same_bits: bool) -> list[str]:
@@ -66,17 +74,22 @@ def complaints(run: Path, finished: list[dict[str, str]], same_bits: bool) -> li
 
 
 class Simulations:
-    """Kills in a single process. The uninterrupted run is made once."""
+    """Kills in a single process. The uninterrupted run is made once.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: a new one.
+        words: further arguments of the run.
+    """
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder, self._run = folder, (*RUN, *words)
         folder.mkdir()
         self._warm = WarmServer(folder)
         self._number = 0
         for _ in range(2):  # the first one also reads what is then in memory
             started = time.monotonic()
             self._whole = self._new_folder() / "run"
-            done = self._warm.run(*RUN, cwd=self._whole.parent)
+            done = self._warm.run(*self._run, cwd=self._whole.parent)
             assert (done.code, done.err) == (0, "")
             self.seconds = time.monotonic() - started  # without the page, which takes longer than everything else
 
@@ -86,7 +99,7 @@ class Simulations:
     def kill(self, place: str, chance: random.Random) -> tuple[str, list[str]]:
         """(where it was killed, what is wrong afterwards)."""
         run = self._new_folder() / "run"
-        arguments = RUN
+        arguments = self._run
         if place == "resume":
             self._kill(run, arguments, lambda: self._sleep(0.8 * chance.random()))
             arguments = self._next(run)
@@ -101,11 +114,8 @@ class Simulations:
                 done = self._warm.run(*self._next(run), cwd=run.parent, **WHOLE_PAGE)
                 if (done.code, done.err) != (0, ""):
                     return where, [f"it cannot be resumed: {done}"]
-        same = all(
-            (run / "checkpoints" / path.name).read_bytes() == path.read_bytes()
-            for path in (self._whole / "checkpoints").iterdir()
-        )
-        return where, complaints(run, finished, same and rows(run) == rows(self._whole))
+        same = checkpoints(run) == checkpoints(self._whole) and rows(run) == rows(self._whole)
+        return where, complaints(run, finished, same)
 
     def _new_folder(self) -> Path:
         self._number += 1
@@ -118,7 +128,7 @@ class Simulations:
         """The command that a user would give now."""
         if (run / "results.json").exists():
             return ("report", "run")
-        return (*RUN, "--resume") if (run / "recipe.yaml").exists() else RUN
+        return (*self._run, "--resume") if (run / "recipe.yaml").exists() else self._run
 
     def _kill(self, run: Path, arguments: tuple[str, ...], wait: Callable[[], None]) -> Finished:
         process = self._warm.start(*arguments, cwd=run.parent, **WHOLE_PAGE)
@@ -167,20 +177,22 @@ def kill_many(folder: Path, kills: int, seed: int, say: Callable[[str], None], p
     """Kill so many runs, a place after the other; returns how many did not come back as they should."""
     chance = random.Random(seed)
     hits: collections.Counter[str] = collections.Counter()
-    simulations = Simulations(folder / "simulations")
     bad = 0
+    simulations = Simulations(folder / "simulations")
+    with_states = Simulations(folder / "states", *STATES)
     try:
         for number in range(kills):
             place = places[number % len(places)]
             if place in ("server", "client"):
                 where, wrong = kill_party(folder / f"{place}-{number}", place, chance)
             else:
-                where, wrong = simulations.kill(place, chance)
+                where, wrong = (with_states if place == "states" else simulations).kill(place, chance)
             hits[f"{place}, {where}"] += 1
             bad += bool(wrong)
             say(f"{number + 1}/{kills}  {place}, {where}: {'; '.join(wrong) or 'good'}")
     finally:
         simulations.close()
+        with_states.close()
     for hit, count in sorted(hits.items()):
         say(f"{count:4}  {hit}")
     say(f"{kills} kills (seed {seed}), {bad} bad")

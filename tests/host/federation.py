@@ -61,7 +61,7 @@ def run(
 
     def on_round(record: RoundRecord, snapshot: Snapshot) -> None:
         ran.records.append(record)
-        ran.snapshots.append(snapshot)
+        ran.snapshots.append(dataclasses.replace(snapshot, client_states=dict(snapshot.client_states)))
 
     ran.evaluations = simulate(
         ServerTask(
@@ -72,6 +72,7 @@ def run(
             on_round,
             shards=shards_of(experiment, dataset, CPU),
             resume_from=resume_from,
+            client_states={} if resume_from is None else dict(resume_from.client_states),
         )
     )
     return ran

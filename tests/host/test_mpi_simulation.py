@@ -41,7 +41,7 @@ class Job:
     def rounds(self) -> mpi_simulation.Rounds:
         def on_round(record: RoundRecord, snapshot: Snapshot) -> None:
             self.ran.records.append(record)
-            self.ran.snapshots.append(snapshot)
+            self.ran.snapshots.append(dataclasses.replace(snapshot, client_states=dict(snapshot.client_states)))
 
         return mpi_simulation.Rounds(self.args, self.server, {}, 2, on_round)
 

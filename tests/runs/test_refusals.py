@@ -255,11 +255,14 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(RunError) as raised:
         load_checkpoint(path)
     assert str(raised.value) == f"{path}: no such checkpoint."
-    for metadata in (None, {"format": "pt"}, {"calfat": '{"format": 2}'}):
+    for metadata in (None, {"format": "pt"}, {"calfat": '{"format": 3}'}):
         save_file({"w": torch.zeros(1)}, path, metadata)
         with pytest.raises(RunError) as raised:
             load_checkpoint(path)
-    assert str(raised.value) == f"{path}: not a checkpoint of calfat_plugin (no 'calfat' of format 1 in its metadata)."
+    assert (
+        str(raised.value)
+        == f"{path}: not a checkpoint of calfat_plugin (no 'calfat' of format 1 or 2 in its metadata)."
+    )
 
 
 def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:

@@ -73,6 +73,26 @@ class Saboteur:
             lambda path, snapshot, notes: snapshot.round == self.round and path.stem != "last" and self.strike(),
         )
 
+    def arm_last(self) -> None:
+        """When the round's ``last`` is on disk, and what it no longer names, too."""
+        from calfat_plugin.runs import writer
+
+        _after(
+            writer,
+            "save_checkpoint",
+            lambda path, snapshot, notes: snapshot.round == self.round and path.stem == "last" and self.strike(),
+        )
+
+    def arm_state(self) -> None:
+        """When the state of the round's first client is written and its digest is not known yet."""
+        from calfat_plugin.runs import client_states
+
+        _after(
+            client_states,
+            "write_tensors",
+            lambda path, state, facts: facts["round"] == self.round and self.strike(),
+        )
+
     def arm_evaluation(self) -> None:
         """In the final evaluation: the round is then the last one, and over."""
         for progress in (PlainProgress, LiveProgress):

@@ -1,0 +1,277 @@
+"""What clients keep, a file each: a round touches those of its own clients, and a kill leaves the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.runs import client_states
+from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
+from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
+from tests.runs.old_format import as_format_1
+from tests.runs.processes import WarmServer, sabotage
+from tests.runs.test_resume import everything
+
+AGAIN = "Restore it from a copy, or start the run again in another directory."
+SCAFFOLD = ("--set", "calfat.aggregator=scaffold", "--set", "train_args.client_num_per_round=3")
+RUN = ("run", "tiny.yaml", *SCAFFOLD, "--set", "train_args.comm_round=6", "--run-dir")
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {"scaffold/c/w": torch.full((2, 3), value), "personal/n": torch.tensor(7)}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def store(tmp_path: Path, round: int = 1) -> ClientStates:
+    return ClientStates(tmp_path / "clients", {}, round)
+
+
+def close_round(states: ClientStates, tmp_path: Path, round: int, *also: str) -> None:
+    """As the writer of a run does."""
+    states.sync()
+    for name in (*also, "last"):
+        save_checkpoint(tmp_path / f"{name}.safetensors", Snapshot(round, {}, client_states=states), {})
+        states.saved(name)
+    states.round = round + 1
+
+
+def test_states_come_back_with_the_bits_they_had(tmp_path: Path) -> None:
+    states = store(tmp_path)
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    states[3] = {"shared": transposed, "same memory": transposed, "bf16": torch.ones(2, dtype=torch.bfloat16)}
+    states[11] = state(0.1)
+    assert (sorted(states), len(states), 3 in states, 4 in states, states.get(4)) == ([3, 11], 2, True, False, None)
+    assert torch.equal(states[3]["same memory"], transposed)
+    assert states[3]["bf16"].dtype is torch.bfloat16
+    close_round(states, tmp_path, 1)
+    loaded, _ = load_checkpoint(tmp_path / "last.safetensors")
+    assert sorted(loaded.client_states) == [3, 11]
+    assert all(torch.equal(tensor, state(0.1)[name]) for name, tensor in loaded.client_states[11].items())
+
+
+def test_a_client_that_keeps_nothing_has_no_file(tmp_path: Path) -> None:
+    states = store(tmp_path)
+    states[3] = {}
+    assert (list(states), (tmp_path / "clients").exists()) == ([], False)
+    states[3] = state(1)
+    states[3] = {}
+    assert list(states) == []
+    close_round(states, tmp_path, 1)
+    assert names(tmp_path / "clients") == []
+
+
+def test_files_stay_as_long_as_a_checkpoint_names_them(tmp_path: Path) -> None:
+    states, folder = store(tmp_path), tmp_path / "clients"
+    states[0], states[1] = state(0), state(1)
+    close_round(states, tmp_path, 1, "best-natural")
+    states[1] = state(2)
+    assert names(folder) == [f"client-{end}.safetensors" for end in ("0-round-1", "1-round-1", "1-round-2")]
+    close_round(states, tmp_path, 2)
+    states[1] = state(3)
+    close_round(states, tmp_path, 3)
+    assert names(folder) == [f"client-{end}.safetensors" for end in ("0-round-1", "1-round-1", "1-round-3")]
+    best, _ = load_checkpoint(tmp_path / "best-natural.safetensors")
+    assert best.client_states[1]["scaffold/c/w"].max() == 1
+    close_round(states, tmp_path, 4, "best-natural")
+    assert names(folder) == [f"client-{end}.safetensors" for end in ("0-round-1", "1-round-3")]
+
+
+def test_what_a_killed_process_left_is_removed_and_no_other_file(tmp_path: Path) -> None:
+    states, folder = store(tmp_path), tmp_path / "clients"
+    states[0] = state(0)
+    close_round(states, tmp_path, 1)
+    states[0], states[5] = state(1), state(5)  # killed here
+    (folder / "notes.txt").write_text("mine")
+    again = ClientStates(folder, {"last": named_files(tmp_path / "last.safetensors")}, 2)
+    assert names(folder) == ["client-0-round-1.safetensors", "notes.txt"]
+    assert list(again) == [0]
+    assert again[0]["scaffold/c/w"].max() == 0
+
+
+def test_a_round_touches_the_states_of_its_own_clients_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = store(tmp_path)
+    for client in range(100):
+        states[client] = state(client)
+    close_round(states, tmp_path, 1)
+    touched: list[str] = []
+
+    def noting(function: Callable[..., object]) -> Callable[..., object]:
+        def noted(path: Path, *rest: object) -> object:
+            touched.append(path.name)
+            return function(path, *rest)
+
+        return noted
+
+    for name in ("read_tensors", "write_tensors"):
+        monkeypatch.setattr(client_states, name, noting(getattr(client_states, name)))
+    again = ClientStates(tmp_path / "clients", {"last": named_files(tmp_path / "last.safetensors")}, 2)
+    for client in (7, 40):
+        again[client] = {name: tensor + 1 for name, tensor in again[client].items()}
+    close_round(again, tmp_path, 2)
+    assert touched == [
+        f"client-{client}-round-{round}.safetensors" for client, round in ((7, 1), (7, 2), (40, 1), (40, 2))
+    ]
+    assert len(load_checkpoint(tmp_path / "last.safetensors")[0].client_states) == 100
+
+
+def test_states_are_on_disk_before_a_checkpoint_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("calfat_plugin.disk.sync", lambda path: synced.append(path.name))
+    states = store(tmp_path)
+    states[0], states[4] = state(0), state(4)
+    assert synced == []
+    close_round(states, tmp_path, 1)
+    assert sorted(synced[:3]) == ["client-0-round-1.safetensors", "client-4-round-1.safetensors", "clients"]
+    assert synced[3:] == ["last.safetensors.tmp", tmp_path.name]
+
+
+def lost(path: Path) -> str:
+    path.unlink()
+    return f"{path}: the state of client 4 cannot be read (No such file or directory: {path}). {AGAIN}"
+
+
+def flipped(path: Path) -> str:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}"
+
+
+def exchanged(path: Path) -> str:
+    path.write_bytes(path.with_name("client-0-round-1.safetensors").read_bytes())
+    return f"{path}: not the file that the checkpoint names (SHA-256). {AGAIN}"
+
+
+def foreign(path: Path) -> str:
+    save_file({"w": torch.zeros(1)}, path)
+    return f"{path}: the state of client 4 cannot be read ('sha256'). {AGAIN}"
+
+
+@pytest.mark.parametrize("damage", [lost, flipped, exchanged, foreign])
+def test_a_damaged_state_is_named(tmp_path: Path, damage: Callable[[Path], str]) -> None:
+    states = store(tmp_path)
+    states[0], states[4] = state(0), state(4)
+    close_round(states, tmp_path, 1)
+    expected = damage(tmp_path / "clients" / "client-4-round-1.safetensors")
+    loaded, _ = load_checkpoint(tmp_path / "last.safetensors")
+    assert loaded.client_states[0]["personal/n"] == 7
+    with pytest.raises(RunError) as raised:
+        loaded.client_states[4]
+    assert str(raised.value) == expected
+
+
+def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "clients").write_text("a file")
+    with pytest.raises(RunError) as raised:
+        store(tmp_path)[0] = state(0)
+    path = tmp_path / "clients" / "client-0-round-1.safetensors"
+    assert str(raised.value) == f"{path}: cannot be written (File exists). Make room, or choose another --run-dir."
+
+
+def test_a_checkpoint_copied_away_still_has_its_model(tmp_path: Path) -> None:
+    states = store(tmp_path)
+    states[0] = state(0)
+    states.sync()
+    save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {"w": torch.ones(2)}, client_states=states), {})
+    (tmp_path / "elsewhere").mkdir()
+    copy = shutil.copy(tmp_path / "last.safetensors", tmp_path / "elsewhere")
+    loaded, _ = load_checkpoint(Path(copy))
+    assert torch.equal(loaded.global_state["w"], torch.ones(2))
+    assert loaded.client_states.keys() == {0}
+
+
+def test_named_files_of_what_is_no_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "best-natural.safetensors"
+    assert named_files(path) == {}
+    path.write_bytes(b"broken")
+    assert named_files(path) == {}
+    save_checkpoint(path, Snapshot(1, {}, client_states={3: state(1)}), {})
+    assert named_files(path) == {}
+    files = StateFiles(tmp_path, {3: StateFile(9, "ab")})
+    save_checkpoint(path, Snapshot(1, {}, client_states=files), {})
+    assert named_files(path) == {3: (9, "ab")}
+
+
+@pytest.fixture(scope="module")
+def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of SCAFFOLD, three of five clients a round."""
+    from tests.runs.processes import RECIPE
+
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    done = warm.run(*RUN, "run", cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    return folder / "run"
+
+
+def test_a_run_keeps_a_file_for_each_client_that_trained(whole: Path) -> None:
+    snapshot, _ = load_checkpoint(whole / "checkpoints" / "last.safetensors")
+    assert isinstance(snapshot.client_states, StateFiles)
+    assert len({file.round for file in snapshot.client_states.named.values()}) > 1  # not all written every round
+    assert all("client/" not in name for name in load_file(whole / "checkpoints" / "last.safetensors"))
+    for client in snapshot.client_states:
+        assert snapshot.client_states[client].keys() == {
+            f"scaffold/c/{name}" for name in snapshot.global_state if "num_batches" not in name
+        }
+
+
+@pytest.mark.parametrize(
+    ("at", "round"),
+    [("training", 4), ("state", 1), ("state", 5), ("row", 5), ("best", 1), ("last", 4), ("last", 6)],
+)
+def test_killed_anywhere_and_resumed_leaves_behind_what_an_uninterrupted_run_does(
+    warm: WarmServer, whole: Path, recipe: Path, at: str, round: int
+) -> None:
+    """Down to the bytes of every client's file, and without any other file."""
+    assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage(at, round)).code == -9
+    left = names(recipe.parent / "run" / "checkpoints" / "clients")
+    assert any(name.endswith(f"-round-{round}.safetensors") for name in left)
+    resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert everything(recipe.parent / "run") == everything(whole)
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_a_run_of_an_earlier_version_is_resumed_to_the_same_bits(
+    warm: WarmServer, whole: Path, recipe: Path, round: int
+) -> None:
+    """Its checkpoints, of format 1, have the states of all clients within."""
+    run = recipe.parent / "run"
+    assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage("row", round + 1)).code == -9
+    as_format_1(run)
+    assert not (run / "checkpoints" / "clients").exists()
+    resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    ours, theirs = everything(run), everything(whole)
+    assert all(ours[name] == theirs[name] for name in ("rounds.csv", "results.json"))
+    one, other = (load_checkpoint(each / "checkpoints" / "last.safetensors")[0] for each in (run, whole))
+    assert one.client_states.keys() == other.client_states.keys()
+    states = [(one.client_states[client], other.client_states[client]) for client in other.client_states]
+    for mine, its in [(one.global_state, other.global_state), (one.server_state, other.server_state), *states]:
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(mine[name], its[name]) for name in its)
+
+
+def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, recipe: Path) -> None:
+    assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage("row", 5)).code == -9
+    run = recipe.parent / "run"
+    snapshot, _ = load_checkpoint(run / "checkpoints" / "last.safetensors")
+    assert isinstance(snapshot.client_states, StateFiles)
+    client, file = next(iter(snapshot.client_states.named.items()))
+    gone = Path("run") / "checkpoints" / "clients" / f"client-{client}-round-{file.round}.safetensors"
+    (recipe.parent / gone).unlink()
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
+    done = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
+    assert (done.code, done.err) == (2, f"error: {gone}: no such file, but the checkpoint names it. {AGAIN}\n")
+    after = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
+    assert after == before
