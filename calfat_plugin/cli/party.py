@@ -15,7 +15,7 @@ from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
     from calfat_plugin.cli.resume_hint import ResumeHint
-    from calfat_plugin.host.runtimes import Runtime
+    from calfat_plugin.host.runtime import Runtime
     from calfat_plugin.runs.request import Request
 
 ALL = -1
@@ -68,7 +68,10 @@ def _rank_in_job(runtime: Runtime, role: str | None, rank: int | None, at_end: E
     from calfat_plugin.host.transports import mpi_job
 
     at_end.push(_end_of_job)
-    mpi_job.check_size(runtime.num_processes, "client" if runtime.has_silos else "worker")
+    if runtime.has_silos:
+        mpi_job.check_silos(runtime.num_processes)
+    else:
+        mpi_job.check_workers()
     return mpi_job.rank()
 
 
