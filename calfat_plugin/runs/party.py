@@ -16,7 +16,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,11 @@ from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
 
 if TYPE_CHECKING:
-    from calfat_plugin.host.transports.base import Transport
+    import torch
+
+    from calfat_plugin.datasets import Dataset, ImageData
+
+    _Shards = Mapping[int, ImageData]
 
 log = logging.getLogger(__name__)
 
@@ -140,12 +145,14 @@ def run_worker(experiment: Experiment, rank: int) -> None:
         CalfatError: with what to fix.
     """
     with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
+        from calfat_plugin.host.mpi_simulation import assist  # first: it prepares FedML's import
         from calfat_plugin.host.transports import mpi_job
         from calfat_plugin.host.transports.mpi import MPITransport
 
         with MPITransport(rank, mpi_job.size(), max_message=sys.maxsize) as transport:
             transport.patience = math.inf  # processes of one job live and die together
-            _train_for(experiment, transport, mpi_job.rank_on_machine())
+            with _ready_to_train(experiment, mpi_job.rank_on_machine()) as ready:
+                assist(*ready, transport)
 
 
 def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path) -> None:
@@ -158,23 +165,25 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
         log_file: the run's log.
     """
     with log_to(log_file):
+        from calfat_plugin.host.mpi_simulation import assist  # as above
         from calfat_plugin.host.transports.pipes import PipeTransport
         from calfat_plugin.host.transports.worker_messages import trouble
 
         with PipeTransport(rank, pipe) as transport:
             try:
-                _train_for(checked_experiment(document), transport, rank - 1)
+                with _ready_to_train(checked_experiment(document), rank - 1) as ready:
+                    assist(*ready, transport)
             except Exception as error:
                 transport.send_now(trouble(rank, error), _LAST_WORDS)
 
 
-def _train_for(experiment: Experiment, transport: Transport, number: int) -> None:
-    """Be a worker, the ``number``-th of this machine, counted from 0."""
+@contextmanager
+def _ready_to_train(experiment: Experiment, number: int) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
+    """What the ``number``-th worker of a machine, counted from 0, needs to train any client."""
     with using_threads(experiment):
         device = pick_device(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
 
         from calfat_plugin.federation.worker import shards_of
-        from calfat_plugin.host.mpi_simulation import assist
 
-        assist(experiment, dataset, shards_of(experiment, dataset, device), device, transport)
+        yield experiment, dataset, shards_of(experiment, dataset, device), device

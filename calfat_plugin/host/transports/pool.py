@@ -18,7 +18,7 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.loop import FAILED, Loop
 from calfat_plugin.host.transports.messages import decode, encode, read_envelope
-from calfat_plugin.host.transports.worker_messages import FINISH, HELLO, TROUBLE, error_in
+from calfat_plugin.host.transports.worker_messages import FINISH, PROGRESS, TROUBLE, error_in
 
 log = logging.getLogger(__name__)
 
@@ -109,16 +109,16 @@ class Pool(Loop):
         if envelope.type == TROUBLE:
             self._fail(error_in(message, self._work_of(worker)))
             return
-        if envelope.type in (HELLO, MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER):
+        task = self._training.get(worker)
+        if envelope.type != PROGRESS:
             with self._lock:
-                done = self._training.pop(worker, None)
+                self._training.pop(worker, None)
                 self._idle.append(worker)
                 self._hand_out()
-            if done is None:
-                return
-            message.sender_id = done.get_receiver_id()
+        if task is not None:
+            message.sender_id = task.get_receiver_id()
             message.add_params(Message.MSG_ARG_KEY_SENDER, message.sender_id)
-        self.inbox.put(message)
+            self.inbox.put(message)
 
     def _bury(self, worker: int, how: str) -> None:
         """A worker has ended: another trains its client."""
