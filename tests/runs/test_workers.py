@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import re
 import signal
@@ -18,9 +19,14 @@ import pytest
 
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import CalfatError, HostError
+from calfat_plugin.federation.server import Server
+from calfat_plugin.host.launch import run_host  # noqa: F401 (before all else of fedml, whose import it prepares)
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.host.transports.messages import read_envelope
+from calfat_plugin.host.transports.pipes import PipeWorkers
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
+from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
@@ -45,6 +51,7 @@ METHODS = {
     "scaffold": ["calfat.trainer.preset=null", "calfat.aggregator.name=scaffold"],
     "fedrbn": ["calfat.trainer={name: fedrbn, at_fraction: 0.5}"],
 }
+LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")
 DEATH = r"worker [12] \(process \d+\) was killed by signal 9 \(SIGKILL\) in round \d while it trained client \d"
 
 MORE = " With a smaller calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
@@ -78,19 +85,24 @@ def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
     return [path.read_bytes() for path in sorted((directory / "checkpoints").glob("*.safetensors"))], rows
 
 
+@functools.cache
+def alone(*sets: str) -> tuple[list[bytes], list[dict[str, str]]]:
+    """The outcome of the recipe in one process."""
+    return outcome(go("alone", 0, *sets)[0])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_two_workers_do_what_one_process_does(folder: Path, method: str) -> None:
-    alone, _ = go("alone", 0, *METHODS[method])
     together, warnings = go("together", 2, *METHODS[method])
     assert warnings == []
-    assert outcome(together) == outcome(alone)
+    assert outcome(together) == alone(*METHODS[method])
 
 
 @pytest.mark.parametrize(("first", "then"), [(0, 2), (3, 0)])
 def test_a_run_continues_with_another_number_of_workers(folder: Path, first: int, then: int) -> None:
-    go("run", first, *METHODS["scaffold"], "train_args.comm_round=2")
-    resumed, _ = go("run", then, *METHODS["scaffold"], "train_args.comm_round=4", resume=True)
-    assert outcome(resumed) == outcome(go("alone", 0, *METHODS["scaffold"], "train_args.comm_round=4")[0])
+    go("run", first, *LONGER, "train_args.comm_round=2")
+    resumed, _ = go("run", then, *LONGER, resume=True)
+    assert outcome(resumed) == alone(*LONGER)
 
 
 class Fates(RunObserver):
@@ -107,25 +119,24 @@ class Fates(RunObserver):
 
 
 def test_a_worker_is_killed_in_a_round(folder: Path) -> None:
-    killed, warnings = go("killed", 2, *METHODS["scaffold"], "train_args.comm_round=4", observer=Fates("death"))
+    killed, warnings = go("killed", 2, *LONGER, observer=Fates("death"))
     (warning,) = warnings
     assert re.fullmatch(DEATH + r"\. The run continues with 1 worker, and the same result\.", warning)
-    assert outcome(killed) == outcome(go("alone", 0, *METHODS["scaffold"], "train_args.comm_round=4")[0])
+    assert outcome(killed) == alone(*LONGER)
 
 
 def test_all_workers_are_killed(folder: Path) -> None:
     """The error names each; finished rounds are kept, and one process does the rest."""
-    sets = (*METHODS["scaffold"], "train_args.comm_round=4")
     with pytest.raises(HostError) as error:
-        go("run", 2, *sets, observer=Fates("death", "death"))
+        go("run", 2, *LONGER, observer=Fates("death", "death"))
     assert re.fullmatch(
         rf"no worker is left: {DEATH}; {DEATH}\. Where the system has killed them, memory may have run out: use fewer "
         r"workers, or a smaller train_args\.batch_size\.",
         str(error.value),
     )
     assert 1 <= len(outcome(Path("run"))[1]) <= 3
-    resumed, _ = go("run", 0, *sets, resume=True)
-    assert outcome(resumed) == outcome(go("alone", 0, *sets)[0])
+    resumed, _ = go("run", 0, *LONGER, resume=True)
+    assert outcome(resumed) == alone(*LONGER)
 
 
 def test_an_error_in_a_worker_is_the_run_s(folder: Path) -> None:
@@ -148,7 +159,7 @@ def test_a_bug_in_a_worker_names_the_client_and_shows_where(folder: Path) -> Non
 def test_a_hundred_clients_a_round_share_two_workers(folder: Path) -> None:
     sets = ("train_args.client_num_in_total=100", "train_args.client_num_per_round=100", "train_args.comm_round=2")
     sets = (*sets, "data_args.partition_method=iid")
-    assert outcome(go("together", 2, *sets)[0]) == outcome(go("alone", 0, *sets)[0])
+    assert outcome(go("together", 2, *sets)[0]) == alone(*sets)
 
 
 def test_progress_of_all_workers_is_shown(folder: Path) -> None:
@@ -165,6 +176,28 @@ def test_progress_of_all_workers_is_shown(folder: Path) -> None:
 
     go("run", 2, observer=Seen())
     assert seen == [set()] * 3
+
+
+def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round is handed out when the last one is aggregated, and before it is evaluated."""
+    events: list[tuple[str, int]] = []
+    send, evaluate = PipeWorkers.send, Server.evaluate_round
+
+    def noted_send(self: PipeWorkers, worker: int, data: bytes) -> None:
+        if "round" in (fields := read_envelope(data).fields):
+            events.append(("sent", fields["round"]))
+        send(self, worker, data)
+
+    def noted_evaluation(self: Server, record: RoundRecord) -> RoundRecord:
+        events.append(("evaluated", record.round))
+        return evaluate(self, record)
+
+    monkeypatch.setattr(PipeWorkers, "send", noted_send)
+    monkeypatch.setattr(Server, "evaluate_round", noted_evaluation)
+    go("run", 2)
+    for number in (1, 2):
+        assert events.index(("sent", number + 1)) < events.index(("evaluated", number))
+    assert events[-1] == ("evaluated", 3)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
