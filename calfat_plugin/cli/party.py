@@ -98,8 +98,12 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
         command: this program's command line, without the options that say which process and where to write.
         hint: what to print should it end early.
     """
-    if runtime.is_mpi_job or rank == ALL:
+    if rank == ALL or (runtime.is_mpi_job and runtime.has_silos):
         hint.command.append("--local")
+    elif runtime.is_mpi_job:  # how the job was started is not known here; any number of workers gives the same result
+        from calfat_plugin.host.transports import mpi_job
+
+        hint.command += ["--workers", str(mpi_job.size() - 1)]
     if rank == SERVER:
         return False
     if rank == ALL:

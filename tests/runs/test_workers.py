@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from calfat_plugin.cli import party
+from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.server import Server
@@ -277,6 +279,14 @@ def test_how_many(
     request = Request(experiment, None, False, [])
     assert with_workers(request, runtime_of(experiment), text, alone=True).workers == number
     assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in note)
+
+
+def test_a_stopped_mpi_job_can_be_resumed_without_mpi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calfat_plugin.host.transports.mpi_job.size", lambda: 4)
+    experiment = checked_experiment(read_document("mortal.yaml"), ["comm_args.backend=MPI"])
+    hint = ResumeHint(["calfat", "run", "mortal.yaml"], resumed=True)
+    party.take_part(Request(experiment, None, False, []), runtime_of(experiment), party.SERVER, [], hint)
+    assert hint.command == ["calfat", "run", "mortal.yaml", "--workers", "3"]
 
 
 def test_processes_that_cannot_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
