@@ -15,7 +15,7 @@ from calfat_plugin.errors import RunError
 
 if TYPE_CHECKING:
     from calfat_plugin.cli.resume_hint import ResumeHint
-    from calfat_plugin.host.runtimes import Runtime
+    from calfat_plugin.host.runtime import Runtime
     from calfat_plugin.runs.request import Request
 
 ALL = -1
@@ -68,7 +68,10 @@ def _rank_in_job(runtime: Runtime, role: str | None, rank: int | None, at_end: E
     from calfat_plugin.host.transports import mpi_job
 
     at_end.push(_end_of_job)
-    mpi_job.check_size(runtime.num_processes, "client" if runtime.has_silos else "worker")
+    if runtime.has_silos:
+        mpi_job.check_silos(runtime.num_processes)
+    else:
+        mpi_job.check_workers()
     return mpi_job.rank()
 
 
@@ -95,8 +98,12 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
         command: this program's command line, without the options that say which process and where to write.
         hint: what to print should it end early.
     """
-    if runtime.is_mpi_job or rank == ALL:
+    if rank == ALL or (runtime.is_mpi_job and runtime.has_silos):
         hint.command.append("--local")
+    elif runtime.is_mpi_job:  # how the job was started is not known here; any number of workers gives the same result
+        from calfat_plugin.host.transports import mpi_job
+
+        hint.command += ["--workers", str(mpi_job.size() - 1)]
     if rank == SERVER:
         return False
     if rank == ALL:

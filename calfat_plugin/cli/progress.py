@@ -176,7 +176,7 @@ class LiveProgress(RunProgress):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._losses: dict[int, float] = {}
+        self._done: dict[int, float] = {}  # client to its share of its training
         # Where the terminal is narrow, the bar is what gives way, and not the figures.
         bar = () if console.width < _WIDTH_WITH_BAR else (BarColumn(BAR_WIDTH),)
         self._bars = Progress(TextColumn("{task.description}"), *bar, _Detail(), console=console)
@@ -216,14 +216,13 @@ class LiveProgress(RunProgress):
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         super().round_started(round, clients)
-        self._losses = {}
+        self._done = {}
         self._begin_work(f"round {round}")
 
     def client_progress(self, progress: BatchProgress) -> None:
-        self._losses[progress.client] = progress.loss
-        done = len(self._losses) - 1 + progress.batch / progress.num_batches
-        text = f"client {progress.client} ({len(self._losses)} of {len(self._clients)})  loss {progress.loss:.3f}"
-        self._bars.update(self._work, completed=done, total=len(self._clients), detail=lambda: text)
+        self._done[progress.client] = progress.batch / progress.num_batches
+        text = f"client {progress.client} ({len(self._done)} of {len(self._clients)})  loss {progress.loss:.3f}"
+        self._bars.update(self._work, completed=sum(self._done.values()), total=len(self._clients), detail=lambda: text)
         self._draw_in_notebook()
 
     def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:

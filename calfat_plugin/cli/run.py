@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 @click.option("--role", type=click.Choice(["server", "client"]), help="Be one party of a cross-silo run.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="K", help="Which party: 0 is the server, 1 and up clients.")
 @click.option("--local", is_flag=True, help="Start all processes of a cross-silo run, or of MPI, on this machine.")
+@click.option(
+    "--workers",
+    metavar="N|auto",
+    help="Train the clients of a round in N processes of this machine, with the same result; auto: as many as fit.",
+)
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
 def run(
     recipe: str,
@@ -50,6 +55,7 @@ def run(
     role: str | None,
     rank: int | None,
     local: bool,
+    workers: str | None,
     plain: bool,
 ) -> None:
     """Run RECIPE in the runtime that it names.
@@ -59,6 +65,7 @@ def run(
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
     command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
+    command += [] if workers is None else ["--workers", workers]
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error, hint.after_stop):
         document = read_document(recipe)
@@ -71,7 +78,11 @@ def run(
 
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
-        if role is not None or rank is not None or local or runtime.num_processes > 1:
+        if workers is not None:
+            from calfat_plugin.cli.workers import with_workers
+
+            request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
+        elif role is not None or rank is not None or local or runtime.num_processes > 1:
             from calfat_plugin.cli import party
 
             chosen = party.which(runtime, role, rank, local, at_end)

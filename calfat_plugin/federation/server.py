@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,11 +113,15 @@ class Server:
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
         self._started = time.perf_counter()
-        clients = sample_clients(
-            self.experiment.seed, round, self.experiment.num_clients, self.experiment.recipe.clients_per_round
-        )
+        clients = self.clients_of(round)
         self.observer.round_started(round, clients)
         return clients
+
+    def clients_of(self, round: int) -> tuple[int, ...]:
+        """Ids of the clients that train in a round, ascending."""
+        return sample_clients(
+            self.experiment.seed, round, self.experiment.num_clients, self.experiment.recipe.clients_per_round
+        )
 
     def downlink(self) -> Wire:
         """The message to every client of the next round."""
@@ -125,6 +129,13 @@ class Server:
 
     def finish_round(self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]) -> RoundRecord:
         """Aggregate a round's messages, evaluate where the recipe says so, and return the record.
+
+        Args and errors: see :meth:`aggregate_round`.
+        """
+        return self.evaluate_round(self.aggregate_round(round, uploads))
+
+    def aggregate_round(self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]) -> RoundRecord:
+        """Aggregate a round's messages. Clients may train the next round from here on.
 
         Args:
             round: 1-based.
@@ -150,12 +161,17 @@ class Server:
             losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
             update_norms=norms,
             heterogeneity=heterogeneity([update.state for update in usable.values()], names),
-            evaluations=self._monitor(round),
-            seconds=time.perf_counter() - self._started,
+            evaluations={},
+            seconds=0.0,
             bytes_down=bytes_down,
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
             alarms=alarms,
         )
+
+    def evaluate_round(self, record: RoundRecord) -> RoundRecord:
+        """Complete the record of the round that was aggregated last: evaluations where the recipe says so, seconds."""
+        evaluations = self._monitor(record.round)
+        return replace(record, evaluations=evaluations, seconds=time.perf_counter() - self._started)
 
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
         """Evaluate the global model with the recipe's evaluators on the full test split.

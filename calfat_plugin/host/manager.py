@@ -7,16 +7,16 @@ from collections.abc import Callable, MutableMapping
 from fedml.core.distributed.communication.constants import CommunicationConstants
 from fedml.core.distributed.communication.message import Message
 
-from calfat_plugin.host.transports.base import Transport
+from calfat_plugin.host.transports.loop import Loop
 
 _READY = CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY
 
 
 class OnTransport:
-    """A manager of the host on a :class:`Transport`, which it is given as ``comm``; name it before the host's class."""
+    """A manager of the host on a :class:`Loop`, which it is given as ``comm``; name it before the host's class."""
 
-    comm: Transport
-    com_manager: Transport
+    comm: Loop
+    com_manager: Loop
     message_handler_dict: MutableMapping[int, Callable[[Message], None]]
 
     def _init_manager(self) -> None:

@@ -1,18 +1,16 @@
-"""The host's MPI simulator with our parties inside: a server on rank 0, and workers that train whichever client the
-round has for them.
+"""The host's MPI simulator with our parties inside: a server, and workers that train whichever client comes next.
 
 Messages, their order and who waits for whom are FedML's own (``simulation/mpi/fedavg``). It never calls a custom
 aggregator's ``aggregate`` and its workers count rounds to find their end, which a single round does not have; so we
-derive from its managers, trainer and aggregator, and its server says when the run is over.
+derive from its managers, trainer and aggregator, and its server says when the run is over. The processes are those of
+an MPI job, or were started by the server on its own machine; :class:`Pool` spreads a round's clients over them.
 
 A client's state is kept by the server, as in a simulation of one process. It travels with the model to the worker that
-trains the client, and back with its update.
+trains the client, and back with its update. While the server evaluates a round, the workers train the next one.
 """
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -37,14 +35,12 @@ from calfat_plugin.host.arguments import host_arguments
 from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
-from calfat_plugin.host.transports.mpi import MPITransport
+from calfat_plugin.host.transports.base import Transport
+from calfat_plugin.host.transports.pool import Pool, Workers
+from calfat_plugin.host.transports.worker_messages import FINISH, HELLO, PROGRESS, ProgressSender, progress_in
 from calfat_plugin.interfaces import State
-from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
-FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
-
-_GOODBYE = 60.0  # seconds until all workers are informed; each of them listens all the time
 _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
@@ -56,11 +52,10 @@ class Rounds(FedAVGAggregator):
         args: the host's arguments.
         server: holds the global model.
         client_states: client id to what it keeps so far; rounds change it.
-        num_workers: processes besides this one; so many clients train in a round.
         on_round: called with each record and a snapshot to save, before observers are informed of the round.
 
     Attributes:
-        client_states: client id to what it keeps.
+        aggregated: the record of a round whose evaluation is to come.
     """
 
     def __init__(
@@ -68,24 +63,24 @@ class Rounds(FedAVGAggregator):
         args: Any,
         server: Server,
         client_states: MutableMapping[int, State],
-        num_workers: int,
         on_round: Callable[[RoundRecord, Snapshot], None],
     ) -> None:
         self.server, self.client_states, self.on_round = server, client_states, on_round
         self.clients: tuple[int, ...] = ()
-        super().__init__(None, None, 0, {}, {}, {}, num_workers, server.device, args, None)
+        self.aggregated: RoundRecord | None = None
+        super().__init__(None, None, 0, {}, {}, {}, args.client_num_per_round, server.device, args, None)
 
     def get_global_model_params(self) -> Wire:
         """The message to every client of the next round."""
         return self.server.downlink()
 
     def client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
-        """Begin the round that the host counts as ``round_idx``; the host would draw by that number alone."""
-        self.clients = self.server.start_round(self.server.round + 1)
+        """Clients of the next round; the host would draw by ``round_idx`` alone."""
+        self.clients = self.server.clients_of(self.server.round + 1)
         return list(self.clients)
 
     def aggregate(self) -> Wire:
-        """End the round; returns the next message to every client."""
+        """Combine what the clients sent; returns the next message to every client."""
         uploads: dict[int, tuple[int, Wire]] = {}
         for index, client in enumerate(self.clients):
             update, state = take_client_state(self.model_dict[index])
@@ -93,27 +88,61 @@ class Rounds(FedAVGAggregator):
             if not is_refusal(update):  # else the client keeps what it kept, which may be nothing
                 self.client_states[client] = state
         server = self.server
-        record = server.finish_round(server.round + 1, uploads)
-        self.on_round(record, server.snapshot(self.client_states))
+        self.aggregated = server.aggregate_round(server.round + 1, uploads)
         return server.downlink()
 
+    def finish_round(self, aggregated: RoundRecord) -> None:
+        """Evaluate and record the round that was aggregated."""
+        self.aggregated = None
+        self.on_round(self.server.evaluate_round(aggregated), self.server.snapshot(self.client_states))
+
+    def start_round(self) -> None:
+        """Inform observers of the round that the workers have begun, and take its time."""
+        self.server.start_round(self.server.round + 1)
+
     def test_on_server_for_all_clients(self, round_idx: int) -> None:
-        """Nothing: evaluation is part of the round, on the global model."""
+        """Nothing: :meth:`finish_round` does it, once the workers have the next round."""
 
     def _generate_validation_set(self, num_samples: int = 10000) -> None:
         """Nothing, likewise; the host makes one for data sets whose name begins with ``stackoverflow``."""
 
 
 class SimulationServer(OnTransport, FedAVGServerManager):
-    """The host's server: its messages say, too, which round they are of, and bring what the client keeps."""
+    """The host's server: its messages say, too, which round they are of, and bring what the client keeps.
 
-    def __init__(self, args: Any, rounds: Rounds, transport: MPITransport) -> None:
-        super().__init__(args, rounds, transport, 0, transport.num_parties, args.backend)
+    Args:
+        args: the host's arguments.
+        rounds: the host's aggregator.
+        pool: the workers, in which the host sees a process for each client of a round.
+    """
+
+    com_manager: Pool
+
+    def __init__(self, args: Any, rounds: Rounds, pool: Pool) -> None:
+        super().__init__(args, rounds, pool, 0, args.client_num_per_round + 1, args.backend)
 
     def run(self) -> None:
         """What ``FedMLRunner`` calls; the host does the same with a manager of its own."""
         self.send_init_msg()
+        self.com_manager.begin_round()
+        self.aggregator.start_round()
         super().run()
+
+    def register_message_receive_handlers(self) -> None:
+        super().register_message_receive_handlers()
+        self.register_message_receive_handler(PROGRESS, self.handle_message_progress)
+
+    def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
+        """Take an update. After a round's last one the host sends out the next round; then this one is evaluated."""
+        super().handle_message_receive_model_from_client(msg_params)
+        if self.aggregator.aggregated is not None:
+            self.com_manager.begin_round()
+            self.aggregator.finish_round(self.aggregator.aggregated)
+            if self.args.round_idx < self.round_num:
+                self.aggregator.start_round()
+
+    def handle_message_progress(self, msg_params: Message) -> None:
+        self.aggregator.server.observer.client_progress(progress_in(msg_params))
 
     def send_message(self, message: Message) -> None:
         """Send it; a model becomes that of its client."""
@@ -123,13 +152,6 @@ class SimulationServer(OnTransport, FedAVGServerManager):
             message.add_params("round", self.aggregator.server.round + 1)
             message.add_params(_MODEL, add_client_state(message.get(_MODEL), kept))
         super().send_message(message)
-
-    def finish(self) -> None:
-        """Inform the workers that the run is over, then end the loop."""
-        for worker in range(1, self.size):
-            self.send_message(Message(FINISH, 0, worker))
-        self.com_manager.flush(_GOODBYE)
-        super().finish()
 
 
 class TravellingTrainer(WorkerTrainer):
@@ -155,13 +177,17 @@ class AnyClientsTrainer(FedAVGTrainer):
 class SimulationWorker(OnTransport, FedAVGClientManager):
     """The host's client: trains whenever a model comes, until the server says that the run is over."""
 
-    def __init__(self, args: Any, worker: Worker, transport: MPITransport) -> None:
+    def __init__(self, args: Any, worker: Worker, transport: Transport) -> None:
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
         trainer = AnyClientsTrainer(
             0, nothing, counts, nothing, sum(counts.values()), worker.device, args, TravellingTrainer(worker, args)
         )
         super().__init__(args, trainer, transport, transport.rank, transport.num_parties, args.backend)
+
+    def run(self) -> None:
+        self.send_message(Message(HELLO, self.rank, 0))
+        super().run()
 
     def register_message_receive_handlers(self) -> None:
         super().register_message_receive_handlers()
@@ -179,26 +205,25 @@ class SimulationWorker(OnTransport, FedAVGClientManager):
         self.finish()
 
 
-def lead(task: ServerTask) -> tuple[EvaluationResult, ...]:
-    """Be rank 0 of the MPI job: run all remaining rounds with the workers, then the final evaluation.
+def lead(task: ServerTask, workers: Workers) -> tuple[EvaluationResult, ...]:
+    """Run all remaining rounds with these workers, then the final evaluation.
 
     Raises:
-        HostError: the installed host is of an untested version.
+        HostError: the installed host is of an untested version, or no worker is left.
         UpdateError: a round without a single usable update.
+        WorkerError: a bug showed in a worker.
     """
     server = task.start_server()
     args = host_arguments(task.experiment)
     args.comm_round = task.experiment.num_rounds - server.round
+    counts = {client: len(shard) for client, shard in task.shards.items()}
 
     def manager(args: Any) -> SimulationServer:
-        rounds = Rounds(args, server, task.client_states, transport.num_parties - 1, task.on_round)
-        return SimulationServer(args, rounds, transport)
+        return SimulationServer(args, Rounds(args, server, task.client_states, task.on_round), pool)
 
-    with _transport(task.experiment, 0) as transport:
-        if args.comm_round > 0:
+    with Pool(workers, counts, task.warn) as pool:
+        if args.comm_round > 0:  # else the run was stopped in its final evaluation
             run_host(args, task.device, manager)
-        else:
-            manager(args).finish()  # a run that was stopped in its final evaluation
     return server.final_evaluation(task.scratch)
 
 
@@ -206,28 +231,20 @@ def assist(
     experiment: Experiment,
     dataset: Dataset,
     shards: Mapping[int, ImageData],
-    rank: int,
     device: torch.device,
+    transport: Transport,
 ) -> None:
-    """Be a worker of the MPI job: train the clients that the server names, until it says that the run is over.
+    """Be a worker: train the clients that the server names, until it says that the run is over.
 
     Args:
         experiment: what to run; the server's must be the same.
         dataset: for shapes and augmentation.
         shards: client id to its training examples, on ``device``.
-        rank: of this process in the job, 1 and up.
         device: where to train.
+        transport: to the server.
 
     Raises:
         HostError: the installed host is of an untested version.
     """
-    worker = Worker(experiment, dataset, shards, device, RunObserver())
-    with _transport(experiment, rank) as transport:
-        run_host(host_arguments(experiment), device, lambda args: SimulationWorker(args, worker, transport))
-
-
-def _transport(experiment: Experiment, rank: int) -> MPITransport:
-    """One user's processes, that live and die together: messages of any size, tried for as long as it takes."""
-    transport = MPITransport(rank, experiment.recipe.clients_per_round + 1, max_message=sys.maxsize)
-    transport.patience = math.inf
-    return transport
+    worker = Worker(experiment, dataset, shards, device, ProgressSender(transport.rank, transport.send_message))
+    run_host(host_arguments(experiment), device, lambda args: SimulationWorker(args, worker, transport))

@@ -6,276 +6,63 @@ of the host that other packages need to start a run. Neither torch nor FedML is 
 
 from __future__ import annotations
 
-import importlib.util
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.runtime import BACKEND, Package, Runtime
+from calfat_plugin.host.silo.runtimes import CrossSiloGRPC, CrossSiloMPI, CrossSiloMQTT
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
-from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
+from calfat_plugin.recipe.silo import SILO
 
 if TYPE_CHECKING:
-    from calfat_plugin.host.task import ClientTask, ServerTask
-    from calfat_plugin.host.transports.base import Transport
+    from calfat_plugin.host.task import ServerTask
     from calfat_plugin.results import EvaluationResult
 
-_BACKEND: KeyPath = ("comm_args", "backend")
 _PARTITION: KeyPath = ("data_args", "partition_method")
-
-
-class Package(NamedTuple):
-    """What a backend needs to be installed: its top-level module, its distribution, and our extra that brings it."""
-
-    module: str
-    distribution: str
-    extra: str
-
-
-class Runtime(ABC):
-    """One way to run an experiment. A subclass is final and holds nothing but the experiment.
-
-    Attributes:
-        has_silos: whether each process is a party with data of its own, and not a worker for any client.
-        is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
-        package: what the backend needs beside the host.
-    """
-
-    has_silos: ClassVar[bool] = False
-    is_mpi_job: ClassVar[bool] = False
-    package: ClassVar[Package | None] = None
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-
-    @property
-    @abstractmethod
-    def num_processes(self) -> int:
-        """Processes of a run, the server's included."""
-
-    @property
-    def process_names(self) -> list[str]:
-        """What each process is called on the console, by rank; empty where only the server has much to report."""
-        return [""] * self.num_processes
-
-    @property
-    def lacks_addresses(self) -> bool:
-        """Whether processes listen on addresses that the recipe leaves open."""
-        return False
-
-    @property
-    def is_unprotected(self) -> bool:
-        """Whether a process can take part that nobody invited."""
-        return False
-
-    def security_warnings(self, rank: int) -> Iterator[str]:
-        """What the user of party ``rank`` should know before it starts."""
-        yield from ()
-
-    def refuse_unsupported(self) -> None:
-        """Refuse what the host, or this version of the plugin, cannot do.
-
-        Raises:
-            RecipeError: with place, key path and what to write instead.
-        """
-        if self.package is not None and importlib.util.find_spec(self.package.module) is None:
-            raise self._error(
-                _BACKEND,
-                f"{self.experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
-                f"pip install 'calfat-plugin[{self.package.extra}]'.",
-            )
-
-    @abstractmethod
-    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        """Be the process that holds the global model: all remaining rounds, then the final evaluation.
-
-        Raises:
-            HostError: the installed host is of an untested version, or the other processes do not come.
-            UpdateError: a round without a single usable update.
-        """
-
-    def _error(self, path: KeyPath, complaint: str) -> Exception:
-        return self.experiment.recipe.document.error(path, complaint)
 
 
 # --- simulations: any process may train any client --------------------------------------------------------------------
 
 
 class Simulation(Runtime):
-    """FedML's simulator in one process."""
+    """FedML's simulator in one process; with workers, its MPI simulator over pipes to processes of this machine."""
 
     @property
     def num_processes(self) -> int:
         return 1
 
     def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        if task.workers:
+            from calfat_plugin.host.mpi_simulation import lead
+            from calfat_plugin.host.transports.pipes import PipeWorkers
+
+            return lead(task, PipeWorkers(task.workers))
+        return self._lead_without(task)
+
+    def _lead_without(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.simulation import simulate
 
         return simulate(task)
 
 
-class MPISimulation(Runtime):
-    """FedML's simulator as an MPI job: a server, and a worker for each client of a round."""
+class MPISimulation(Simulation):
+    """FedML's simulator as an MPI job: a server, and workers that share the clients of a round."""
 
     is_mpi_job = True
     package = Package("mpi4py", "mpi4py", "mpi")
 
     @property
     def num_processes(self) -> int:
-        return self.experiment.recipe.clients_per_round + 1
+        return self.experiment.recipe.clients_per_round + 1  # of those that --local starts; mpiexec may start others
 
-    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+    def _lead_without(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.mpi_simulation import lead
+        from calfat_plugin.host.transports.mpi import MPIWorkers
 
-        return lead(task)
-
-
-# --- cross-silo runs: a client stays where its data is ----------------------------------------------------------------
-
-
-class CrossSilo(Runtime):
-    """FedML's cross-silo runtime: a process for each party, over one of the backends below."""
-
-    has_silos = True
-
-    @property
-    def num_processes(self) -> int:
-        return self.experiment.num_clients + 1
-
-    @property
-    def process_names(self) -> list[str]:
-        return ["server", *(f"client {client}" for client in range(self.experiment.num_clients))]
-
-    def refuse_unsupported(self) -> None:
-        super().refuse_unsupported()
-        recipe = self.experiment.recipe
-        if recipe.train.federated_optimizer != "FedAvg":
-            raise self._error(
-                ("train_args", "federated_optimizer"),
-                f"'{recipe.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg only. "
-                "Write FedAvg and name the algorithm in calfat.aggregator.",
-            )
-        if not recipe.silo.settings.insecure:
-            self._refuse_insecure()
-
-    @abstractmethod
-    def _refuse_insecure(self) -> None:
-        """Refuse addresses that other machines can reach, or be asked for, without TLS."""
-
-    @abstractmethod
-    def open_transport(self, rank: int, max_message: int) -> Transport:
-        """This process's end of the backend.
-
-        Args:
-            rank: of this process; 0 is the server's.
-            max_message: largest message that is accepted, in bytes.
-
-        Raises:
-            HostError: it cannot be opened.
-        """
-
-    def security_warnings(self, rank: int) -> Iterator[str]:
-        if self.is_unprotected and rank == 0:
-            yield UNPROTECTED
-        if not self.is_mpi_job and (tls := self.experiment.recipe.silo.tls) is not None:
-            from calfat_plugin.host.transports.certificates import exposed_key
-
-            yield from filter(None, [exposed_key(tls, rank)])
-
-    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        from calfat_plugin.host.silo.run import serve
-
-        return serve(task, self.open_transport, all_come=self.is_mpi_job)
-
-    def work(self, task: ClientTask) -> None:
-        """Be a client until the server says that the run is over; see ``host.silo.run.work``."""
-        from calfat_plugin.host.silo.run import work
-
-        work(task, self.open_transport)
-
-
-class _Listening(CrossSilo):
-    """Backends whose recipe may say where each party listens."""
-
-    def _refuse_insecure(self) -> None:
-        silo = self.experiment.recipe.silo
-        exposed = [str(address) for address in silo.parties if not address.is_loopback]
-        if silo.settings.bind is not None and not Address(silo.settings.bind, 1).is_loopback:
-            exposed.append(silo.settings.bind)
-        if exposed and silo.tls is None:
-            raise self._error(
-                ("calfat", "silo"),
-                f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
-                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
-                "network in which everyone may read and join.",
-            )
-
-
-class CrossSiloGRPC(_Listening):
-    """Parties that call each other over gRPC."""
-
-    package = Package("grpc", "grpcio", "grpc")
-
-    @property
-    def lacks_addresses(self) -> bool:
-        return not self.experiment.recipe.silo.parties
-
-    @property
-    def is_unprotected(self) -> bool:
-        return self.experiment.recipe.silo.tls is None
-
-    def open_transport(self, rank: int, max_message: int) -> Transport:
-        from calfat_plugin.host.transports.grpc import GRPCTransport
-
-        return GRPCTransport(rank, self.experiment.recipe.silo, max_message)
-
-
-class CrossSiloMPI(_Listening):
-    """Parties that are the processes of one MPI job."""
-
-    is_mpi_job = True
-    package = Package("mpi4py", "mpi4py", "mpi")
-
-    def open_transport(self, rank: int, max_message: int) -> Transport:
-        from calfat_plugin.host.transports.mpi import MPITransport
-
-        return MPITransport(rank, self.num_processes, max_message)
-
-
-class CrossSiloMQTT(CrossSilo):
-    """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
-
-    package = Package("paho", "paho-mqtt", "mqtt-s3")
-
-    @property
-    def is_unprotected(self) -> bool:
-        return self.experiment.recipe.silo.tls is None and self.experiment.recipe.silo.mqtt.username is None
-
-    def open_transport(self, rank: int, max_message: int) -> Transport:
-        from calfat_plugin.host.transports.mqtt import MQTTTransport
-
-        return MQTTTransport(rank, self.num_processes, self.experiment.recipe.silo, max_message)
-
-    def _refuse_insecure(self) -> None:
-        silo = self.experiment.recipe.silo
-        broker = silo.mqtt.address
-        if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
-            raise self._error(
-                ("calfat", "silo"),
-                f"messages would cross the network to the broker {broker} in the open. Name certificates in "
-                "calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write calfat.silo.mqtt.tls: "
-                "true for a broker with a certificate of its own, or calfat.silo.insecure: true for a network in which "
-                "everyone may read and join.",
-            )
-        if not silo.s3.is_safe:
-            raise self._error(
-                ("calfat", "silo", "s3", "endpoint"),
-                f"models would cross the network to {silo.s3.endpoint} in the open. Give the store a certificate and "
-                "write https://, or write calfat.silo.insecure: true for a network in which everyone may read along.",
-            )
+        return lead(task, MPIWorkers())
 
 
 # --- which one --------------------------------------------------------------------------------------------------------
@@ -302,7 +89,7 @@ def runtime_of(experiment: Experiment) -> Runtime:
             f"'{backend}' carries cross-silo runs only: the host simulates in one process (sp) or in an MPI job (MPI). "
             "Write one of these, or common_args.training_type: cross_silo for one process a party."
         )
-    raise experiment.recipe.document.error(_BACKEND, complaint)
+    raise experiment.recipe.document.error(BACKEND, complaint)
 
 
 def supported_runtime(experiment: Experiment) -> Runtime:

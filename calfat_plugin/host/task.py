@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+import logging
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.observer import RunObserver
@@ -16,6 +19,13 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.federation.server import Server, Snapshot
+
+
+class WorkerProcess(NamedTuple):
+    """A process on this machine that trains clients, and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class ServerTask:
         client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
         used: client to the last round in which its update was used, for a resumed cross-silo run.
         scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
+        workers: the processes that train instead of this one, where a simulation was given some.
+        warn: shows the user a finding that does not stop the run.
     """
 
     experiment: Experiment
@@ -45,6 +57,8 @@ class ServerTask:
     client_states: MutableMapping[int, State] = field(default_factory=dict)
     used: Mapping[int, int] = field(default_factory=dict)
     scratch: Path | None = None
+    workers: Sequence[WorkerProcess] = ()
+    warn: Callable[[str], None] = logging.getLogger(__name__).warning
 
     def start_server(self) -> Server:
         """The server, at the end of the last finished round.

@@ -41,8 +41,13 @@ def named_device(name: str, option: str) -> torch.device:
     return device
 
 
-def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.device:
+def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int = 0) -> torch.device:
     """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
+
+    Args:
+        experiment: its ``device_args`` count.
+        warn: shows the user a finding that does not stop the run.
+        worker: of several on this machine, counted from 0: each next one computes on the next GPU.
 
     Raises:
         RecipeError: there are GPUs, but not the one it names.
@@ -59,7 +64,7 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None]) -> torch.de
         raise experiment.recipe.document.error(
             ("device_args", "gpu_id"), f"got {wanted.gpu_id}, but torch sees {torch.cuda.device_count()} GPU(s)."
         )
-    return torch.device("cuda", wanted.gpu_id)
+    return torch.device("cuda", (wanted.gpu_id + worker) % torch.cuda.device_count())
 
 
 @contextmanager

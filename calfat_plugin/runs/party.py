@@ -1,6 +1,6 @@
-"""The processes of a run besides the server's: a client of a cross-silo run, or a worker of a simulation over MPI.
+"""The processes of a run besides the server's: a client of a cross-silo run, or a worker of a simulation.
 
-A client has a directory of its own. A worker writes nothing: the run directory is rank 0's::
+A client has a directory of its own. A worker has none: the run directory is the server's::
 
     runs/<recipe>/rank-<k>/<seed>-<time>/
         recipe.yaml       as run
@@ -13,14 +13,21 @@ A client has a directory of its own. A worker writes nothing: the run directory 
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.runtimes import CrossSilo, runtime_of
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.host.silo.runtimes import CrossSilo
+from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
@@ -28,9 +35,18 @@ from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
-from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.request import Request, checked_experiment
+
+if TYPE_CHECKING:
+    import torch
+
+    from calfat_plugin.datasets import Dataset, ImageData
+
+    _Shards = Mapping[int, ImageData]
 
 log = logging.getLogger(__name__)
+
+_LAST_WORDS = 60.0  # seconds in which a worker's error reaches the server
 
 
 class PartyDirectory(RunDirectory):
@@ -119,21 +135,55 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
 
 
 def run_worker(experiment: Experiment, rank: int) -> None:
-    """Train whichever clients rank 0 names, until it says that the run is over.
+    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over.
 
     Args:
         experiment: what to run.
-        rank: of this process in the MPI job, 1 and up.
+        rank: of this process in the job, 1 and up.
 
     Raises:
         CalfatError: with what to fix.
     """
-    # What concerns a client is in its message to rank 0.
-    with log_to(Path(os.devnull)), using_threads(experiment):
-        device = pick_device(experiment, lambda text: None)  # rank 0 warns
+    with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
+        from calfat_plugin.host.mpi_simulation import assist  # first: it prepares FedML's import
+        from calfat_plugin.host.transports import mpi_job
+        from calfat_plugin.host.transports.mpi import MPITransport
+
+        with MPITransport(rank, mpi_job.size(), max_message=sys.maxsize) as transport:
+            transport.patience = math.inf  # processes of one job live and die together
+            with _ready_to_train(experiment, mpi_job.rank_on_machine()) as ready:
+                assist(*ready, transport)
+
+
+def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path) -> None:
+    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it.
+
+    Args:
+        document: the recipe as run.
+        rank: number of this worker, 1 and up.
+        pipe: to the server.
+        log_file: the run's log.
+    """
+    with log_to(log_file):
+        from calfat_plugin.host.mpi_simulation import assist  # as above
+        from calfat_plugin.host.transports.pipes import PipeTransport
+        from calfat_plugin.host.transports.worker_messages import trouble
+
+        with PipeTransport(rank, pipe) as transport:
+            try:
+                with _ready_to_train(checked_experiment(document), rank - 1) as ready:
+                    assist(*ready, transport)
+            except Exception as error:
+                transport.send_now(trouble(rank, error), _LAST_WORDS)
+
+
+@contextmanager
+def _ready_to_train(experiment: Experiment, number: int) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
+    """What the ``number``-th worker of a machine, counted from 0, needs to train any client."""
+    with using_threads(experiment):
+        device = pick_device(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
 
         from calfat_plugin.federation.worker import shards_of
-        from calfat_plugin.host.mpi_simulation import assist
 
-        assist(experiment, dataset, shards_of(experiment, dataset, device), rank, device)
+        yield experiment, dataset, shards_of(experiment, dataset, device), device

@@ -21,12 +21,14 @@ class Request:
         run_dir: ``--run-dir``, or None.
         resume: ``--resume``.
         command: the command line, for the record.
+        workers: processes that train a simulation's clients side by side; 0: this one trains them.
     """
 
     experiment: Experiment
     run_dir: Path | None
     resume: bool
     command: list[str]
+    workers: int = 0
 
 
 def checked_experiment(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin.disk import read_json
@@ -13,6 +14,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.client_states import StateFiles
 from calfat_plugin.runs.compute import pick_device, using_threads
@@ -50,6 +52,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         for finding in runtime.security_warnings(rank=0):
             warn(finding)
+        if request.workers:
+            workers.prepare()
         snapshot, best = _restore(directory, experiment)
         device = pick_device(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
@@ -89,9 +93,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             client_states=writer.client_states,
             used=last_used(directory.rounds),
             scratch=directory.evaluation,
+            warn=warn,
         )
         try:
-            evaluations = runtime.lead(task)
+            with workers.running(request.workers, experiment, directory.log) as processes:
+                evaluations = runtime.lead(replace(task, workers=processes))
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too

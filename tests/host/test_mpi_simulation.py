@@ -43,7 +43,7 @@ class Job:
             self.ran.records.append(record)
             self.ran.snapshots.append(dataclasses.replace(snapshot, client_states=dict(snapshot.client_states)))
 
-        return mpi_simulation.Rounds(self.args, self.server, {}, 2, on_round)
+        return mpi_simulation.Rounds(self.args, self.server, {}, on_round)
 
     def answer(self, rounds: mpi_simulation.Rounds, client: int) -> tuple[Any, int]:
         """What a worker sends back for a client."""
@@ -54,6 +54,12 @@ class Job:
         weights, num_examples = self.trainer.train(0)
         return weights, num_examples
 
+    def finish(self, rounds: mpi_simulation.Rounds) -> None:
+        """Combine what has been answered, and record it."""
+        rounds.aggregate()
+        assert rounds.aggregated is not None
+        rounds.finish_round(rounds.aggregated)
+
 
 def test_two_workers_without_a_job_do_what_the_simulator_does() -> None:
     """States come and go with the messages, so that one worker may train whichever clients, and keeps nothing."""
@@ -63,7 +69,7 @@ def test_two_workers_without_a_job_do_what_the_simulator_does() -> None:
         for index, client in enumerate(rounds.client_sampling(number, 4, 2)):
             rounds.add_local_trained_result(index, *job.answer(rounds, client))
             assert job.worker.client_states == {}
-        rounds.aggregate()
+        job.finish(rounds)
     simulated = run(job.experiment)
     assert [record.clients for record in job.ran.records] == [record.clients for record in simulated.records]
     for ours, theirs in zip(job.ran.snapshots, simulated.snapshots, strict=True):
@@ -87,7 +93,7 @@ def test_a_client_without_an_update_keeps_what_it_kept(kept: dict[str, torch.Ten
     refusal = add_client_state(pack_refusal("it diverged"), kept)
     rounds.add_local_trained_result(0, refusal, 20)
     rounds.add_local_trained_result(1, *job.answer(rounds, second))
-    rounds.aggregate()
+    job.finish(rounds)
     assert job.ran.records[0].refused == {first: f"client {first}: it diverged"}
     assert rounds.client_states.keys() == {*before, second}
     assert rounds.client_states.get(first, {}).keys() == kept.keys()

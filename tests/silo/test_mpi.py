@@ -46,6 +46,16 @@ def test_a_run_continues_in_the_other_simulator(tmp_path: Path, job: Job, first:
         assert_same_bits(global_model(federation.directory(0)), federation.simulate())
 
 
+def test_two_workers_share_five_clients(tmp_path: Path, job: Job) -> None:
+    """More clients in a round than workers; what clients keep goes to whichever worker trains them next."""
+    for method, changes in {"fedavg": {}, **KEEPING}.items():
+        of_a_round = {"client_num_in_total": 7, "client_num_per_round": 5, "comm_round": 2}
+        federation = Federation(tmp_path / method, train_args=of_a_round, **SIMULATION, **OVER_MPI, **changes)
+        federation.reports = False
+        job.run(words(federation))
+        assert_same_bits(global_model(federation.directory(0)), federation.simulate())
+
+
 @pytest.mark.parametrize("training_type", ["simulation", "cross_silo"])
 def test_idle_processes_sleep(tmp_path: Path, job: Job, training_type: str) -> None:
     """Under 5 % of a core each, while they wait for rank 2, which comes late."""
@@ -137,10 +147,16 @@ def test_a_job_ends_together(body: str, status: int, said: str) -> None:
     ("start", "changes", "complaint"),
     [
         (
-            [MPIEXEC, "-n", "2"],
+            [],
             SIMULATION,
-            "error: this MPI job has 2 processes, the recipe needs 3: the server and 2 workers. Start it with: "
-            "mpiexec -n 3 calfat run RECIPE, or with calfat run RECIPE --local.",
+            "error: this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
+            "mpiexec -n 3 calfat run RECIPE for 2 workers, or without MPI with calfat run RECIPE --workers 2.",
+        ),
+        (
+            [MPIEXEC, "-n", "2"],
+            {},
+            "error: this MPI job has 2 processes, the recipe needs 4: the server and 3 clients. Start it with: "
+            "mpiexec -n 4 calfat run RECIPE, or with calfat run RECIPE --local.",
         ),
         (
             [],
@@ -153,7 +169,7 @@ def test_a_job_ends_together(body: str, status: int, said: str) -> None:
 def test_a_job_of_another_size_is_refused(
     tmp_path: Path, start: list[str], changes: dict[str, Any], complaint: str
 ) -> None:
-    """Once, by rank 0, with the right number: a worker for each client of a round, or a party for each client."""
+    """Once, by rank 0, with the right number: a worker at least, or a party for each client."""
     federation = Federation(tmp_path / "run", train_args=SOME, **changes, **OVER_MPI)
     command = [*start, sys.executable, "-m", "calfat_plugin.cli.main", *words(federation)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -1,8 +1,7 @@
-"""What all our backends share: a blocking inbox, one alarm, and for each peer a queue that retries what it sends.
+"""What all our backends share: for each peer a queue that retries what it sends, and a check of what arrives.
 
-The host's own loops spin at full speed while they wait, die with their lock held on one bad message, and let a send
-to a dead peer end the run. Here the party's one loop sleeps until a message or the alarm comes, bad messages never
-reach it, and sending never blocks it.
+The host's own backends die with their lock held on one bad message, and let a send to a dead peer end the run. Here bad
+messages never reach the party's loop, and sending never blocks it.
 """
 
 from __future__ import annotations
@@ -11,25 +10,16 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
-from fedml.core.distributed.communication.constants import CommunicationConstants
 from fedml.core.distributed.communication.message import Message
-from fedml.core.distributed.communication.observer import Observer
 
+from calfat_plugin.host.transports.loop import Loop
 from calfat_plugin.host.transports.messages import Envelope, RefusedError, decode, encode, read_envelope
 from calfat_plugin.host.transports.refusals import RefusalLog
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T", bound="Transport")
-
-ALARM = 1000  # message types of our own, delivered within a process and never sent
-FAILED = 1001
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _SERVER = 0
@@ -37,37 +27,6 @@ _SERVER = 0
 
 class UnreachableError(Exception):
     """A peer could not be reached this time; another try may succeed."""
-
-
-class Inbox:
-    """Messages that wait for the loop. A newer message of the same sender and type replaces the one that waits.
-
-    So the inbox is never larger than the federation, whatever arrives, and a client that was busy finds the newest
-    model, not all that it missed.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[tuple[int, int], Message] = OrderedDict()
-        self._changed = threading.Condition()
-
-    def put(self, message: Message) -> None:
-        """Add a message; callable from any thread."""
-        with self._changed:
-            self._waiting[message.get_sender_id(), message.get_type()] = message
-            self._changed.notify()
-
-    def get(self, until: float | None) -> Message | None:
-        """The oldest message; None when there is none before the monotonic time ``until``."""
-        with self._changed:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not self._changed.wait_for(lambda: self._waiting, left):
-                return None
-            return self._waiting.popitem(last=False)[1]
-
-    def holds(self, types: frozenset[int]) -> bool:
-        """Whether a message of one of these types waits."""
-        with self._changed:
-            return any(type_ in types for _, type_ in self._waiting)
 
 
 @dataclass
@@ -157,8 +116,8 @@ class SendQueue(threading.Thread):
             log.warning("a message to rank %d was given up: %s", self._peer, reason or "its deadline has passed")
 
 
-class Transport(BaseCommunicationManager):
-    """A communication backend of the host, without its loop. As a context manager it ends with its block.
+class Transport(Loop):
+    """A communication backend of the host, without the host's loop.
 
     Args:
         rank: of this party.
@@ -167,19 +126,15 @@ class Transport(BaseCommunicationManager):
     Attributes:
         admit: asked before an arriving message's tensors are read; raises ``RefusedError``. Runs in a receiving thread.
         refusals: the log of refused messages.
-        wake_at: when the loop delivers an ``ALARM`` next (monotonic); None for never.
         patience: how long a message is tried, in seconds, unless :meth:`send_message` says otherwise.
     """
 
     def __init__(self, rank: int, num_parties: int) -> None:
-        self.rank, self.num_parties = rank, num_parties
+        super().__init__(rank)
+        self.num_parties = num_parties
         self.admit: Callable[[Envelope], None] = lambda envelope: None
-        self.wake_at: float | None = None
         self.patience = 600.0
-        self.inbox = Inbox()
         self.refusals = RefusalLog()
-        self._observers: list[Observer] = []
-        self._stopped = self._left = False
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
         self._queues = {peer: SendQueue(peer, self.deliver) for peer in peers}
         for queue in self._queues.values():
@@ -243,39 +198,9 @@ class Transport(BaseCommunicationManager):
             self.refusals.add(peer, refused)
             raise
 
-    def handle_receive_message(self) -> None:
-        """The party's loop, until :meth:`leave_loop` or :meth:`stop_receive_message`."""
-        self._notify(self.local_message(CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY))
-        while not self._left:
-            message = self.inbox.get(self.wake_at)
-            if message is None:
-                self.wake_at, message = None, self.local_message(ALARM)
-            self._notify(message)
-
-    def local_message(self, type: int) -> Message:
-        """A message of this party to itself."""
-        return Message(type, self.rank, self.rank)
-
-    def leave_loop(self) -> None:
-        """End the loop, from within it. Messages are still sent and let in."""
-        self._left = True
-
     def stop_receive_message(self) -> None:
         """End the loop and all sending; safe to call twice."""
-        self._stopped = self._left = True
+        super().stop_receive_message()
         for queue in self._queues.values():
             queue.stop()
         self.refusals.close()
-
-    def __enter__(self: T) -> T:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.stop_receive_message()
-
-    def add_observer(self, observer: Observer) -> None:
-        self._observers.append(observer)
-
-    def _notify(self, message: Message) -> None:
-        for observer in self._observers:
-            observer.receive_message(message.get_type(), message)

@@ -35,6 +35,9 @@ FIELDS: Mapping[str, type] = {
     "session": str,  # chosen by a client when it starts; the server's messages have to show it
     "notice": str,  # of the server, for the user of a client
     "recipe": str,  # fingerprint of what the sender runs
+    "batch": int,  # of num_batches, done by a client that a worker trains
+    "num_batches": int,
+    "loss": float,  # its mean loss in this epoch
 }
 _REQUIRED = ("msg_type", "sender", "receiver")
 _MAX_HEADER = 16_000_000

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 
 from calfat_plugin.host.transports import mpi_job
 from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.pool import Workers
 
 _POLL = 0.005  # seconds; MPI can only wait by spinning
 
@@ -37,7 +39,7 @@ class MPITransport(Transport):
         request = mpi_job.send(outgoing.data, peer)
         while not mpi_job.is_done(request):
             if outgoing.cancelled.is_set() or time.monotonic() > outgoing.deadline:
-                mpi_job.abandon(request, outgoing.data)
+                mpi_job.keep(request, outgoing.data)
                 raise UnreachableError("it does not receive")
             time.sleep(_POLL)
 
@@ -64,3 +66,34 @@ class MPITransport(Transport):
             return
         with suppress(RefusedError):  # already logged
             self.receive(data, f"rank {source}", frozenset({source}))
+
+
+class MPIWorkers(Workers):
+    """The other processes of rank 0's job. When one of them dies, MPI ends the job, so that none is seen to end."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._taking = threading.Lock()
+
+    @property
+    def numbers(self) -> range:
+        return range(1, mpi_job.size())
+
+    def send(self, worker: int, data: bytes) -> None:
+        mpi_job.keep(mpi_job.send(data, worker), data)
+
+    def listen(self) -> Iterator[tuple[int, bytes | str]]:
+        while True:
+            with self._taking:
+                if self._closed:
+                    return
+                received = mpi_job.take()
+            if received is None:
+                time.sleep(_POLL)
+            else:
+                yield received
+
+    def close(self) -> None:
+        """From here on no message is taken: the next run of this job may have sent it."""
+        with self._taking:
+            self._closed = True

@@ -19,11 +19,12 @@ from calfat_plugin.errors import HostError
 _TAG = 77
 _POLL = 0.05  # seconds
 _RANK_0_FIRST = 10.0  # seconds that the others wait, so that rank 0 alone reports an error they share
+_RANKS_ON_MACHINE = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")  # MPICH's, Open MPI's, srun's
 _FORWARDING = 0.3  # seconds in which mpiexec shows the output, before it ends the job and itself
 
 _world = MPI.COMM_WORLD
 _calls = threading.Lock()  # one MPI call at a time, whatever the library allows
-_abandoned: list[tuple[Any, bytes]] = []
+_sending: list[tuple[Any, bytes]] = []
 
 
 def rank() -> int:
@@ -31,26 +32,47 @@ def rank() -> int:
     return int(_world.Get_rank())
 
 
-def check_size(wanted: int, other: str) -> None:
-    """Refuse a job of another size than the recipe needs. Rank 0 reports for all: the others give it time to.
+def size() -> int:
+    """Processes of the job; 1 outside of one."""
+    return int(_world.Get_size())
+
+
+def rank_on_machine() -> int:
+    """This process's number among those of the job on its machine, as whoever started the job has set it."""
+    return next((int(os.environ[name]) for name in _RANKS_ON_MACHINE if os.environ.get(name, "").isdecimal()), rank())
+
+
+def check_silos(wanted: int) -> None:
+    """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to.
 
     Args:
         wanted: number of processes.
-        other: what a process besides the server is: ``client`` or ``worker``.
 
     Raises:
         HostError: with the command that starts the right one.
     """
-    size = _world.Get_size()
-    if size == wanted:
+    if size() == wanted:
         return
     if rank() != 0:
         time.sleep(_RANK_0_FIRST)
-    found, others = _count(size, "process", "es"), _count(wanted - 1, other, "s")
     raise HostError(
-        f"this MPI job has {found}, the recipe needs {wanted}: the server and {others}. Start it with: "
-        f"mpiexec -n {wanted} calfat run RECIPE, or with calfat run RECIPE --local."
+        f"this MPI job has {_count(size(), 'process', 'es')}, the recipe needs {wanted}: the server and "
+        f"{_count(wanted - 1, 'client', 's')}. Start it with: mpiexec -n {wanted} calfat run RECIPE, or with "
+        "calfat run RECIPE --local."
     )
+
+
+def check_workers() -> None:
+    """Refuse a simulation that has no process besides the server's.
+
+    Raises:
+        HostError: with the commands that start some.
+    """
+    if size() == 1:
+        raise HostError(
+            "this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
+            "mpiexec -n 3 calfat run RECIPE for 2 workers, or without MPI with calfat run RECIPE --workers 2."
+        )
 
 
 def _count(number: int, what: str, plural: str) -> str:
@@ -69,9 +91,9 @@ def is_done(request: Any) -> bool:
         return bool(request.Test())
 
 
-def abandon(request: Any, data: bytes) -> None:
-    """Give up on a message that was not received. MPI may still be reading it, so it is kept until the job ends."""
-    _abandoned.append((request, data))
+def keep(request: Any, data: bytes) -> None:
+    """Wait no longer for a message. MPI may still be reading it, so it is kept until it is sent or the run ends."""
+    _sending[:] = [*(each for each in _sending if not is_done(each[0])), (request, data)]
 
 
 def take() -> tuple[int, bytes] | None:
@@ -94,7 +116,7 @@ def leave() -> None:
     if _world.Get_size() > 1:
         _meet(dropping=True)
         _meet(dropping=False)  # nobody drops messages any more when the first sends again
-        _abandoned.clear()
+        _sending.clear()
 
 
 def end(status: int, message: str = "", *, alone: bool = True) -> None:

@@ -1,0 +1,174 @@
+"""The queue of a round's clients over the workers there are, in the shape that the host's MPI simulator knows.
+
+The host wants a process for each client of a round, and numbers them. Here these numbers are places in a queue:
+whichever worker is free takes the next client, and its answer goes to the host under the place's number. What is
+waiting when a worker dies, and what it was training, the other workers take over.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+
+from fedml.core.distributed.communication.message import Message
+from fedml.simulation.mpi.fedavg.message_define import MyMessage
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.host.transports.loop import FAILED, Loop
+from calfat_plugin.host.transports.messages import decode, encode, read_envelope
+from calfat_plugin.host.transports.worker_messages import FINISH, PROGRESS, TROUBLE, error_in
+
+log = logging.getLogger(__name__)
+
+
+class Workers(ABC):
+    """The processes that train, as the server reaches them; numbered from 1."""
+
+    @property
+    @abstractmethod
+    def numbers(self) -> range:
+        """All of them."""
+
+    @abstractmethod
+    def send(self, worker: int, data: bytes) -> None:
+        """Send a message; to a worker that has ended, nothing."""
+
+    @abstractmethod
+    def listen(self) -> Iterator[tuple[int, bytes | str]]:
+        """(worker, what it sent) for every message, and (worker, how it ended) for every end, until :meth:`close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End :meth:`listen`, at the latest with the last worker."""
+
+
+class Pool(Loop):
+    """The server's transport: hands the clients of a round out, longest first.
+
+    Workers are served by a thread of its own, so they go on while the manager's loop evaluates.
+
+    Args:
+        workers: the processes that train.
+        num_examples: client id to its number of training examples.
+        warn: shows the user a finding that does not stop the run.
+    """
+
+    def __init__(self, workers: Workers, num_examples: Mapping[int, int], warn: Callable[[str], None]) -> None:
+        super().__init__(0)
+        self._workers, self._num_examples, self._warn = workers, num_examples, warn
+        self._lock = threading.Lock()
+        self._round: list[Message] = []  # of the round that is being sent
+        self._waiting: list[Message] = []
+        self._idle: list[int] = []
+        self._training: dict[int, Message] = {}
+        self._left = set(workers.numbers)
+        self._deaths: list[str] = []
+        self._error: BaseException | None = None
+        self._listener = threading.Thread(target=self._serve, name="workers", daemon=True)
+        self._listener.start()
+
+    # --- what the manager calls ---
+
+    def send_message(self, message: Message) -> None:
+        """Keep a client's message until :meth:`begin_round`."""
+        self._round.append(message)
+
+    def begin_round(self) -> None:
+        """Hand out all that was sent, longest first: else a long client that begins last keeps the others waiting."""
+        with self._lock:
+            self._waiting = sorted(self._round, key=lambda task: -self._num_examples[_client(task)])
+            self._round = []
+            self._hand_out()
+
+    def stop_receive_message(self) -> None:
+        """End the loop, and let all workers end; safe to call twice."""
+        with self._lock:
+            super().stop_receive_message()
+            for worker in sorted(self._left):
+                self._workers.send(worker, encode(Message(FINISH, 0, worker)))
+            self._left.clear()
+            self._workers.close()
+
+    # --- the workers' side, in the thread ---
+
+    def _serve(self) -> None:
+        try:
+            for worker, what in self._workers.listen():
+                if isinstance(what, str):
+                    self._bury(worker, what)
+                else:
+                    self._let_in(worker, what)
+        except BaseException as error:  # our bug, or a terminal that takes no warning; the manager waits for us
+            self._fail(error)
+
+    def _let_in(self, worker: int, data: bytes) -> None:
+        envelope = read_envelope(data)
+        message = decode(data, envelope)
+        if envelope.type == TROUBLE:
+            self._fail(error_in(message, self._work_of(worker)))
+            return
+        task = self._training.get(worker)
+        if envelope.type != PROGRESS:
+            with self._lock:
+                self._training.pop(worker, None)
+                self._idle.append(worker)
+                self._hand_out()
+        if task is not None:
+            message.sender_id = task.get_receiver_id()
+            message.add_params(Message.MSG_ARG_KEY_SENDER, message.sender_id)
+            self.inbox.put(message)
+
+    def _bury(self, worker: int, how: str) -> None:
+        """A worker has ended: another trains its client."""
+        with self._lock:
+            if self._stopped or self._error is not None:
+                return
+            death = f"worker {worker} {how}{self._work_of(worker)}"
+            log.warning("%s", death)
+            self._deaths.append(death)
+            self._left.remove(worker)
+            self._idle = [other for other in self._idle if other != worker]
+            if (lost := self._training.pop(worker, None)) is not None:
+                self._waiting.insert(0, lost)
+            self._hand_out()
+            left = len(self._left)
+        if left:
+            self._warn(f"{death}. The run continues with {left} worker{'s' if left > 1 else ''}, and the same result.")
+        else:
+            self._fail(
+                HostError(
+                    f"no worker is left: {'; '.join(self._deaths)}. Where the system has killed them, memory may have "
+                    "run out: use fewer workers, or a smaller train_args.batch_size."
+                )
+            )
+
+    def _work_of(self, worker: int) -> str:
+        task = self._training.get(worker)
+        return "" if task is None else f" in round {task.get('round')} while it trained client {_client(task)}"
+
+    def _hand_out(self) -> None:
+        """Give idle workers what waits; the lock is held."""
+        while self._idle and self._waiting:
+            worker, task = self._idle.pop(0), self._waiting.pop(0)
+            self._training[worker] = task
+            addressed = Message()
+            addressed.init({**task.get_params(), Message.MSG_ARG_KEY_RECEIVER: worker})
+            self._workers.send(worker, encode(addressed))
+
+    # --- errors ---
+
+    def _fail(self, error: BaseException) -> None:
+        """Raise the first error in the manager's loop."""
+        self._error = self._error or error
+        self.inbox.put(self.local_message(FAILED))
+
+    def _notify(self, message: Message) -> None:
+        if self._error is not None:
+            raise self._error
+        super()._notify(message)
+
+
+def _client(message: Message) -> int:
+    return int(message.get(MyMessage.MSG_ARG_KEY_CLIENT_INDEX))

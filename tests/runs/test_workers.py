@@ -1,0 +1,369 @@
+"""A simulation in several workers: the same bits as in one process, also when workers die, and one end for all."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from calfat_plugin.cli import party
+from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.workers import with_workers
+from calfat_plugin.errors import CalfatError, HostError
+from calfat_plugin.federation.server import Server
+from calfat_plugin.host.launch import run_host  # noqa: F401 (before all else of fedml, whose import it prepares)
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.host.transports.messages import read_envelope
+from calfat_plugin.host.transports.pipes import PipeWorkers
+from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.recipe import read_document
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.session import run
+from tests.cli.runner import Ended, calfat
+from tests.runs.processes import TIMEOUT, environment
+
+MORTAL = Path(__file__).parent / "mortal"
+RECIPE = """\
+common_args: {training_type: simulation, random_seed: 0}
+data_args: {dataset: digits, partition_method: dirichlet, partition_alpha: 0.3}
+model_args: {model: 'mortal_model:build'}
+train_args: {client_num_in_total: 7, client_num_per_round: 5, comm_round: 3, batch_size: 128, learning_rate: 0.05}
+calfat:
+  trainer: {name: calfat, preset: release}
+  threat: {eps: 0.1, step_size: 0.05, steps: 1}
+  evaluators: [natural]
+  monitor: {evaluators: [natural, fgsm], max_examples: 100}
+  runtime: {threads: 1}
+"""
+METHODS = {
+    "fedavg": [],
+    "scaffold": ["calfat.trainer.preset=null", "calfat.aggregator.name=scaffold"],
+    "fedrbn": ["calfat.trainer={name: fedrbn, at_fraction: 0.5}"],
+}
+LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")
+DEATH = r"worker [12] \(process \d+\) was killed by signal 9 \(SIGKILL\) in round \d while it trained client \d"
+
+MORE = " With a smaller calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+    """The current folder, with the recipe in it."""
+    monkeypatch.syspath_prepend(str(MORTAL))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mortal.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def go(
+    run_dir: str, workers: int, *sets: str, resume: bool = False, observer: RunObserver | None = None
+) -> tuple[Path, list[str]]:
+    """Run the recipe of the current folder in this process, with so many workers; returns (directory, warnings)."""
+    warnings: list[str] = []
+    experiment = checked_experiment(read_document("mortal.yaml"), sets)
+    request = Request(experiment, Path(run_dir), resume, [], workers=workers)
+    run(request, RunDirectory.open(request), observer or RunObserver(), warnings.append)
+    return Path(run_dir), warnings
+
+
+def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
+    """All that a run is held to: its checkpoints, and its rounds without the seconds."""
+    rows = [dict(row) for row in csv.DictReader((directory / "rounds.csv").open())]
+    for row in rows:
+        del row["seconds"]
+    return [path.read_bytes() for path in sorted((directory / "checkpoints").glob("*.safetensors"))], rows
+
+
+@functools.cache
+def alone(*sets: str) -> tuple[list[bytes], list[dict[str, str]]]:
+    """The outcome of the recipe in one process."""
+    return outcome(go("alone", 0, *sets)[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_do_what_one_process_does(folder: Path, method: str) -> None:
+    together, warnings = go("together", 2, *METHODS[method])
+    assert warnings == []
+    assert outcome(together) == alone(*METHODS[method])
+
+
+@pytest.mark.parametrize(("first", "then"), [(0, 2), (3, 0)])
+def test_a_run_continues_with_another_number_of_workers(folder: Path, first: int, then: int) -> None:
+    go("run", first, *LONGER, "train_args.comm_round=2")
+    resumed, _ = go("run", then, *LONGER, resume=True)
+    assert outcome(resumed) == alone(*LONGER)
+
+
+class Fates(RunObserver):
+    """Sends fates in the second round."""
+
+    def __init__(self, *fates: str) -> None:
+        self._fates = fates
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        if round == 2:
+            for number, fate in enumerate(self._fates):
+                Path("new").write_text(fate)
+                Path("new").rename(f"fate-{number}")
+
+
+def test_a_worker_is_killed_in_a_round(folder: Path) -> None:
+    killed, warnings = go("killed", 2, *LONGER, observer=Fates("death"))
+    (warning,) = warnings
+    assert re.fullmatch(DEATH + r"\. The run continues with 1 worker, and the same result\.", warning)
+    assert outcome(killed) == alone(*LONGER)
+
+
+def test_all_workers_are_killed(folder: Path) -> None:
+    """The error names each; finished rounds are kept, and one process does the rest."""
+    with pytest.raises(HostError) as error:
+        go("run", 2, *LONGER, observer=Fates("death", "death"))
+    assert re.fullmatch(
+        rf"no worker is left: {DEATH}; {DEATH}\. Where the system has killed them, memory may have run out: use fewer "
+        r"workers, or a smaller train_args\.batch_size\.",
+        str(error.value),
+    )
+    assert 1 <= len(outcome(Path("run"))[1]) <= 3
+    resumed, _ = go("run", 0, *LONGER, resume=True)
+    assert outcome(resumed) == alone(*LONGER)
+
+
+def test_an_error_in_a_worker_is_the_run_s(folder: Path) -> None:
+    for number in (0, 2):
+        Path("fate-0").write_text("user")
+        with pytest.raises(CalfatError, match=r"^this model cannot be trained\.$"):
+            go(f"run-{number}", number)
+
+
+def test_a_bug_in_a_worker_names_the_client_and_shows_where(folder: Path) -> None:
+    Path("fate-0").write_text("bug")
+    with pytest.raises(RuntimeError) as error:
+        go("run", 2)
+    assert re.fullmatch(
+        r"worker [12] failed in round 1 while it trained client \d: ZeroDivisionError: a bug", str(error.value)
+    )
+    assert f'{MORTAL / "mortal_model.py"}", line ' in str(error.value.__cause__)
+
+
+def test_a_hundred_clients_a_round_share_two_workers(folder: Path) -> None:
+    sets = ("train_args.client_num_in_total=100", "train_args.client_num_per_round=100", "train_args.comm_round=2")
+    sets = (*sets, "data_args.partition_method=iid")
+    assert outcome(go("together", 2, *sets)[0]) == alone(*sets)
+
+
+def test_progress_of_all_workers_is_shown(folder: Path) -> None:
+    """Each client's last batch, after the round's beginning and before its end."""
+    seen: list[Any] = []
+
+    class Seen(RunObserver):
+        def round_started(self, round: int, clients: Sequence[int]) -> None:
+            seen.append(set(clients))
+
+        def client_progress(self, progress: BatchProgress) -> None:
+            if progress.batch == progress.num_batches and progress.loss > 0:
+                seen[-1].remove(progress.client)
+
+    go("run", 2, observer=Seen())
+    assert seen == [set()] * 3
+
+
+def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next round is handed out when the last one is aggregated, and before it is evaluated."""
+    events: list[tuple[str, int]] = []
+    send, evaluate = PipeWorkers.send, Server.evaluate_round
+
+    def noted_send(self: PipeWorkers, worker: int, data: bytes) -> None:
+        if "round" in (fields := read_envelope(data).fields):
+            events.append(("sent", fields["round"]))
+        send(self, worker, data)
+
+    def noted_evaluation(self: Server, record: RoundRecord) -> RoundRecord:
+        events.append(("evaluated", record.round))
+        return evaluate(self, record)
+
+    monkeypatch.setattr(PipeWorkers, "send", noted_send)
+    monkeypatch.setattr(Server, "evaluate_round", noted_evaluation)
+    go("run", 2)
+    for number in (1, 2):
+        assert events.index(("sent", number + 1)) < events.index(("evaluated", number))
+    assert events[-1] == ("evaluated", 3)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--workers", "0"], "--workers 0: expected a number of processes, 1 or more, or auto."),
+        (["--workers", "two"], "--workers two: expected a number of processes, 1 or more, or auto."),
+        (
+            ["--workers", "2", "--local"],
+            "--workers starts all processes of a run. Leave out --local, --role and --rank.",
+        ),
+        (
+            ["--workers", "2", "--rank", "1"],
+            "--workers starts all processes of a run. Leave out --local, --role and --rank.",
+        ),
+        (
+            ["--workers", "2", "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"],
+            "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
+            "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(folder: Path, words: list[str], complaint: str) -> None:
+    assert calfat("run", "mortal.yaml", *words) == Ended(2, "", f"error: {complaint}\n")
+    assert not (folder / "runs").exists()
+
+
+def test_more_workers_than_clients(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are clients; MPI's runtime takes workers, too."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    ended = calfat(
+        *("run", "mortal.yaml", "--workers", "9", "--plain", "--run-dir", "run"),
+        *("--set", "train_args.client_num_per_round=2", "--set", "comm_args.backend=MPI"),
+    )
+    assert (ended.code, ended.err) == (0, "warning: --workers 9: a round has 2 clients; starting 2 workers.\n")
+    assert ended.out.startswith("mortal: running 3 rounds in run\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "cores", "number", "note"),
+    [
+        ("auto", "1", 4, 4, []),
+        ("auto", "1", 8, 5, []),
+        (
+            *("auto", "2", 4, 2),
+            ["--workers auto: 2 workers of 2 threads on 4 cores." + MORE],
+        ),
+        (
+            *("auto", "null", 4, 1),
+            ["--workers auto: 1 worker of 4 threads on 4 cores." + MORE],
+        ),
+        (
+            *("3", "null", 2, 3),
+            [
+                "--workers 3: 3 workers of 2 threads share 2 cores. A smaller calfat.runtime.threads is faster for a "
+                "new run (it changes the last bits of the result)."
+            ],
+        ),
+        ("1", "null", 2, 1, []),
+    ],
+)
+def test_how_many(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    threads: str,
+    cores: int,
+    number: int,
+    note: list[str],
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    experiment = checked_experiment(read_document("mortal.yaml"), [f"calfat.runtime.threads={threads}"])
+    request = Request(experiment, None, False, [])
+    assert with_workers(request, runtime_of(experiment), text, alone=True).workers == number
+    assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in note)
+
+
+def test_a_stopped_mpi_job_can_be_resumed_without_mpi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calfat_plugin.host.transports.mpi_job.size", lambda: 4)
+    experiment = checked_experiment(read_document("mortal.yaml"), ["comm_args.backend=MPI"])
+    hint = ResumeHint(["calfat", "run", "mortal.yaml"], resumed=True)
+    party.take_part(Request(experiment, None, False, []), runtime_of(experiment), party.SERVER, [], hint)
+    assert hint.command == ["calfat", "run", "mortal.yaml", "--workers", "3"]
+
+
+def test_processes_that_cannot_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(process: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", full)
+    with pytest.raises(HostError) as error:
+        go("run", 2)
+    assert str(error.value) == (
+        "worker processes cannot be started (Resource temporarily unavailable). Use fewer workers, or raise the "
+        "system's limits of processes and open files (ulimit -u, ulimit -n)."
+    )
+
+
+def _stop_the_terminal(leader: subprocess.Popen[str]) -> None:
+    os.killpg(leader.pid, signal.SIGINT)
+
+
+def _close_the_terminal(leader: subprocess.Popen[str]) -> None:
+    os.killpg(leader.pid, signal.SIGHUP)
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [
+        (_stop_the_terminal, 130),
+        pytest.param(_close_the_terminal, 130, marks=pytest.mark.slow),
+        pytest.param(subprocess.Popen.terminate, 130, marks=pytest.mark.slow),
+        pytest.param(subprocess.Popen.kill, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_the_workers_end_with_the_run(folder: Path, stop: Any, status: int) -> None:
+    """In the middle of their training, and with nothing to say; the command that resumes has the workers, too."""
+    words = [
+        "run",
+        "mortal.yaml",
+        "--plain",
+        "--run-dir",
+        "run",
+        "--workers",
+        "2",
+        "--set",
+        "train_args.comm_round=9999",
+    ]
+    leader = subprocess.Popen(
+        [sys.executable, "-m", "calfat_plugin.cli.main", *words],
+        env=environment(folder / "home", MORTAL),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + TIMEOUT
+        while not (folder / "run" / "checkpoints" / "last.safetensors").exists():
+            assert leader.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        started = psutil.Process(leader.pid).children(recursive=True)
+        assert len(started) >= 3, "two workers, and the server that they are forked from"
+        for number in range(2):
+            (folder / "new").write_text("sleep")
+            (folder / "new").rename(folder / f"fate-{number}")
+        while list(folder.glob("fate-*")):
+            assert leader.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        stop(leader)
+        said = leader.communicate(timeout=TIMEOUT)[1]
+        assert (leader.returncode, psutil.wait_procs(started, TIMEOUT)[1]) == (status, [])
+    finally:
+        leader.kill()
+        leader.wait()
+    hint = (
+        "stopped. Finished rounds are kept in run. Resume with:\n  "
+        f"{sys.executable} -m calfat_plugin.cli.main run mortal.yaml --set train_args.comm_round=9999 --plain "
+        "--workers 2 --resume --run-dir run\n"
+    )
+    assert said == (hint if status == 130 else "")
