@@ -21,12 +21,14 @@ class Request:
         run_dir: ``--run-dir``, or None.
         resume: ``--resume``.
         command: the command line, for the record.
+        profile: ``--profile``.
     """
 
     experiment: Experiment
     run_dir: Path | None
     resume: bool
     command: list[str]
+    profile: bool = False
 
 
 def checked_experiment(

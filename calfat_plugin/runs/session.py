@@ -12,9 +12,10 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.compute import pick_device, using_threads
+from calfat_plugin.runs.compute import new_profile, pick_device, using_threads
 from calfat_plugin.runs.data import class_counts, describe_data
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
@@ -73,9 +74,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         listeners.run_started(info)
 
         def on_round(record: RoundRecord, now: Snapshot) -> None:
-            writer.round_finished(record, now)
+            with timed("checkpoint"):
+                writer.round_finished(record, now)
             observer.round_finished(record)
-            listeners.round_finished(info, record)
+            with timed("loggers"):
+                listeners.round_finished(info, record)
 
         task = ServerTask(
             experiment,
@@ -88,13 +91,18 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             used=last_used(directory.rounds),
             scratch=directory.evaluation,
         )
+        profile = new_profile(device) if request.profile else None
         try:
-            evaluations = runtime.lead(task)
+            with profiling(profile):
+                evaluations = runtime.lead(task)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)
             raise
+        finally:  # what a stopped run spent is worth knowing, too
+            if profile is not None:
+                directory.write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
         observer.run_finished(result)
         listeners.run_finished(info, result)
 
