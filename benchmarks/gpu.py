@@ -133,13 +133,13 @@ def default_run(report: Report, device: torch.device, count: int, repeats: int, 
         client = ours("calfat", base, data, device, precision=precision)
         with computing_in(precision):
             client()  # graphs, plans and memory of the first batches
-            peak = PeakMemory(device)
-            peak.begin()
+            memory = PeakMemory(device)
+            memory.begin()
             one_round = {precision: _sum_of(client), "rate": gemm(device, kinds[precision])}
             found = alternated(one_round, repeats)
         times[precision] = found[precision].times(scale)
         floors[precision] = Spread(tuple(scale * operations / rate for rate in found["rate"].values))
-        peaks[precision] = peak.of_gpu() if device.type == "cuda" else peak.of_process()
+        peaks[precision] = memory.of_gpu() if device.type == "cuda" else memory.of_process()
     if official is not None:
         times["official code"] = alternated({"official code": _sum_of(official.local_epoch(data))}, repeats)[
             "official code"

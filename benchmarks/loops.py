@@ -197,7 +197,7 @@ class Official:
     def __init__(self, path: Path, device: torch.device) -> None:
         self.device = device
         make_torchvision_importable()
-        if importlib.util.find_spec("tensorboardX") is None:
+        if "tensorboardX" not in sys.modules and importlib.util.find_spec("tensorboardX") is None:
             sys.modules["tensorboardX"] = _empty("tensorboardX")
         words = ["fat.py", "--dataset=cifar10", "--lr=0.01", f"--local_bs={BATCH}", "--local_ep=1"]
         with mock.patch.object(sys, "path", [str(path), *sys.path]), mock.patch.object(sys, "argv", words):

@@ -53,7 +53,7 @@ def runs(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
 
 
 def test_a_profile_changes_no_result(runs: tuple[Path, Finished, Finished]) -> None:
-    folder, plain, profiled = runs
+    folder, plain, _ = runs
     kept = [
         [{name: text for name, text in row.items() if name not in COST_COLUMNS} for row in read_rounds(run)]
         for run in (folder / "plain" / "rounds.csv", folder / "profiled" / "rounds.csv")
