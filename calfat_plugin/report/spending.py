@@ -65,7 +65,7 @@ def _rows(parts: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
         return Row(name, depth, spent / len(parts), spent / whole, None if called is None else called / len(parts))
 
     def below(outer: tuple[str, ...], spent: float) -> Iterator[Row]:
-        inner = [path for path in seconds if path[:-1] == outer]
+        inner = [path for path in seconds if path and path[:-1] == outer]
         for path in inner:
             yield row(path[-1], len(outer), seconds[path], calls[path])
             yield from below(path, seconds[path])
