@@ -78,6 +78,9 @@ class RoundRecord:
         bytes_down: payload sent to all clients, in bytes.
         bytes_up: payload received from all clients, in bytes.
         alarms: findings about the updates that were used, a sentence each.
+        peak_memory_mb: largest resident memory of the server's process in the round, in 10^6 bytes; None where the
+            system does not measure it.
+        peak_gpu_memory_mb: largest memory of torch's tensors on the server's GPU, likewise; None without one.
     """
 
     round: int
@@ -91,6 +94,8 @@ class RoundRecord:
     bytes_down: int
     bytes_up: int
     alarms: tuple[str, ...] = ()
+    peak_memory_mb: float | None = None
+    peak_gpu_memory_mb: float | None = None
 
     def accuracy(self, label: str) -> float | None:
         """The monitored accuracy of one evaluator in this round, or None."""

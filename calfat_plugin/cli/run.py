@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     metavar="N|auto",
     help="Train the clients of a round in N processes of this machine, with the same result; auto: as many as fit.",
 )
+@click.option("--profile", is_flag=True, help="Measure where a round's time goes, and show it at the end.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
 def run(
     recipe: str,
@@ -56,6 +57,7 @@ def run(
     rank: int | None,
     local: bool,
     workers: str | None,
+    profile: bool,
     plain: bool,
 ) -> None:
     """Run RECIPE in the runtime that it names.
@@ -64,7 +66,8 @@ def run(
     """
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [] if seed is None else ["--seed", str(seed)]
-    command += [flag for flag, given in (("--download", download), ("--plain", plain)) if given]
+    flags = (("--download", download), ("--profile", profile), ("--plain", plain))
+    command += [flag for flag, given in flags if given]
     command += [] if workers is None else ["--workers", workers]
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
     with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error, hint.after_stop):
@@ -77,7 +80,7 @@ def run(
         from calfat_plugin.runs.request import Request
 
         runtime = runtime_of(experiment)
-        request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]])
+        request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)
         if workers is not None:
             from calfat_plugin.cli.workers import with_workers
 
@@ -99,7 +102,9 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
 
     from calfat_plugin.cli.progress import choose_progress
     from calfat_plugin.cli.results import results_table, show_alarms
+    from calfat_plugin.disk import read_json
     from calfat_plugin.evaluators.alarms import find_alarms
+    from calfat_plugin.report.spending import spending_text
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
@@ -111,6 +116,8 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     title = "global model after the final round, full test split"
     console.print(results_table(result.evaluations, title=title))
     show_alarms(console, find_alarms(result.evaluations))
+    if request.profile:
+        console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
 
 

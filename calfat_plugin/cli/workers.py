@@ -36,6 +36,8 @@ def with_workers(request: Request, runtime: Runtime, text: str, *, alone: bool) 
         )
     if not alone:
         raise RunError("--workers starts all processes of a run. Leave out --local, --role and --rank.")
+    if request.profile:
+        raise RunError("--profile measures a run whose clients are trained in one process. Leave out --workers.")
     if runtime.is_mpi_job:
         from calfat_plugin.host.transports import mpi_job
 

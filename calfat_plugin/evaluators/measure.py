@@ -15,6 +15,7 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
@@ -56,7 +57,8 @@ def measure(
     """
     refuse_training_mode(model)
     if correct is None:
-        correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
+        with timed("clean examples"):
+            correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     results = {}
     for label, evaluator in evaluators:
         task = EvaluationTask(
@@ -74,7 +76,8 @@ def measure(
             on_examples=on_examples,
         )
         before = _versions(model)
-        result = evaluator.evaluate(task, label)
+        with timed(label):
+            result = evaluator.evaluate(task, label)
         if _versions(model) != before:
             raise ModelError(
                 f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so no "

@@ -22,12 +22,14 @@ from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import logits_of, measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, heterogeneity, update_norm, value_problem
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
+from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
@@ -93,7 +95,7 @@ class Server:
         self.broadcast: State = {}
         self.round = 0
         self._model.to(device).eval()
-        self._started = time.perf_counter()
+        self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue after ``snapshot.round``.
@@ -113,6 +115,8 @@ class Server:
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
         self._started = time.perf_counter()
+        self._memory.begin()
+        begin_part(f"round {round}")
         clients = self.clients_of(round)
         self.observer.round_started(round, clients)
         return clients
@@ -145,9 +149,10 @@ class Server:
             UpdateError: when not one update can be used; the global model is then as before the round.
         """
         bytes_down = len(uploads) * num_bytes(self.downlink())
-        usable, refused = self._usable(round, dict(sorted(uploads.items())))
         previous, names = self.state, self._parameter_names
-        aggregate, self.state = self._aggregate(round, usable, refused)
+        with timed("aggregation"):
+            usable, refused = self._usable(round, dict(sorted(uploads.items())))
+            aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
         self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
         norms = {client: update_norm(update.state, previous, names) for client, update in usable.items()}
@@ -169,9 +174,15 @@ class Server:
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
-        """Complete the record of the round that was aggregated last: evaluations where the recipe says so, seconds."""
+        """Complete the record of the round that was aggregated last: evaluations where the recipe asks, and costs."""
         evaluations = self._monitor(record.round)
-        return replace(record, evaluations=evaluations, seconds=time.perf_counter() - self._started)
+        return replace(
+            record,
+            evaluations=evaluations,
+            seconds=time.perf_counter() - self._started,
+            peak_memory_mb=self._memory.of_process(),
+            peak_gpu_memory_mb=self._memory.of_gpu(),
+        )
 
     def final_evaluation(self, scratch: Path | None = None) -> tuple[EvaluationResult, ...]:
         """Evaluate the global model with the recipe's evaluators on the full test split.
@@ -179,6 +190,7 @@ class Server:
         Args:
             scratch: where long evaluations keep what they need to continue after a crash.
         """
+        begin_part("final evaluation")
         return tuple(self._measure(self._test, final=True, scratch=scratch).values())
 
     def _usable(
@@ -260,7 +272,7 @@ class Server:
         picks = experiment.evaluators if final else experiment.monitor_evaluators
         self._model.load_state_dict(dict(self.state))
         round = 0 if final else self.round
-        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)):
+        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
             return measure(
                 self._model,
                 data,

@@ -21,6 +21,7 @@ from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_up
 from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.profiling import timed
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
@@ -106,7 +107,8 @@ class Worker:
             on_batch=self.observer.client_progress,
         )
         try:
-            with seeded_world(derive_seed(self.experiment.seed, "ambient", round=round, client=client)):
+            ambient = derive_seed(self.experiment.seed, "ambient", round=round, client=client)
+            with seeded_world(ambient), timed("training"):
                 update = self._trained(task)
             check_update(update.state, received, who=f"client {client}")
         except UpdateError as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import ModelError
+from calfat_plugin.profiling import timed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +57,7 @@ def gradient_ascent(
     x_adv = start.detach()
     for _ in range(steps):
         x_adv.requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), timed("forward"):
             logits = model(x_adv)
             objective = loss(logits)
         if not objective.requires_grad:
@@ -64,7 +65,8 @@ def gradient_ascent(
                 "the attack's loss does not depend on x_adv: the model detaches its input or "
                 "computes without gradients. Gradient attacks need a differentiable model."
             )
-        (grad,) = torch.autograd.grad(objective, x_adv)
+        with timed("backward"):
+            (grad,) = torch.autograd.grad(objective, x_adv)
         x_adv = threat.project(threat.ascend(x_adv.detach(), grad, step_size), x)
     return x_adv
 

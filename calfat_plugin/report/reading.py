@@ -26,6 +26,7 @@ _FILES = {  # JSON, each a field of RunFiles
     "partition": shapes.PARTITION,
     "per_class": shapes.PER_CLASS_FILE,
     "tsne": shapes.TSNE,
+    "profile": shapes.PROFILE,
 }
 NATURAL = "natural"
 
@@ -43,6 +44,7 @@ class RunFiles:
         partition: ``partition.json``.
         per_class: ``per_class.json``, made by ``calfat per-class``.
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
+        profile: ``profile.json``, made by ``calfat run --profile``.
         attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
     """
 
@@ -54,6 +56,7 @@ class RunFiles:
     partition: Mapping[str, Any]
     per_class: Mapping[str, Any]
     tsne: Mapping[str, Any]
+    profile: Mapping[str, Any]
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def value(self, *keys: str) -> Any:

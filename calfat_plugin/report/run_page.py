@@ -16,6 +16,7 @@ from calfat_plugin.report.groups import reported_of
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import RunFiles
+from calfat_plugin.report.spending import cells, spending
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -50,6 +51,10 @@ def run_page(run: RunFiles, figures: Path) -> str:
             "attacks": attacks_view(run.attacks, figures),
             "per-class": per_class_view(run.per_class, figures),
             "features": drawn(tsne_chart(run.tsne)),
+            "time": [
+                (title, [("\N{NO-BREAK SPACE}" * 3 * row.depth + row.name, "", cells(row)) for row in rows])
+                for title, rows in spending(run.profile)
+            ],
             "recipe": {
                 "facts": words.highlights(run),
                 "command": words.command(run),
@@ -106,6 +111,7 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
     if not run.rounds:
         return None
     names = {**{label: f"{label} %" for label in run.monitored}, "heterogeneity": "s²", "seconds": "seconds"}
+    names |= {"peak_memory_mb": "peak memory, MB", "peak_gpu_memory_mb": "peak on the GPU, MB"}
     columns = [column for column in names if run.curve(column)]
 
     def shown(column: str, value: float | None) -> str:

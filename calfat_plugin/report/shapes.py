@@ -92,6 +92,10 @@ ENVIRONMENT = {
     "plugins_not_loaded?": [ANYTHING],
     "*": ANYTHING,
 }
+PROFILE = {
+    "method?": TEXT,
+    "parts": [{"name": TEXT, "seconds": NUMBER, "spans": [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]}],
+}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "*": ANYTHING}
 PER_CLASS_FILE = {
     "checkpoint": TEXT,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.profiling import Profile
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,17 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
             ("device_args", "gpu_id"), f"got {wanted.gpu_id}, but torch sees {torch.cuda.device_count()} GPU(s)."
         )
     return torch.device("cuda", (wanted.gpu_id + worker) % torch.cuda.device_count())
+
+
+def new_profile(device: torch.device) -> Profile:
+    """A profile whose spans wait for what they gave the device to do, except while a graph of it is recorded."""
+    import torch
+
+    def wait() -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(device)
+
+    return Profile(wait) if device.type == "cuda" else Profile()
 
 
 @contextmanager

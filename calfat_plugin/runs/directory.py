@@ -59,6 +59,7 @@ class RunDirectory:
     rounds = property(lambda self: self.path / "rounds.csv", doc="A row a round.")
     results = property(lambda self: self.path / "results.json", doc="The final evaluation.")
     evaluation = property(lambda self: self.path / "evaluation", doc="What a killed final evaluation continues from.")
+    profile = property(lambda self: self.path / "profile.json", doc="Where the time of a run with --profile went.")
     log = property(lambda self: self.path / "log.txt", doc="The log.")
     page = property(lambda self: self.path / "report.html", doc="The page, made when the run is finished.")
     last_checkpoint = property(lambda self: self.checkpoint("last"), doc="The checkpoint to resume from.")
@@ -255,7 +256,8 @@ class RunDirectory:
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]
-        return [self.recipe, self.environment, self.partition, self.rounds, self.results, self.log, *checkpoints]
+        files = [self.recipe, self.environment, self.partition, self.rounds, self.results, self.profile, self.log]
+        return [*files, *checkpoints]
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> None:
         """Write JSON atomically; anything that JSON cannot hold is our bug and raises ``TypeError``."""

@@ -27,11 +27,12 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.host.silo.runtimes import CrossSilo
+from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import pick_device, using_threads
+from calfat_plugin.runs.compute import new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
@@ -117,19 +118,27 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
 
         states = _States(directory.last_checkpoint.parent, client)
         say(f"client {client} of {name}: {len(data)} examples, waiting for the server")
-        runtime.work(
-            ClientTask(
-                experiment,
-                dataset,
-                data.to(device),
-                rank,
-                device,
-                state_after=states.after,
-                keep_state=states.keep,
-                on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
-                on_notice=lambda text: say(f"warning: {text}"),
-            )
+        task = ClientTask(
+            experiment,
+            dataset,
+            data.to(device),
+            rank,
+            device,
+            state_after=states.after,
+            keep_state=states.keep,
+            on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
+            on_notice=lambda text: say(f"warning: {text}"),
         )
+        profile = new_profile(device) if request.profile else None
+        with profiling(profile):
+            runtime.work(task)
+        if profile is not None:
+            from calfat_plugin.report.spending import spending_text
+
+            spent = {"method": experiment.trainer.name, "parts": profile.as_json()}
+            directory.write_json(directory.profile, spent)
+            log.info("where the time went:\n%s", spending_text(spent))
+            say(f"where the time went: {directory.profile}")
     directory.write_json(directory.results, {"recipe": name, "seed": experiment.seed, "rank": rank})
     say("the run is over")
 

@@ -22,6 +22,7 @@ class Request:
         resume: ``--resume``.
         command: the command line, for the record.
         workers: processes that train a simulation's clients side by side; 0: this one trains them.
+        profile: ``--profile``.
     """
 
     experiment: Experiment
@@ -29,6 +30,7 @@ class Request:
     resume: bool
     command: list[str]
     workers: int = 0
+    profile: bool = False
 
 
 def checked_experiment(

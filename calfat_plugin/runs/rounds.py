@@ -16,7 +16,9 @@ from calfat_plugin.results import RoundRecord
 ALARMS = "alarms"
 TEXT_COLUMNS = ("clients", "refused", ALARMS)
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
-TIMING_COLUMNS = ("seconds",)  # the only columns that two runs of one recipe and seed may differ in
+_MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
+COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
+_ADDED = (ALARMS, *_MEMORY)  # the last columns, in this order, some of which files of older versions lack
 _LISTED = 5  # rounds whose alarms are quoted on the page
 
 
@@ -46,8 +48,8 @@ class RoundsFile:
             *(f"update_norm_{client}" for client in clients),
             "bytes_down",
             "bytes_up",
-            *TIMING_COLUMNS,
-            ALARMS,
+            "seconds",
+            *_ADDED,
         ]
 
     def append(self, record: RoundRecord) -> None:
@@ -69,7 +71,7 @@ class RoundsFile:
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
 
-        A file of an older version, without the last column, gets it.
+        A file of an older version, without the last columns, gets them.
 
         Raises:
             RunError: rows up to ``last_round`` are missing.
@@ -84,10 +86,10 @@ class RoundsFile:
                 "there; the file was changed by hand. Start the run again without --resume."
             )
         _rows(self.path, kept)
-        if not kept[0].rstrip("\n").endswith(f",{ALARMS}"):
-            header, *rows = (line.rstrip("\n") for line in kept)
-            kept = [f"{header},{ALARMS}\n", *(f"{row},\n" for row in rows)]
-        write_text(self.path, "".join(kept))
+        header, *rows = (line.rstrip("\n") for line in kept)
+        missing = [column for column in _ADDED if column not in header.split(",")]
+        lines = [",".join([header, *missing]), *(row + "," * len(missing) for row in rows)]
+        write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
         row: dict[str, object] = {
@@ -101,6 +103,7 @@ class RoundsFile:
             "bytes_up": record.bytes_up,
             "seconds": f"{record.seconds:.3f}",
         }
+        row |= {column: f"{peak:.1f}" for column in _MEMORY if (peak := getattr(record, column)) is not None}
         for label, result in record.evaluations.items():
             row[label], row[f"{label}_strict"] = repr(result.accuracy), repr(result.accuracy_strict)
         row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})

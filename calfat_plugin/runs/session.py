@@ -13,11 +13,12 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
+from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.client_states import StateFiles
-from calfat_plugin.runs.compute import pick_device, using_threads
+from calfat_plugin.runs.compute import new_profile, pick_device, using_threads
 from calfat_plugin.runs.data import describe_data
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
@@ -78,9 +79,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         listeners.run_started(info)
 
         def on_round(record: RoundRecord, now: Snapshot) -> None:
-            writer.round_finished(record, now)
+            with timed("checkpoint"):
+                writer.round_finished(record, now)
             observer.round_finished(record)
-            listeners.round_finished(info, record)
+            with timed("loggers"):
+                listeners.round_finished(info, record)
 
         task = ServerTask(
             experiment,
@@ -95,14 +98,21 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             scratch=directory.evaluation,
             warn=warn,
         )
+        profile = new_profile(device) if request.profile else None
         try:
-            with workers.running(request.workers, experiment, directory.log) as processes:
+            with (
+                profiling(profile),
+                workers.running(request.workers, experiment, directory.log) as processes,
+            ):
                 evaluations = runtime.lead(replace(task, workers=processes))
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
             listeners.run_stopped(info, error)
             raise
+        finally:  # what a stopped run spent is worth knowing, too
+            if profile is not None:
+                directory.write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
         observer.run_finished(result)
         listeners.run_finished(info, result)
 

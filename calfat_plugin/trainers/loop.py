@@ -12,6 +12,7 @@ from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ClientLoss, LocalTask
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.observer import BatchProgress
+from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -53,7 +54,8 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     model.train()
     correction = task.correction.begin(task)
     if correction.wants_full_gradient:
-        correction.take_full_gradient(_full_gradient(method, task, loss))
+        with timed("full gradient"):
+            correction.take_full_gradient(_full_gradient(method, task, loss))
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
@@ -64,13 +66,15 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     for epoch in range(settings.epochs):
         meter = _LossMeter(task, epoch)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
-        for x_nat, y, index in _one_epoch(task, "batches", epoch):
-            batch = _attacked(method, task, loss, x_nat, y, index, noise)
-            optimizer.zero_grad(set_to_none=True)
-            value = method.backward(batch)
-            correction.after_backward(model)
-            optimizer.step()
-            correction.after_step(model, settings.learning_rate)
+        for x_nat, y, index in timed_each("data", _one_epoch(task, "batches", epoch)):
+            with timed("attack"):
+                batch = _attacked(method, task, loss, x_nat, y, index, noise)
+            with timed("outer step"):
+                optimizer.zero_grad(set_to_none=True)
+                value = method.backward(batch)
+                correction.after_backward(model)
+                optimizer.step()
+                correction.after_step(model, settings.learning_rate)
             meter.add(value, len(y))
         mean_loss = meter.mean()
     extras, client_state = correction.finish(model)

@@ -19,8 +19,8 @@ BEGIN, END = "<!-- layers: made by `python tests/contract/layers.py` -->", "<!--
 FLOORS = (
     (
         "basics",
-        "errors, exact numbers, options, derived seeds, safe files, a peer's texts",
-        "errors compat threat seeds options disk peer_text",
+        "errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers",
+        "errors compat threat seeds options disk peer_text profiling",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (

@@ -28,7 +28,7 @@ if "tests" not in sys.modules:  # started as a program; an installed package may
     sys.modules["tests"] = package
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.rounds import TIMING_COLUMNS, read_rounds
+from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
 from tests import reaper
 from tests.runs.processes import RECIPE, Finished, WarmServer
 from tests.silo.federation import Federation, global_model
@@ -45,7 +45,7 @@ def rows(run: Path) -> list[dict[str, str]]:
     last = run / "checkpoints" / "last.safetensors"
     done = load_checkpoint(last)[0].round if last.exists() else 0
     found = read_rounds(run / "rounds.csv")[:done] if done else []
-    return [{name: text for name, text in row.items() if name not in TIMING_COLUMNS} for row in found]
+    return [{name: text for name, text in row.items() if name not in COST_COLUMNS} for row in found]
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:

@@ -65,6 +65,7 @@ def record(round: int, monitored: Mapping[str, float], *, clients: int = 2, hete
         seconds=2.0,
         bytes_down=1000,
         bytes_up=1100,
+        peak_memory_mb=812.5,
     )
 
 

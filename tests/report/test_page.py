@@ -46,6 +46,7 @@ def view(text: str) -> dict[str, Any]:
         "attacks": [{"name": text, "selected_on": text, "rows": [row], **found}],
         "per-class": {"methods": text, "classes": [text], "tables": [{"title": text, "blocks": blocks}], **found},
         "features": drawings,
+        "time": [(text, [row])],
         "recipe": {"facts": {text: text}, "command": text, "text": text},
         "versions": {"machine": {text: text}, "versions": {text: text}},
         "citations": {text: text},

@@ -41,6 +41,21 @@ TSNE = {
     "labels": [0, 1, 2] * 4,
     "points": [[float(i), float(-i)] for i in range(12)],
 }
+PROFILE = {
+    "method": "calfat",
+    "parts": [
+        {
+            "name": f"round {number}",
+            "seconds": 2.0,
+            "spans": [
+                {"path": ["training", "attack"], "seconds": 1.0, "calls": 10},
+                {"path": ["training"], "seconds": 1.5, "calls": 2},
+                {"path": [], "seconds": 1.5, "calls": 2},
+            ],
+        }
+        for number in range(1, 5)
+    ],
+}
 
 
 def full_run(path: Path, *overrides: str) -> Path:
@@ -50,7 +65,8 @@ def full_run(path: Path, *overrides: str) -> Path:
     (path / "attacks").mkdir()
     (path / "attacks" / "just-begun.json").touch()
     again = {**ATTACKS, "evaluations": ATTACKS["evaluations"][:2], "alarms": []}
-    extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "attacks/best-robust.json": ATTACKS}
+    extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "profile.json": PROFILE}
+    extras["attacks/best-robust.json"] = ATTACKS
     extras["attacks/best-robust-2.json"] = again
     for name, content in extras.items():
         (path / name).write_text("{}")
@@ -193,6 +209,15 @@ def test_measured_stands_beside_reported(run_page: Path) -> None:
     assert "fgsm linf, ε = 1/10 35.01 \N{EN DASH} \N{EN DASH} 34.01 359 1.5" in text
     assert "pgd20 linf, ε = 1/10 31.23 31.12 +0.11 30.23 359 1.5" in text
     assert "Reported: arXiv:2205.14926, Table 1; differences in percentage points." in text
+
+
+def test_where_the_time_went_and_the_peak_of_memory_are_there(run_page: Path, bare_page: Path) -> None:
+    text = Page.read(run_page).text
+    assert "a round of calfat, mean of 4 rounds seconds share calls training 1.5000 75.0 % 2" in text
+    assert "attack 1.0000 50.0 % 10" in text
+    assert "everything else: host, messages, waiting 0.5000 25.0 %" in text
+    assert "seconds peak memory, MB 1 20.00 10.00 0.5 2 812.5" in text
+    assert "Where the time went" not in Page.read(bare_page).text
 
 
 def test_without_reported_numbers_there_is_no_column_for_them(bare_page: Path) -> None:

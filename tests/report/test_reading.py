@@ -131,6 +131,7 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
         ),
         ("environment.json", {"versions": ["torch"]}, "versions is ['torch'] (list), expected a mapping"),
         ("tsne.json", {"points": [[1, 2]]}, "points has 1 entries for 12 labels, or not two numbers each"),
+        ("profile.json", {"parts": [{"name": "round 1", "seconds": 1.0}]}, "parts[0] has no 'spans'"),
         ("tsne.json", {"labels": [10] * 12}, "labels goes up to 10, but there are 10 classes"),
         ("per_class.json", {"methods": {}}, "methods is empty, or has methods of different numbers of clients"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import os
@@ -277,8 +278,7 @@ def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:
 def test_a_field_of_any_length_is_read(tmp_path: Path) -> None:
     """An older version wrote reasons of clients whole, and could then neither resume nor report the run."""
     run = made_run(tmp_path / "run")
-    lines = (run / "rounds.csv").read_text().replace(",alarms", "").splitlines()
-    old = [lines[0], *(line[:-1] for line in lines[1:])]
+    old = as_written_before(run / "rounds.csv", "alarms").splitlines()
     old[2] = old[2].replace(",0 1,,", f",0,1: {'x' * 200_000}\x1b[2J,")
     (run / "rounds.csv").write_text("\n".join(old) + "\n")
     assert [len(row["refused"]) > 131_072 for row in read_rounds(run / "rounds.csv")] == [False, True, False, False]
@@ -287,17 +287,27 @@ def test_a_field_of_any_length_is_read(tmp_path: Path) -> None:
     assert alarms_of(run / "rounds.csv") == ()
 
 
-def test_a_run_of_a_version_without_alarms_is_continued(tmp_path: Path) -> None:
+def as_written_before(path: Path, column: str) -> str:
+    """``rounds.csv`` as the versions wrote it that did not have ``column``, nor those after it."""
+    rows = list(csv.reader(path.read_text().splitlines()))
+    return "".join(",".join(row[: rows[0].index(column)]) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("column", ["alarms", "peak_memory_mb", "peak_gpu_memory_mb"])
+def test_a_run_of_a_version_with_fewer_columns_is_continued(tmp_path: Path, column: str) -> None:
     run = made_run(tmp_path / "run")
     path = run / "rounds.csv"
-    lines = path.read_text().replace(",alarms", "").splitlines()
-    path.write_text("\n".join([lines[0], *(line[:-1] for line in lines[1:])]) + "\n")
+    path.write_text(as_written_before(path, column))
+    write_run_report(run)
+    assert last_used(path) == {0: 4, 1: 4}
     file = RoundsFile(path, ["natural", "pgd20"], 2)
     for _ in range(2):  # and once more, when it is there
         file.keep_until(3)
     file.append(dataclasses.replace(record(4, {}), alarms=("one", "two")))
     rows = read_rounds(path)
     assert [row["alarms"] for row in rows] == ["", "", "", "one; two"]
+    known = "" if column != "peak_gpu_memory_mb" else "812.5"
+    assert [row["peak_memory_mb"] for row in rows] == [known, known, known, "812.5"]
     assert all(len(row) == len(file.columns) and None not in row for row in rows)
     assert {row["seconds"] for row in rows} == {"2.000"}
     assert alarms_of(path)[0].text.startswith("round 4: one; two. Such an update")

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.rounds import TIMING_COLUMNS, read_rounds
+from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
 from tests.runs.processes import RECIPE, ROOT, TIMEOUT, WarmServer, cold, environment, sabotage
 
 ALL = ("--set", "train_args.client_num_per_round=5")
@@ -19,7 +19,7 @@ SOME = ("--set", "train_args.client_num_per_round=3")
 
 def rows(run: Path) -> list[dict[str, str]]:
     """The rows of a run, timings aside."""
-    return [{k: v for k, v in row.items() if k not in TIMING_COLUMNS} for row in read_rounds(run / "rounds.csv")]
+    return [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(run / "rounds.csv")]
 
 
 def assert_same_end(run: Path, whole: Path) -> None:
@@ -118,11 +118,11 @@ def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) 
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
     header, first, second = (run / "rounds.csv").read_text().splitlines()
-    assert header.endswith(",seconds,alarms")
-    (run / "rounds.csv").write_text("\n".join([header, f"{first.rsplit(',', 2)[0]},5000.5,", second, ""]))
+    assert header.endswith(",seconds,alarms,peak_memory_mb,peak_gpu_memory_mb")
+    (run / "rounds.csv").write_text("\n".join([header, f"{first.rsplit(',', 4)[0]},5000.5,,,", second, ""]))
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     seconds = json.loads((run / "results.json").read_text())["seconds"]
-    assert 5000.5 + float(second.split(",")[-2]) < seconds < 5000.5 + TIMEOUT
+    assert 5000.5 + float(second.split(",")[-4]) < seconds < 5000.5 + TIMEOUT
 
 
 def test_more_rounds_than_before_extend_a_finished_run(

@@ -120,6 +120,7 @@ class Federation:
         self.recipe.write_text(yaml.safe_dump(content))
         self.simulated = folder / "simulated"  # the run directory of simulate()
         self.reports = True  # whether runs end with their report, which takes longer than a small run
+        self.options: tuple[str, ...] = ()  # further words of each party's command
         self.processes: dict[int, Any] = {}
         self._starts = 0
 
@@ -146,7 +147,7 @@ class Federation:
         for rank in ranks:
             self._starts += 1
             words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
-            words += ["--run-dir", str(self.directory(rank))] + (["--resume"] if resume else [])
+            words += ["--run-dir", str(self.directory(rank)), *self.options] + (["--resume"] if resume else [])
             arguments = (words, str(self._output(rank)), hang_in, lies, self.reports, files)
             process = _context.Process(target=silo_party.be_party, args=arguments)
             process.start()

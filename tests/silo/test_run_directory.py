@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -28,7 +29,7 @@ def headings(report: Path) -> list[str]:
 
 
 def scalars(directory: Path) -> Scalars:
-    """Tag to (step, value), without those that measure time."""
+    """Tag to (step, value), without those that measure time and memory."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(directory / "tensorboard"))
@@ -36,8 +37,24 @@ def scalars(directory: Path) -> Scalars:
     return {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
         for tag in events.Tags()["scalars"]
-        if "seconds" not in tag
+        if "seconds" not in tag and "memory" not in tag
     }
+
+
+def assert_profiles(federation: Federation) -> None:
+    """Every party says where its own time went: the server without training, each client without aggregation."""
+    outermost = {}
+    for rank in range(3):
+        parts = json.loads((federation.directory(rank) / "profile.json").read_text())["parts"]
+        outermost[rank] = {span["path"][0] for part in parts for span in part["spans"] if len(span["path"]) == 1}
+        names = ["round 1", "round 2", *(["final evaluation"] if rank == 0 else [])]
+        assert [part["name"] for part in parts] == names
+    assert outermost[0] == {"aggregation", "evaluation", "checkpoint", "loggers"}
+    assert outermost[1] == outermost[2] == {"training", "checkpoint"}
+    assert "a round of calfat, mean of 2 rounds" in federation.output(0)
+    path = federation.directory(1) / "profile.json"
+    assert f"where the time went: {path}\nthe run is over\n" in federation.output(1)
+    assert "where the time went:\na round of calfat, mean of 2 rounds" in federation.log(1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
@@ -46,8 +63,9 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
         federation.content["calfat"]["loggers"] = ["tensorboard"]
         federation.recipe.write_text(yaml.safe_dump(federation.content))
         federation.reports = False  # the two pages are written and compared below
+        federation.options = ("--profile",)
         federation.start_all()
-        federation.simulate()
+        federation.simulate(None, "--profile")
         federation.finish()
     across, simulated = federation.directory(0), tmp_path / "simulated"
     assert files(across) == files(simulated) - {"partition.json"}  # class counts stay with the clients
@@ -55,6 +73,7 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
     assert logged == scalars(simulated)
     assert [step for step, _ in logged["accuracy/natural"]] == [1, 2]
     assert not list(federation.directory(1).rglob("*tfevents*"))
+    assert_profiles(federation)
     assert f"warning: {UNPROTECTED}" in federation.output(0)
     # That a server writes its report itself is tested in test_docs.py.
     assert headings(write_run_report(across)) == headings(write_run_report(simulated))

@@ -24,6 +24,7 @@ from calfat_plugin.host.transports.base import Transport, UnreachableError
 from calfat_plugin.host.transports.loop import FAILED
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
 from calfat_plugin.peer_text import peer_text
+from calfat_plugin.profiling import begin_part, timed
 
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
@@ -99,6 +100,7 @@ class SiloClient(OnTransport, ClientMasterManager):
             raise HostError(
                 f"round {round}: the server's model does not fit this recipe's. {peer_text(error)}"
             ) from None
+        begin_part(f"round {round}")
         self._task.on_round(round, "training")
         worker.client_states[client] = self._task.state_after(used)
         self._answering = {"round": round, "ticket": fields["ticket"]}
@@ -107,7 +109,8 @@ class SiloClient(OnTransport, ClientMasterManager):
         self.trainer_dist_adapter.update_dataset(client)
         self.trainer_dist_adapter.update_model(downlink)
         weights, num_examples = self.trainer_dist_adapter.train(self.round_idx)
-        self._task.keep_state(round, worker.client_states[client], used)
+        with timed("checkpoint"):
+            self._task.keep_state(round, worker.client_states[client], used)
         if self.com_manager.inbox.holds(MODEL_TYPES):
             self._task.on_round(round, "too late: the server continued without it")
             return

@@ -1,0 +1,134 @@
+"""Where a run's time goes: timers at the borders of a round, which exist only while a profile is made.
+
+A run is a sequence of parts (its rounds, the final evaluation), and in each part spans nest: ``training`` has
+``attack``, which has ``forward`` and ``backward``. The code names them with :func:`timed`; without a profile that costs
+a look at a variable. Nothing here touches numbers or random streams, so a profile never changes a result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+@dataclass
+class Part:
+    """A round, or the final evaluation.
+
+    Attributes:
+        name: ``round 3``.
+        started: reading of the clock.
+        seconds: how long it took, what no span covers included; 0 while it lasts.
+        spans: names from the outermost span to this one -> [seconds, calls]; the seconds contain those of inner spans.
+    """
+
+    name: str
+    started: float
+    seconds: float = 0.0
+    spans: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+
+
+class Profile:
+    """Collects the seconds of one process.
+
+    Args:
+        wait: lets a device finish what it was given, so that its work counts where it was ordered.
+    """
+
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        self.parts: list[Part] = []
+        self._wait = wait
+        self._open: tuple[str, ...] = ()
+
+    def begin(self, name: str) -> None:
+        """End the part under way, and begin the next."""
+        self.end()
+        self.parts.append(Part(name, time.perf_counter()))
+
+    def end(self) -> None:
+        """End the part under way, if there is one."""
+        if self.parts and not self.parts[-1].seconds:
+            self.parts[-1].seconds = time.perf_counter() - self.parts[-1].started
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Add the seconds until it is left, and a call unless by an exception; outside of parts, nothing."""
+        outer, self._open = self._open, (*self._open, name)
+        started, calls = time.perf_counter(), 0
+        try:
+            yield
+            calls = 1
+        finally:
+            self._wait()
+            if self.parts:
+                found = self.parts[-1].spans.setdefault(self._open, [0.0, 0])
+                found[0] += time.perf_counter() - started
+                found[1] += calls
+            self._open = outer
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The parts, ready for JSON, spans in the order in which they were first left."""
+        return [
+            {
+                "name": part.name,
+                "seconds": part.seconds,
+                "spans": [
+                    {"path": list(path), "seconds": seconds, "calls": int(calls)}
+                    for path, (seconds, calls) in part.spans.items()
+                ],
+            }
+            for part in self.parts
+        ]
+
+
+_current: ContextVar[Profile | None] = ContextVar("profile", default=None)
+
+
+@contextmanager
+def profiling(profile: Profile | None) -> Iterator[None]:
+    """Make ``profile`` the one that :func:`timed` and :func:`begin_part` in this thread fill; None: there is none."""
+    token = _current.set(profile)
+    try:
+        yield
+    finally:
+        if profile is not None:
+            profile.end()
+        _current.reset(token)
+
+
+def timed(name: str) -> AbstractContextManager[None]:
+    """A span of the profile that is being made, if one is."""
+    profile = _current.get()
+    return _NOTHING if profile is None else profile.span(name)
+
+
+def timed_each(name: str, items: Iterator[T]) -> Iterator[T]:
+    """The items, with a span around the making of each."""
+    if _current.get() is None:
+        return items
+
+    def each() -> Iterator[T]:
+        while True:
+            try:
+                with timed(name):
+                    item = next(items)
+            except StopIteration:
+                return
+            yield item
+
+    return each()
+
+
+def begin_part(name: str) -> None:
+    """Begin a part of the profile that is being made, if one is."""
+    profile = _current.get()
+    if profile is not None:
+        profile.begin(name)

@@ -1,0 +1,52 @@
+"""The peak of memory that a round's record holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from calfat_plugin.federation import memory
+from calfat_plugin.federation.memory import PeakMemory
+from tests.host.federation import experiment, run
+
+CPU = torch.device("cpu")
+needs_mark = pytest.mark.skipif(not memory._RESET.exists(), reason="this system keeps no mark that can be set back")
+
+
+@needs_mark
+def test_a_peak_is_of_the_time_since_it_began() -> None:
+    peak = PeakMemory(CPU)
+    peak.begin()
+    before = peak.of_process()
+    taken = bytearray(200_000_000)
+    high = peak.of_process()
+    del taken
+    after = peak.of_process()
+    peak.begin()
+    again = peak.of_process()
+    assert before is not None
+    assert high is not None
+    assert after is not None
+    assert again is not None
+    assert 190 < high - before < 250
+    assert after > high - 10  # the mark, not what is in use now; the kernel counts in batches of pages
+    assert abs(again - before) < 50
+    assert peak.of_gpu() is None
+
+
+def test_there_is_no_number_where_the_mark_cannot_be_set_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    peak = PeakMemory(CPU)
+    assert peak.of_process() is None  # of the whole life, before a round began
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "none" / "clear_refs")
+    peak.begin()
+    assert peak.of_process() is None
+
+
+@needs_mark
+def test_each_round_has_its_own() -> None:
+    records = run(experiment()).records
+    assert len(records) > 1
+    assert all(record.peak_memory_mb is not None and record.peak_memory_mb > 10 for record in records)
+    assert {record.peak_gpu_memory_mb for record in records} == {None}

@@ -1,0 +1,346 @@
+"""Every benchmark runs, on sizes that measure nothing, and what it computes about its measurements is right."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import attack_agreement, evaluation, gpu, local_epoch, loops, measuring, round_overhead, scaling, work
+from calfat_plugin.builtin import calfat_local_trainers
+from calfat_plugin.datasets import ImageData
+from tests.environment import bare
+from tests.runs.processes import ROOT, WarmServer
+
+# Code of our own with the names that the authors' fat.py and utils.py have.
+FAT = """\
+import argparse, sys
+import torch
+from tensorboardX import SummaryWriter
+from utils import Net
+parser = argparse.ArgumentParser()
+for name in ("--dataset", "--lr", "--local_bs", "--local_ep"):
+    parser.add_argument(name)
+args = parser.parse_args()
+cfgs = {"steps": 20}
+seen = []
+class LocalUpdate:
+    def __init__(self, args, dataset, idxs):
+        self.examples = [dataset[index] for index in idxs]
+    def pgd_train(self, model, criterion):
+        seen.append((args.dataset, args.cls_num_list, len(self.examples)))
+        return model.cuda()(torch.stack([x for x, _ in self.examples]).cuda())
+def get_model(args):
+    return Net().cuda()
+"""
+UTILS = """\
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.renamed = torch.nn.Linear(3, 10)
+    def forward(self, x):
+        return self.renamed(x.mean((2, 3)))
+def eval_adv_test_whitebox(model, test_loader, cfgs, dataset):
+    wrong = sum((model(x.cuda()).argmax(1) != y.cuda()).sum() for x, y in test_loader)
+    return wrong, wrong
+"""
+
+
+@pytest.fixture
+def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout in which ``fat.py`` is ours."""
+    for name in ("fat", "utils", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, sys)  # so that it is put back as it was
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "fat.py").write_text(FAT)
+    (tmp_path / "utils.py").write_text(UTILS)
+    return tmp_path
+
+
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve pictures instead of all."""
+    whole = attack_agreement.images
+
+    def few(data: str) -> tuple[Tensor, Tensor]:
+        x, y = whole(data)
+        return x[:12], y[:12]
+
+    monkeypatch.setattr(attack_agreement, "images", few)
+
+
+def tables(markdown: str) -> dict[str, list[list[str]]]:
+    """Heading (or first column) to rows, of Markdown that must be well-formed."""
+    found: dict[str, list[list[str]]] = {}
+    for block in re.findall(r"(?:\|.*\|\n)+", markdown):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        assert {len(row) for row in rows} == {len(rows[0])}
+        assert set(rows[1]) <= {"---", "---:"}
+        found[rows[0][0]] = rows[2:]
+    return found
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+
+
+def test_ratios_are_of_neighbours_and_the_spread_is_of_all() -> None:
+    found = measuring.alternated({"a": iter([4.0, 2.0, 9.0]).__next__, "b": iter([2.0, 2.0, 3.0]).__next__}, 3)
+    assert found["a"].values == (4.0, 2.0, 9.0)
+    assert str(found["a"]) == "4 (2-9)"
+    assert found["a"].over(found["b"]).values == (2.0, 1.0, 3.0)
+    assert str(found["b"].times(0.5)) == "1 (1-1.5)"
+
+
+def test_variants_are_alternated() -> None:
+    order: list[str] = []
+
+    def variant(name: str) -> float:
+        order.append(name)
+        return 1.0
+
+    measuring.alternated({name: lambda name=name: variant(name) for name in "ab"}, 2)  # type: ignore[misc]
+    assert order == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18", "vgg8"])
+def test_operations_are_those_that_torch_counts(name: str) -> None:
+    model = loops.network(name).eval()
+    found = work.work_of(model, loops.CIFAR)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, *loops.CIFAR))
+    assert found.forward == counter.get_total_flops()
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    side = 30 if name == "cnn" else 32
+    assert found.first == 2 * side * side * first.weight.numel()
+
+
+def test_a_method_needs_the_passes_of_its_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted on the real loop: calls of the model, and gradients of images, by examples."""
+    assert set(work.METHODS) == {entry.name for entry in calfat_local_trainers()}
+    data, steps = loops.images(8, (1, 8, 8)), 3
+    for name, (_, passes) in work.METHODS.items():
+        forward = attacked = 0
+
+        class Counting(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = loops.network("cnn_small", (1, 8, 8))
+                self.classifier = self.inner.classifier
+
+            def forward(self, x: Tensor) -> Tensor:
+                nonlocal forward, attacked
+                forward += len(x)
+                attacked += len(x) * x.requires_grad
+                logits: Tensor = self.inner(x)
+                return logits
+
+        loops.fit(name, Counting(), data, torch.device("cpu"), steps=steps)
+        assert attacked == passes.attacked * steps * len(data), name
+        assert forward - attacked == (passes.natural + passes.outer) * len(data), name
+
+
+def test_the_work_of_a_method_and_of_an_evaluation() -> None:
+    cost = work.Work(forward=100.0, first=10.0)
+    assert cost.of_method(work.METHODS["calfat"][1], 10) == 10 * 200 + 100 + 290
+    assert cost.of_method(work.METHODS["standard"][1], 10) == 290
+    assert cost.of_method(work.METHODS["mixfat"][1], 10) == 1000 + 290
+    assert cost.of_pgd(20) == 4200
+
+
+def test_the_plain_loop_is_calfat() -> None:
+    """Same weights, same data, one batch: the losses that both end with differ by the attack's noise alone."""
+    data = loops.images(16)
+    base = loops.network("cnn")
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    assert loops.plain(base, data, torch.device("cpu"), steps=1)() > 0
+    assert loops.ours("calfat", base, data, torch.device("cpu"), steps=1)() > 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
+
+
+# --- every benchmark runs ---------------------------------------------------------------------------------------------
+
+
+def test_local_epoch(tmp_path: Path, official: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "numbers.json"
+    sizes = ["--images", "2", "--model-images", "1", "--repeats", "1", "--json", str(path)]
+    beside = [*sizes, "--parts", "calfat", "--official", str(official)]
+    with pytest.raises(SystemExit):
+        local_epoch.main([*beside, "--steps", "1"])
+    assert "--steps: the official code takes ten" in capsys.readouterr().err
+    local_epoch.main(beside)
+    found = tables(capsys.readouterr().out)
+    assert [row[0] for row in found["loop"]] == ["official code", "calfat_plugin, fp32", "floor, fp32"]
+    assert sys.modules["fat"].seen == [("cifar10", [1, 1, 0, 0, 0, 0, 0, 0, 0, 0], 2)]
+    chosen = ["--methods", "fedpgd,standard", "--models", "vgg8", "--steps", "1"]
+    local_epoch.main([*sizes, "--parts", "methods,models", *chosen])
+    found = tables(capsys.readouterr().out)
+    assert [row[0] for row in found["method"]] == ["calfat", "fedpgd", "standard"]
+    assert (found["method"][0][2], found["method"][0][3]) == ("5.9", "1")
+    assert [row[0] for row in found["network"]] == ["vgg8"]
+    content = json.loads(path.read_text())
+    assert content["numbers"].keys() == {"methods", "vgg8"}
+    assert content["machine"]["used by torch"] == torch.backends.cpu.get_cpu_capability()
+    with pytest.raises(SystemExit, match="computes in fp32"):
+        local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
+
+
+def test_evaluation(official: Path, few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--images", "2", "--autoattack-images", "2", "--epochs", "1", "--repeats", "1"]
+    evaluation.main([*sizes, "--parts", "autoattack"])
+    found = tables(capsys.readouterr().out)
+    assert [(row[0], row[3]) for row in found["by"]] == [("pyautoattack", "2"), ("calfat_plugin", "2")]
+    evaluation.main([*sizes, "--parts", "pgd"])
+    found = tables(capsys.readouterr().out)
+    assert [row[0] for row in found["loop"]] == ["calfat_plugin", "floor, fp32"]
+
+
+def test_verdicts_that_differ_are_no_result(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_broken(self: object, task: object, label: str) -> None:
+        pass
+
+    monkeypatch.setattr(evaluation.AutoAttack, "evaluate", nothing_broken)
+    images = loops.images(2, (1, 8, 8))
+    data = ImageData(images.x.float().div(255), images.y)
+    monkeypatch.setattr(evaluation, "trained", lambda name, count, epochs: (Brittle(data.x), data))
+    with pytest.raises(SystemExit, match="AutoAttack: 2 verdicts differ"):
+        evaluation.main(["--autoattack-images", "2", "--repeats", "1", "--parts", "autoattack"])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # four, like its own
+def test_the_official_code_is_called_as_it_is_without_a_gpu(official: Path) -> None:
+    code = loops.Official(official, torch.device("cpu"))
+    weights = nn.Linear(3, 10)
+    seconds, accuracy = code.evaluation(weights, loops.images(4))()
+    assert seconds > 0
+    assert 0 <= accuracy <= 1
+    with pytest.raises(SystemExit, match="was imported before"):
+        loops.Official(official / "..", torch.device("cpu"))
+    if not torch.cuda.is_available():
+        with pytest.raises((RuntimeError, AssertionError)):
+            torch.zeros(1).cuda()  # it is as before
+
+
+def test_overhead_and_scaling(
+    warm: WarmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = []
+
+    def run(folder: Path, recipe: str, *options: str) -> Path:
+        (tmp_path / "recipe.yaml").write_text(recipe)
+        made.append((f"run-{len(made)}", options))
+        done = warm.run("run", "recipe.yaml", "--run-dir", made[-1][0], *options, cwd=tmp_path)
+        assert done.code == 0, done.err
+        return tmp_path / made[-1][0]
+
+    monkeypatch.setattr(round_overhead, "run", run)
+    monkeypatch.setattr(scaling, "run", run)
+    round_overhead.main(["--clients", "3", "--rounds", "3", "--repeats", "1", "--threads", "1"])
+    rows = tables(capsys.readouterr().out)["clients a round"]
+    assert rows[0][0] == "3"
+    cells = [float(cell) for cell in rows[0][1:]]
+    assert sum(cells[:-1]) == pytest.approx(cells[-1], rel=0.05)
+    scaling.main(["--clients", "5,10", "--rounds", "2", "--repeats", "1", "--parts", "clients"])
+    found = tables(capsys.readouterr().out)
+    assert [row[0] for row in found["clients"]] == ["5 clients", "10 clients"]
+    assert all(float(cell) > 0 for row in found["clients"] for cell in row[1:])
+    assert [options for _, options in made] == [("--profile",), (), ()]
+
+
+def test_workers_are_asked_for_where_there_is_more_than_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def run(folder: Path, recipe: str, *options: str) -> Path:
+        asked.append(options)
+        (folder / "rounds.csv").write_text("round,seconds,clients,peak_memory_mb\n1,3.0,0,\n2,1.0,0,5.0\n")
+        return folder
+
+    monkeypatch.setattr(scaling, "run", run)
+    sizes = ["--rounds", "2", "--repeats", "1"]
+    scaling.main(["--workers", "1,2", "--models", "cnn_small", *sizes, "--parts", "workers,models"])
+    assert asked == [(), ("--workers", "2"), ()]
+    found = tables(capsys.readouterr().out)
+    assert found["workers"] == [["1 workers", "1", "1", "5", "1"], ["2 workers", "1", "1", "5", "1"]]
+    assert found["models"] == [["cnn_small", "22.2 MFLOP forward", "1", "1", "5", "1"]]
+
+
+def test_a_failing_run_ends_a_benchmark_with_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as raised:
+        round_overhead.run(tmp_path, "train_args: {epochs: -1}")
+    assert "ended with 2.\n" in str(raised.value)
+    assert "epochs" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_gpu_without_one(tmp_path: Path, official: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path / "out"), "--official", str(official)])
+    content = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert content["numbers"]["wrong"] == []
+    found = tables((tmp_path / "out" / "gpu.md").read_text())
+    assert {row[4] for row in found["result"]} == {"yes"}
+    assert len(found["result"]) == 2 * len(gpu.TOLERANCES)
+    assert [row[0] for row in found["in"]] == [*loops.precisions(), "official code"]
+    assert [row[0] for row in found["method"]] == list(work.METHODS)
+    assert "torch.profiler: CalFAT" in capsys.readouterr().out
+
+
+def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.device] = []
+
+    def results(device: torch.device, base: nn.Module, data: object) -> dict[str, Tensor]:
+        calls.append(device)
+        found = {name: torch.ones(2) for name in gpu.TOLERANCES}
+        found["PGD-20 verdicts that differ, share"] = torch.tensor([True, len(calls) != 2])
+        found["logits, relative"] *= 1.01 if len(calls) == 3 else 1
+        return found
+
+    monkeypatch.setattr(gpu, "results_on", results)
+    for section in ("default_run", "profiled"):
+        monkeypatch.setattr(gpu, section, lambda *given: "")
+    monkeypatch.setattr(gpu, "methods", lambda *given: iter(()))
+    with pytest.raises(SystemExit) as raised:
+        gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+    assert str(raised.value).splitlines() == [
+        "PGD-20 verdicts that differ, share, fp32: 0.5 is more than 0.005",
+        "logits, relative, tf32: 0.01 is more than 0.005",
+    ]
+    assert "**Wrong:** logits, relative, tf32" in (tmp_path / "gpu.md").read_text()
+    with pytest.raises(SystemExit, match="section 'results' was left out: 0 s had gone, the limit is -1 s"):
+        gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--limit", "-1"])
+
+
+def test_the_gpu_benchmark_needs_nothing_that_would_have_to_be_installed() -> None:
+    """The machine with the card has torch, torchvision with numpy, and pytest."""
+    absent = "yaml fedml sklearn pyautoattack safetensors PIL matplotlib jinja2 rich click packaging pandas pluggy"
+    program = f"""
+import sys
+from benchmarks import gpu, loops
+gpu.fit("calfat", loops.network("cnn"), loops.images(1), gpu.CPU, steps=1)
+gpu.PGD(gpu.PGDOptions(steps=1))
+print(sorted(set({absent.split()!r}) & sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=bare(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+class Brittle(nn.Module):
+    """Right about two clean images, of classes 0 and 1, and about nothing that is changed."""
+
+    def __init__(self, clean: Tensor) -> None:
+        super().__init__()
+        self.clean = clean.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = 0.05 - torch.cdist(x.flatten(1), self.clean)  # (N, 2)
+        return torch.cat((near, torch.arange(8) / 1000 * torch.ones(len(x), 8)), dim=1)

@@ -1,0 +1,185 @@
+"""``calfat run --profile``: where the time goes, on the console, on the page and on disk; results are those without."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from calfat_plugin.profiling import Profile, begin_part, profiling, timed, timed_each
+from calfat_plugin.report import write_run_report
+from calfat_plugin.report.spending import ELSE, spending, spending_text
+from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
+from tests.report.pages import Page
+from tests.runs.processes import RECIPE, Finished, WarmServer, sabotage
+
+ARGUMENTS = ("run", "tiny.yaml", "--set", "train_args.comm_round=2", "--set", "train_args.epochs=2")
+
+# Every span of a round of CalFAT, in the order of the table: a border that is lost, or moves, is seen here.
+SPANS = [
+    ("training",),
+    ("training", "data"),
+    ("training", "attack"),
+    ("training", "attack", "forward"),
+    ("training", "attack", "backward"),
+    ("training", "outer step"),
+    ("aggregation",),
+    ("evaluation",),
+    ("evaluation", "clean examples"),
+    ("evaluation", "natural"),
+    ("evaluation", "fgsm"),
+    ("evaluation", "fgsm", "forward"),
+    ("evaluation", "fgsm", "backward"),
+    ("checkpoint",),
+    ("loggers",),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished, Finished]:
+    """(a folder with the run ``plain`` and the run ``profiled``, what each showed)."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    plain = warm.run(*ARGUMENTS, "--run-dir", "plain", cwd=folder)
+    profiled = warm.run(*ARGUMENTS, "--run-dir", "profiled", "--profile", cwd=folder)
+    assert (plain.code, profiled.code) == (0, 0)
+    return folder, plain, profiled
+
+
+def test_a_profile_changes_no_result(runs: tuple[Path, Finished, Finished]) -> None:
+    folder, plain, _ = runs
+    kept = [
+        [{name: text for name, text in row.items() if name not in COST_COLUMNS} for row in read_rounds(run)]
+        for run in (folder / "plain" / "rounds.csv", folder / "profiled" / "rounds.csv")
+    ]
+    assert kept[0] == kept[1]
+    models = [load_file(folder / run / "checkpoints" / "last.safetensors") for run in ("plain", "profiled")]
+    assert models[0].keys() == models[1].keys()
+    assert all(models[0][name].equal(models[1][name]) for name in models[0])
+    assert not (folder / "plain" / "profile.json").exists()
+    assert "seconds    share" not in plain.out
+
+
+def test_each_border_of_a_round_is_measured(runs: tuple[Path, Finished, Finished]) -> None:
+    content = json.loads((runs[0] / "profiled" / "profile.json").read_text())
+    assert content["method"] == "calfat"
+    assert [part["name"] for part in content["parts"]] == ["round 1", "round 2", "final evaluation"]
+    for part in content["parts"][:2]:
+        seconds = {tuple(span["path"]): span["seconds"] for span in part["spans"]}
+        calls = {tuple(span["path"]): span["calls"] for span in part["spans"]}
+        assert set(seconds) == set(SPANS)
+        for path in SPANS:
+            inner = [seconds[other] for other in SPANS if other[:-1] == path]
+            assert sum(inner) <= seconds[path]
+        assert 0 < sum(seconds[path] for path in SPANS if len(path) == 1) <= part["seconds"]
+        batches = calls["training", "data"]
+        assert calls["training",] == 5
+        assert batches == calls["training", "attack"] == calls["training", "outer step"] > 2 * 5
+        # Two steps of the attack; a method may attack a batch in pieces.
+        assert calls["training", "attack", "forward"] == calls["training", "attack", "backward"] >= 2 * batches
+    final = content["parts"][2]
+    assert [span["path"] for span in final["spans"] if len(span["path"]) == 1] == [["evaluation"]]
+
+
+def test_the_table_is_printed(runs: tuple[Path, Finished, Finished]) -> None:
+    lines = runs[2].out.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("a round of calfat, mean of 2 rounds "))
+    shown = [re.match(r"( *)(.*?)  +([\d.]+)  +([\d.]+) %(?:  +(\d+))?$", line) for line in lines[begin + 1 :]]
+    until = next(i for i, line in enumerate(lines[begin + 1 :]) if line.startswith("in all"))
+    table = [row for row in shown[: until + 1] if row is not None]
+    assert len(table) == until + 1
+    names = [(len(row[1]) // 2, row[2]) for row in table if row[2] not in ("other", ELSE, "in all")]
+    assert names == [(len(path) - 1, path[-1]) for path in SPANS]
+    outermost = [float(row[4]) for row in table if not row[1] and row[2] != "in all"]
+    assert sum(outermost) == pytest.approx(100, abs=1)
+    assert any(line.startswith("final evaluation ") for line in lines)
+    assert lines[-1] == "results: profiled"
+
+
+def test_a_stopped_run_keeps_what_it_measured_and_the_page_shows_it(
+    warm: WarmServer, recipe: Path, tmp_path: Path
+) -> None:
+    arguments = ("run", "tiny.yaml", "--run-dir", "run", "--profile")
+    assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 2, "SIGTERM")).code == 130
+    run = tmp_path / "run"
+    assert [part["name"] for part in json.loads((run / "profile.json").read_text())["parts"]] == ["round 1", "round 2"]
+    page = Page.read(write_run_report(run))
+    assert page.errors == []
+    assert "Where the time went" in page.text
+    assert "a round of calfat, mean of 2 rounds" in page.text
+    assert "outer step" in page.text
+
+
+# --- the timers -------------------------------------------------------------------------------------------------------
+
+
+def count() -> Iterator[int]:
+    yield from (1, 2)
+
+
+def test_without_a_profile_nothing_is_made() -> None:
+    numbers = count()
+    assert timed_each("data", numbers) is numbers
+    assert timed("a") is timed("b")
+    begin_part("round 1")
+
+
+def test_spans_nest_and_count_and_wait_for_the_device() -> None:
+    waits: list[float] = []
+    profile = Profile(lambda: waits.append(time.perf_counter()))
+    with profiling(profile):
+        with timed("before any part"):
+            pass
+        begin_part("round 1")
+        for _ in timed_each("data", count()):
+            with timed("attack"), timed("forward"):
+                time.sleep(0.01)
+        begin_part("round 2")
+        with pytest.raises(KeyError), timed("attack"):
+            raise KeyError
+        thread = threading.Thread(target=lambda: timed("elsewhere").__enter__())
+        thread.start()
+        thread.join()
+    one, two = profile.as_json()
+    assert (one["name"], two["name"]) == ("round 1", "round 2")
+    assert one["seconds"] >= 0.02
+    assert {tuple(span["path"]): span["calls"] for span in one["spans"]} == {
+        ("data",): 2,
+        ("attack", "forward"): 2,
+        ("attack",): 2,
+    }
+    assert min(span["seconds"] for span in one["spans"] if "attack" in span["path"]) >= 0.02
+    assert [(span["path"], span["calls"]) for span in two["spans"]] == [(["attack"], 0)]
+    assert len(waits) == 1 + 3 + 2 + 2 + 1
+    assert timed("after") is timed("it")
+
+
+def test_rounds_are_averaged_and_what_no_span_covers_is_shown() -> None:
+    def part(name: str, seconds: float, attack: float, forward: float) -> dict[str, object]:
+        spans = [
+            {"path": ["attack", "forward"], "seconds": forward, "calls": 4},
+            {"path": ["attack"], "seconds": attack, "calls": 2},
+        ]
+        return {"name": name, "seconds": seconds, "spans": spans}
+
+    profile = {"method": "fedpgd", "parts": [part("round 7", 10.0, 8.0, 6.0), part("round 8", 6.0, 4.0, 1.0)]}
+    ((title, rows),) = spending(profile)
+    assert title == "a round of fedpgd, mean of 2 rounds"
+    assert [tuple(row) for row in rows] == [
+        ("attack", 0, 6.0, 0.75, 2.0),
+        ("forward", 1, 3.5, 0.4375, 4.0),
+        ("other", 1, 2.5, 0.3125, None),
+        (ELSE, 0, 2.0, 0.25, None),
+        ("in all", 0, 8.0, 1.0, None),
+    ]
+    text = spending_text(profile).splitlines()
+    assert text[0] == "a round of fedpgd, mean of 2 rounds         seconds    share    calls"
+    assert text[2] == "  forward                                    3.5000   43.8 %        4"
+    assert spending({}) == []
+    assert spending_text({}) == ""
