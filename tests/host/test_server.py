@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, ModelEntry
 from calfat_plugin.errors import ModelError, UpdateError
 from calfat_plugin.federation import server as server_module
-from calfat_plugin.federation.server import Snapshot, sample_clients
+from calfat_plugin.federation.server import Server, Snapshot, sample_clients
 from calfat_plugin.federation.wire import Wire, pack_refusal, pack_update
+from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator, EvaluationTask, Evaluator
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import EvaluationResult, LocalUpdate
 from calfat_plugin.threat import ThreatModel
 from tests.host.federation import experiment, run
-from tests.methods.helpers import CPU, Federation
+from tests.methods.helpers import CPU, Federation, small_digits
 from tests.report.made import evaluation
 
 
@@ -246,3 +247,18 @@ def test_clients_of_a_round_are_a_draw_or_all_of_them() -> None:
     assert all(list(draw) == sorted(set(draw)) and len(draw) == 3 for draw in draws)
     assert {client for draw in draws for client in draw} == set(range(6))
     assert all(type(client) is int for draw in draws for client in draw)
+
+
+def test_parties_compute_on_their_device_and_the_global_model_stays_on_the_cpu() -> None:
+    """On ``meta``, the device without memory, as nothing is computed yet."""
+    meta, run = torch.device("meta"), experiment()
+    dataset = small_digits()
+    shards = shards_of(run, dataset, meta)
+    server = Server(run, dataset, meta, RunObserver())
+    worker = Worker(run, dataset, shards, meta, RunObserver())
+    assert [worker.num_examples(client) for client in range(5)] == [18] * 5
+    there = [*(part for shard in shards.values() for part in (shard.x, shard.y)), server._test.x, server._monitored.y]
+    there += [*server._model.parameters(), *worker._model.parameters()]
+    assert {tensor.device for tensor in there} == {meta}
+    assert {tensor.device for tensor in server.state.values()} == {CPU}
+    assert not server._model.training

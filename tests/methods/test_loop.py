@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
 from calfat_plugin.observer import BatchProgress
+from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data
@@ -368,6 +370,29 @@ def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batc
 def test_the_loss_of_a_single_example_is_its_own() -> None:
     update = Quadratic().fit(local_task(One(3.0), tiny_data(count=1)))
     assert update.metrics == {"loss": 4.5}
+
+
+def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look makes the GPU wait; there is none here, so its tensors are kept on the CPU."""
+    told: list[BatchProgress] = []
+    zeros = SimpleNamespace(zeros=lambda *shape, dtype, device: torch.zeros(*shape, dtype=dtype), float64=torch.float64)
+    monkeypatch.setattr(loop, "torch", zeros)
+    task: Any = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"),
+        data=tiny_data(count=23),
+        model=One(1.0),
+        settings=epochs(2, batch_size=1),
+        client=3,
+        on_batch=told.append,
+    )
+    for epoch in range(2):
+        meter = loop._LossMeter(task, epoch)
+        for batch in range(23):
+            meter.add(torch.tensor(float(batch)), 1)
+    assert [(progress.batch, progress.loss) for progress in told] == [
+        *((10, 4.5), (20, 9.5), (23, 11.0)),
+        *((33, 4.5), (43, 9.5), (46, 11.0)),
+    ]
 
 
 @pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])

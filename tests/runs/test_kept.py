@@ -96,9 +96,9 @@ def test_the_metadata_of_a_checkpoint_says_what_it_holds(tmp_path: Path) -> None
 
 def test_parameters_that_are_being_trained_are_saved_by_value(tmp_path: Path) -> None:
     weights = torch.nn.Parameter(C)
-    save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {"w": weights, "tied": weights}), {})
+    save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {"w": weights, "tied": weights, "too": weights}), {})
     loaded, _ = load_checkpoint(tmp_path / "last.safetensors")
-    assert same(loaded.global_state, {"w": C, "tied": C})
+    assert same(loaded.global_state, {"w": C, "tied": C, "too": C})
     assert same(loaded.server_state, {})
 
 
