@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs import client_states
+from calfat_plugin.runs import client_states, writer
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.writer import RunWriter
+from tests.report.made import experiment, record
 from tests.runs.old_format import as_format_1
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
@@ -275,3 +278,33 @@ def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, reci
     assert (done.code, done.err) == (2, f"error: {gone}: no such file, but the checkpoint names it. {AGAIN}\n")
     after = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
     assert after == before
+
+
+def test_a_round_ends_in_the_order_that_a_crash_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States on disk, then the checkpoints that name them; nothing is removed that the checkpoint on disk names."""
+    directory = RunDirectory(tmp_path)
+    directory.last_checkpoint.parent.mkdir()
+    run = RunWriter(directory, experiment())
+    synced: list[str] = []
+    monkeypatch.setattr("calfat_plugin.disk.sync", lambda path: synced.append(path.name))
+    save = writer.save_checkpoint
+
+    def checked(path: Path, snapshot: Snapshot, notes: dict[str, object]) -> None:
+        StateFiles(directory.client_states, named_files(directory.last_checkpoint)).check_complete()
+        save(path, snapshot, notes)
+
+    monkeypatch.setattr(writer, "save_checkpoint", checked)
+    for round, accuracy in ((1, 0.5), (2, 0.4)):
+        run.client_states[0] = state(round)
+        snapshot = Snapshot(round, {"w": torch.ones(1)}, client_states=run.client_states)
+        run.round_finished(record(round, {"natural": accuracy, "pgd20": accuracy}), snapshot)
+    ends = ["best-natural.safetensors.tmp", "checkpoints", "best-robust.safetensors.tmp", "checkpoints"]
+    last = ["last.safetensors.tmp", "checkpoints"]
+    assert sorted(synced[:2]) == ["client-0-round-1.safetensors", "clients"]
+    assert synced[2:8] == [*ends, *last]
+    assert sorted(synced[8:10]) == ["client-0-round-2.safetensors", "clients"]
+    assert synced[10:] == last
+    assert names(directory.client_states) == ["client-0-round-1.safetensors", "client-0-round-2.safetensors"]
+    resumed = RunWriter(directory, experiment(), run.best, load_checkpoint(directory.last_checkpoint)[0])
+    assert names(directory.client_states) == ["client-0-round-1.safetensors", "client-0-round-2.safetensors"]
+    assert resumed.client_states[0]["scaffold/c/w"].max() == 2
