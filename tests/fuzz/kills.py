@@ -66,18 +66,18 @@ def checkpoints(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def complaints(run: Path, finished: list[dict[str, str]], same_bits: bool) -> list[str]:
+def complaints(run: Path, finished: list[dict[str, str]], different: list[str]) -> list[str]:
     """What is wrong with a run that was killed and resumed.
 
     Args:
         run: its directory.
         finished: its rows at the time of the kill.
-        same_bits: whether its model is that of the uninterrupted run.
+        different: what has other bits than in the uninterrupted run.
     """
     files = [path for path in run.rglob("*") if path.name.startswith(".report-") or path.suffix == ".tmp"]
     wrong = {
         "a finished round was lost": rows(run)[: len(finished)] != finished,
-        "other bits than the uninterrupted run": not same_bits,
+        f"other bits than the uninterrupted run: {different[:5]}": bool(different),
         "no page": not (run / "report.html").exists(),
         "no results": not (run / "results.json").exists(),
         f"files left: {files}": bool(files) or (run / "evaluation").exists(),
@@ -126,8 +126,10 @@ class Simulations:
                 done = self._warm.run(*self._next(run), cwd=run.parent, **WHOLE_PAGE)
                 if (done.code, done.err) != (0, ""):
                     return where, [f"it cannot be resumed: {done}"]
-        same = checkpoints(run) == checkpoints(self._whole) and rows(run) == rows(self._whole)
-        return where, complaints(run, finished, same)
+        ours, theirs = checkpoints(run), checkpoints(self._whole)
+        different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+        different += [] if rows(run) == rows(self._whole) else ["rounds.csv"]
+        return where, complaints(run, finished, different)
 
     def _new_folder(self) -> Path:
         self._number += 1
@@ -179,7 +181,7 @@ def kill_party(folder: Path, place: str, chance: random.Random) -> tuple[str, li
             write_run_report(run)
         simulated, model = federation.simulate(), global_model(run)
         same = simulated.keys() == model.keys() and all(model[name].equal(simulated[name]) for name in model)
-        found = complaints(run, finished, same)
+        found = complaints(run, finished, [] if same else ["the model"])
         bad = {rank: status for rank, status in ended.items() if status not in (0, -signal.SIGKILL)}
         found += [f"exit status {status} of rank {rank}: {federation.output(rank)}" for rank, status in bad.items()]
         return f"after round {len(finished)}", found
