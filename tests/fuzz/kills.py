@@ -1,5 +1,7 @@
 """Kills runs with SIGKILL at random times and resumes them: ``python tests/fuzz/kills.py --kills 100 --seed 0``.
 
+Ten of 1,000 clients a round: ``python tests/fuzz/kills.py --kills 20 --places states --clients 1000``.
+
 Killed are a simulation while it runs or resumes, one whose clients keep states and do not all train in each round, one
 while its page is made, and the server or a client of a run over gRPC.
 After each kill the run is resumed to its end. Then no finished round may be lost, the model must have the bits of an
@@ -36,8 +38,18 @@ from tests.silo.federation import Federation, global_model
 PLACES = ("simulation", "states", "resume", "page", "server", "client")
 ROUNDS = ("--set", "train_args.comm_round=6")
 RUN = ("run", "tiny.yaml", *ROUNDS, "--run-dir", "run")
-STATES = ("--set", "calfat.aggregator=scaffold", "--set", "train_args.client_num_per_round=2")
 WHOLE_PAGE = {"WITHOUT_REPORT": ""}
+
+
+def with_states(clients: int) -> list[str]:
+    """Further arguments of a run whose clients keep states, a hundredth of them a round, or two."""
+    values = (
+        "calfat.aggregator=scaffold",
+        "data_args.partition_method=iid",
+        f"train_args.client_num_in_total={clients}",
+        f"train_args.client_num_per_round={max(2, clients // 100)}",
+    )
+    return [word for value in values for word in ("--set", value)]
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -54,18 +66,18 @@ def checkpoints(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def complaints(run: Path, finished: list[dict[str, str]], same_bits: bool) -> list[str]:
+def complaints(run: Path, finished: list[dict[str, str]], different: list[str]) -> list[str]:
     """What is wrong with a run that was killed and resumed.
 
     Args:
         run: its directory.
         finished: its rows at the time of the kill.
-        same_bits: whether its model is that of the uninterrupted run.
+        different: what has other bits than in the uninterrupted run.
     """
     files = [path for path in run.rglob("*") if path.name.startswith(".report-") or path.suffix == ".tmp"]
     wrong = {
         "a finished round was lost": rows(run)[: len(finished)] != finished,
-        "other bits than the uninterrupted run": not same_bits,
+        f"other bits than the uninterrupted run: {different[:5]}": bool(different),
         "no page": not (run / "report.html").exists(),
         "no results": not (run / "results.json").exists(),
         f"files left: {files}": bool(files) or (run / "evaluation").exists(),
@@ -114,8 +126,10 @@ class Simulations:
                 done = self._warm.run(*self._next(run), cwd=run.parent, **WHOLE_PAGE)
                 if (done.code, done.err) != (0, ""):
                     return where, [f"it cannot be resumed: {done}"]
-        same = checkpoints(run) == checkpoints(self._whole) and rows(run) == rows(self._whole)
-        return where, complaints(run, finished, same)
+        ours, theirs = checkpoints(run), checkpoints(self._whole)
+        different = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+        different += [] if rows(run) == rows(self._whole) else ["rounds.csv"]
+        return where, complaints(run, finished, different)
 
     def _new_folder(self) -> Path:
         self._number += 1
@@ -167,32 +181,48 @@ def kill_party(folder: Path, place: str, chance: random.Random) -> tuple[str, li
             write_run_report(run)
         simulated, model = federation.simulate(), global_model(run)
         same = simulated.keys() == model.keys() and all(model[name].equal(simulated[name]) for name in model)
-        found = complaints(run, finished, same)
+        found = complaints(run, finished, [] if same else ["the model"])
         bad = {rank: status for rank, status in ended.items() if status not in (0, -signal.SIGKILL)}
         found += [f"exit status {status} of rank {rank}: {federation.output(rank)}" for rank, status in bad.items()]
         return f"after round {len(finished)}", found
 
 
-def kill_many(folder: Path, kills: int, seed: int, say: Callable[[str], None], places: tuple[str, ...] = PLACES) -> int:
-    """Kill so many runs, a place after the other; returns how many did not come back as they should."""
+def kill_many(
+    folder: Path,
+    kills: int,
+    seed: int,
+    say: Callable[[str], None],
+    places: tuple[str, ...] = PLACES,
+    clients: int = 5,
+) -> int:
+    """Kill so many runs, a place after the other; returns how many did not come back as they should.
+
+    Args:
+        folder: a new one, for all of them.
+        kills: how many.
+        seed: of the random times.
+        say: is called with a line for each.
+        places: some of :data:`PLACES`.
+        clients: of the runs whose clients keep states.
+    """
     chance = random.Random(seed)
     hits: collections.Counter[str] = collections.Counter()
     bad = 0
     simulations = Simulations(folder / "simulations")
-    with_states = Simulations(folder / "states", *STATES)
+    many = Simulations(folder / "states", *with_states(clients))
     try:
         for number in range(kills):
             place = places[number % len(places)]
             if place in ("server", "client"):
                 where, wrong = kill_party(folder / f"{place}-{number}", place, chance)
             else:
-                where, wrong = (with_states if place == "states" else simulations).kill(place, chance)
+                where, wrong = (many if place == "states" else simulations).kill(place, chance)
             hits[f"{place}, {where}"] += 1
             bad += bool(wrong)
             say(f"{number + 1}/{kills}  {place}, {where}: {'; '.join(wrong) or 'good'}")
     finally:
         simulations.close()
-        with_states.close()
+        many.close()
     for hit, count in sorted(hits.items()):
         say(f"{count:4}  {hit}")
     say(f"{kills} kills (seed {seed}), {bad} bad")
@@ -205,12 +235,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
+    parser.add_argument("--clients", type=int, default=5, help="of the runs whose clients keep states")
     words = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     reaper.watch_this_process()
     with tempfile.TemporaryDirectory(prefix="calfat-kills-") as folder:
+        places = tuple(words.places)
         bad = kill_many(
-            Path(folder), words.kills, words.seed, lambda line: print(line, flush=True), tuple(words.places)
+            Path(folder), words.kills, words.seed, lambda line: print(line, flush=True), places, words.clients
         )
     sys.exit(1 if bad else 0)
 

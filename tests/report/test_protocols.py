@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,15 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.wire import pack_update, unpack_downlink
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.models.cnn import CNNSmall
-from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.client_states import ClientStates
 from calfat_plugin.runs.directory import RunDirectory
 from tests.report.made import experiment, made_run
+from tests.runs.old_format import as_format_1
 
 FROZEN = "train_args.learning_rate=1e-12"  # a local epoch leaves the model as it was
 
@@ -49,6 +55,29 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- per class --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["format 2", "format 1"])
+def test_clients_begin_with_what_they_kept_if_the_method_is_the_run_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    path = run_with_model(tmp_path / "run")
+    directory = RunDirectory(path)
+    snapshot, _ = load_checkpoint(directory.last_checkpoint)
+    states = ClientStates(directory.client_states, {}, 4)
+    states[1] = {"personal/w": torch.ones(2)}
+    save_checkpoint(directory.last_checkpoint, dataclasses.replace(snapshot, client_states=states), {})
+    if old:
+        as_format_1(path)
+    seen: list[tuple[int, list[str]]] = []
+
+    def fit(worker: Worker, client: int, round: int, downlink: Any) -> Any:
+        seen.append((client, list(worker.client_states[client])))
+        return pack_update(LocalUpdate(unpack_downlink(downlink)[0], 1))
+
+    monkeypatch.setattr(Worker, "fit", fit)
+    compare(path, "calfat", "fedpgd", evaluators=("natural",))
+    assert seen == [(0, []), (1, ["personal/w"]), (0, []), (1, [])]
 
 
 def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(frozen: Path) -> None:

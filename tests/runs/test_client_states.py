@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs import client_states
+from calfat_plugin.runs import client_states, writer
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.writer import RunWriter
+from tests.report.made import experiment, record
 from tests.runs.old_format import as_format_1
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
@@ -275,3 +278,40 @@ def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, reci
     assert (done.code, done.err) == (2, f"error: {gone}: no such file, but the checkpoint names it. {AGAIN}\n")
     after = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"}
     assert after == before
+
+
+def test_a_round_ends_in_the_order_that_a_crash_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """States on disk, then the checkpoints that name them; nothing is removed that the checkpoint on disk names."""
+    directory = RunDirectory(tmp_path)
+    directory.last_checkpoint.parent.mkdir()
+    run = RunWriter(directory, experiment())
+    synced: list[str] = []
+    monkeypatch.setattr("calfat_plugin.disk.sync", lambda path: synced.append(path.name))
+    save = writer.save_checkpoint
+
+    def checked(path: Path, snapshot: Snapshot, notes: dict[str, object]) -> None:
+        StateFiles(directory.client_states, named_files(directory.last_checkpoint)).check_complete()
+        save(path, snapshot, notes)
+
+    monkeypatch.setattr(writer, "save_checkpoint", checked)
+
+    def play(run: RunWriter, round: int, accuracy: float) -> list[str]:
+        """What is synchronised in a round, in order, except for the states and their folder, which come first."""
+        synced.clear()
+        run.client_states[0] = state(round)
+        snapshot = Snapshot(round, {"w": torch.ones(1)}, client_states=run.client_states)
+        run.round_finished(record(round, {"natural": accuracy, "pgd20": accuracy}), snapshot)
+        assert sorted(synced[:2]) == [f"client-0-round-{round}.safetensors", "clients"]
+        return synced[2:]
+
+    best = ["best-natural.safetensors.tmp", "checkpoints", "best-robust.safetensors.tmp", "checkpoints"]
+    last = ["last.safetensors.tmp", "checkpoints"]
+    assert play(run, 1, 0.5) == [*best, *last]
+    assert play(run, 2, 0.4) == last
+    both = ["client-0-round-1.safetensors", "client-0-round-2.safetensors"]
+    assert names(directory.client_states) == both
+    run = RunWriter(directory, experiment(), run.best, load_checkpoint(directory.last_checkpoint)[0])
+    assert names(directory.client_states) == both
+    assert run.client_states[0]["scaffold/c/w"].max() == 2
+    assert play(run, 3, 0.6) == [*best, *last]
+    assert names(directory.client_states) == ["client-0-round-3.safetensors"]
