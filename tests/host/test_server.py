@@ -184,6 +184,7 @@ def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(mon
             "round 1: not one client delivered a usable update.",
             f"  client 0: with its update, {problem}",
             f"  client 1: with its update, {problem}",
+            "  If training diverged, lower train_args.learning_rate.",
         ]
     )
     assert (federation.server.state, federation.server.round) == (before, 0)
