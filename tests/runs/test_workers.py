@@ -36,6 +36,7 @@ from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import Ended, calfat
 from tests.runs.processes import TIMEOUT, environment
+from tests.silo.federation import assert_they_sleep
 
 MORTAL = Path(__file__).parent / "mortal"
 RECIPE = """\
@@ -379,6 +380,7 @@ def test_the_workers_end_with_the_run(folder: Path, stop: Any, status: int) -> N
             assert leader.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+        assert_they_sleep([leader.pid], seconds=1.0)  # the workers do what there is to do
         stop(leader)
         said = leader.communicate(timeout=TIMEOUT)[1]
         assert (leader.returncode, psutil.wait_procs(started, TIMEOUT)[1]) == (status, [])
