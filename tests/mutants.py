@@ -21,6 +21,8 @@ TRAINING = "tests/reference/test_federation.py"
 EVALUATION = "tests/reference/test_evaluation.py"
 STREAMS = "tests/reference/test_streams.py"
 SELECTION = "tests/runs/test_selection.py"
+POOL = "tests/host/test_pool.py"
+WORKERS = "tests/runs/test_workers.py"
 
 
 class Mutant(NamedTuple):
@@ -240,6 +242,34 @@ MUTANTS = (
         "task.seed if self.options.seed is None",
         "0 if self.options.seed is None",
         STREAMS,
+    ),
+    Mutant(
+        "the longest client is handed out last",
+        "host/transports/pool.py",
+        "-self._num_examples[",
+        "self._num_examples[",
+        POOL,
+    ),
+    Mutant(
+        "the client of a dead worker is lost",
+        "host/transports/pool.py",
+        "self._waiting.insert(0, lost)",
+        "pass",
+        POOL,
+    ),
+    Mutant(
+        "a client's state does not travel to its worker",
+        "host/mpi_simulation.py",
+        "add_client_state(message.get(_MODEL), kept)",
+        "add_client_state(message.get(_MODEL), {})",
+        WORKERS,
+    ),
+    Mutant(
+        "workers wait while the server evaluates",
+        "host/mpi_simulation.py",
+        "            self.com_manager.begin_round()\n            self.aggregator.finish_round(self.aggregator.aggregated)",
+        "            self.aggregator.finish_round(self.aggregator.aggregated)\n            self.com_manager.begin_round()",
+        WORKERS,
     ),
 )
 
