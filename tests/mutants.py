@@ -37,6 +37,8 @@ class Mutant(NamedTuple):
 
 _AVERAGED = "weighted_average(states, list(weights.values()))"
 _PARAMETERS_ALONE = f"{{k: v for k, v in {_AVERAGED}.items() if k in task.parameter_names}}"
+_BEGIN = "            self.com_manager.begin_round()\n"
+_FINISH = "            self.aggregator.finish_round(self.aggregator.aggregated)\n"
 
 MUTANTS = (
     Mutant(
@@ -267,8 +269,8 @@ MUTANTS = (
     Mutant(
         "workers wait while the server evaluates",
         "host/mpi_simulation.py",
-        "            self.com_manager.begin_round()\n            self.aggregator.finish_round(self.aggregator.aggregated)",
-        "            self.aggregator.finish_round(self.aggregator.aggregated)\n            self.com_manager.begin_round()",
+        _BEGIN + _FINISH,
+        _FINISH + _BEGIN,
         WORKERS,
     ),
 )
