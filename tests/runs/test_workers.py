@@ -380,6 +380,8 @@ def test_the_workers_end_with_the_run(folder: Path, stop: Any, status: int) -> N
             assert leader.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+        for process in started:
+            process.send_signal(signal.SIGINT)  # a terminal's, which is for the leader to act on
         assert_they_sleep([leader.pid], seconds=1.0)  # the workers do what there is to do
         stop(leader)
         said = leader.communicate(timeout=TIMEOUT)[1]
