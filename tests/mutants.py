@@ -24,6 +24,8 @@ SELECTION = "tests/runs/test_selection.py"
 DATA = "tests/runs/test_data.py"
 REFUSALS = "tests/runs/test_refusals.py"
 RESUME = "tests/runs/test_resume.py"
+POOL = "tests/host/test_pool.py"
+WORKERS = "tests/runs/test_workers.py"
 
 
 class Mutant(NamedTuple):
@@ -38,6 +40,8 @@ class Mutant(NamedTuple):
 
 _AVERAGED = "weighted_average(states, list(weights.values()))"
 _PARAMETERS_ALONE = f"{{k: v for k, v in {_AVERAGED}.items() if k in task.parameter_names}}"
+_BEGIN = "            self.com_manager.begin_round()\n"
+_FINISH = "            self.aggregator.finish_round(self.aggregator.aggregated)\n"
 
 MUTANTS = (
     Mutant(
@@ -268,8 +272,8 @@ MUTANTS = (
     Mutant(
         "the best checkpoint is forgotten on resume",
         "runs/session.py",
-        "RunWriter(directory, experiment, best)",
-        "RunWriter(directory, experiment)",
+        "RunWriter(directory, experiment, best, snapshot)",
+        "RunWriter(directory, experiment, None, snapshot)",
         RESUME,
     ),
     Mutant(
@@ -278,6 +282,34 @@ MUTANTS = (
         "            server.restore(self.resume_from)",
         "            pass",
         RESUME,
+    ),
+    Mutant(
+        "the longest client is handed out last",
+        "host/transports/pool.py",
+        "-self._num_examples[",
+        "self._num_examples[",
+        POOL,
+    ),
+    Mutant(
+        "the client of a dead worker is lost",
+        "host/transports/pool.py",
+        "self._waiting.insert(0, lost)",
+        "pass",
+        POOL,
+    ),
+    Mutant(
+        "a client's state does not travel to its worker",
+        "host/mpi_simulation.py",
+        "add_client_state(message.get(_MODEL), kept)",
+        "add_client_state(message.get(_MODEL), {})",
+        WORKERS,
+    ),
+    Mutant(
+        "workers wait while the server evaluates",
+        "host/mpi_simulation.py",
+        _BEGIN + _FINISH,
+        _FINISH + _BEGIN,
+        WORKERS,
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -86,7 +87,7 @@ def begin_round(pool: Pool) -> None:
 
 
 def answered_place(pool: Pool) -> int:
-    message = pool.inbox.get(None)
+    message = pool.inbox.get(time.monotonic() + PATIENCE)
     assert message is not None
     assert message.get_sender_id() == message.get("sender")
     return int(message.get_sender_id())
@@ -122,8 +123,8 @@ def test_what_a_dead_worker_trained_is_next(pool: Pool, workers: Scripted, warni
         "the same result."
     ]
     workers.die(2)
-    pool.inbox.get(None)
-    pool.inbox.get(None)
+    pool.inbox.get(time.monotonic() + PATIENCE)
+    pool.inbox.get(time.monotonic() + PATIENCE)
     with pytest.raises(HostError) as error:
         pool.handle_receive_message()
     assert str(error.value) == (
@@ -162,6 +163,6 @@ def test_nothing_that_goes_wrong_in_the_thread_leaves_the_manager_waiting(worker
 
     with Pool(workers, EXAMPLES, closed) as pool:
         workers.die(1)
-        pool.inbox.get(None)
+        pool.inbox.get(time.monotonic() + PATIENCE)
         with pytest.raises(BrokenPipeError):
             pool.handle_receive_message()

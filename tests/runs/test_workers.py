@@ -29,11 +29,14 @@ from calfat_plugin.host.transports.pipes import PipeWorkers
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.runs.session import run
+from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import Ended, calfat
 from tests.runs.processes import TIMEOUT, environment
+from tests.silo.federation import assert_they_sleep
 
 MORTAL = Path(__file__).parent / "mortal"
 RECIPE = """\
@@ -289,6 +292,28 @@ def test_how_many(
     assert capsys.readouterr().err == "".join(f"warning: {line}\n" for line in note)
 
 
+def test_each_worker_takes_the_next_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    experiment = checked_experiment(
+        read_document("mortal.yaml"), ["device_args.using_gpu=true", "device_args.gpu_id=1"]
+    )
+    assert number_of_workers("auto", experiment) == 2
+    cards = [str(pick_device(experiment, pytest.fail, worker)) for worker in range(3)]
+    assert cards == ["cuda:1", "cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize("name", ["MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"])
+def test_a_process_of_a_job_knows_its_number_on_its_machine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from calfat_plugin.host.transports import mpi_job
+
+    for other in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(other, raising=False)
+    assert mpi_job.rank_on_machine() == mpi_job.rank() == 0
+    monkeypatch.setenv(name, "3")
+    assert mpi_job.rank_on_machine() == 3
+
+
 def test_a_stopped_mpi_job_can_be_resumed_without_mpi(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calfat_plugin.host.transports.mpi_job.size", lambda: 4)
     experiment = checked_experiment(read_document("mortal.yaml"), ["comm_args.backend=MPI"])
@@ -363,6 +388,9 @@ def test_the_workers_end_with_the_run(folder: Path, stop: Any, status: int) -> N
             assert leader.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
+        for process in started:
+            process.send_signal(signal.SIGINT)  # a terminal's, which is for the leader to act on
+        assert_they_sleep([leader.pid], seconds=1.0)  # the workers do what there is to do
         stop(leader)
         said = leader.communicate(timeout=TIMEOUT)[1]
         assert (leader.returncode, psutil.wait_procs(started, TIMEOUT)[1]) == (status, [])

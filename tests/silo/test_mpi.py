@@ -92,12 +92,17 @@ def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, trainin
 def test_a_worker_that_fails_ends_the_job(
     tmp_path: Path, training_type: str, reason: str, status: int, last_line: str
 ) -> None:
-    """The server and the other worker wait for it, and would do so longer than the test waits for them."""
+    """The server and the other worker wait for it, and would do so longer than the test waits for them.
+
+    In a simulation the other worker may do several rounds alone before rank 1 is there to take a client, but not all.
+    """
+    rounds = 1000
     deadlines = ("start_deadline", "round_deadline", "server_deadline")
     changes: dict[str, Any] = {
         "silo": dict.fromkeys(deadlines, 100 * PATIENCE),
         "common_args": {"training_type": training_type},
         "model_args": {"model": f"explosive_model:{reason}"},
+        "train_args": {"comm_round": rounds},
     }
     federation = Federation(tmp_path / "run", **changes, **OVER_MPI)
     with Job(tmp_path / "job", 3) as job:
@@ -107,7 +112,7 @@ def test_a_worker_that_fails_ends_the_job(
         assert job.exit_status() == status, job.output()
     assert job.said(1).splitlines()[-1] == last_line
     assert "error" not in job.said(0) + job.said(2)
-    assert federation.rounds() == []
+    assert len(federation.rounds()) <= (0 if training_type == "cross_silo" else rounds - 1)
 
 
 ENDS = """

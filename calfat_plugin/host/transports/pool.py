@@ -65,7 +65,7 @@ class Pool(Loop):
         self._training: dict[int, Message] = {}
         self._left = set(workers.numbers)
         self._deaths: list[str] = []
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._listener = threading.Thread(target=self._serve, name="workers", daemon=True)
         self._listener.start()
 
@@ -100,7 +100,7 @@ class Pool(Loop):
                     self._bury(worker, what)
                 else:
                     self._let_in(worker, what)
-        except BaseException as error:  # our bug, or a terminal that takes no warning; the manager waits for us
+        except Exception as error:  # our bug, or a terminal that takes no warning; the manager waits for us
             self._fail(error)
 
     def _let_in(self, worker: int, data: bytes) -> None:
@@ -159,7 +159,7 @@ class Pool(Loop):
 
     # --- errors ---
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: Exception) -> None:
         """Raise the first error in the manager's loop."""
         self._error = self._error or error
         self.inbox.put(self.local_message(FAILED))
