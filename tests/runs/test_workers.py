@@ -226,10 +226,6 @@ def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pyt
             "--profile measures a run whose clients are trained in one process. Leave out --workers.",
         ),
         (
-            ["--workers", "2", "--profile"],
-            "--profile measures a run whose clients are trained in one process. Leave out --workers.",
-        ),
-        (
             ["--workers", "2", "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"],
             "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp.",
