@@ -55,7 +55,7 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 # --- right results ----------------------------------------------------------------------------------------------------
 
 
-def results_on(device: torch.device, base: nn.Module, data: ImageData) -> dict[str, Tensor]:
+def results_on(device: torch.device, base: nn.Module, data: ImageData, precision: str = "fp32") -> dict[str, Tensor]:
     """What :data:`TOLERANCES` compare, computed on ``device`` from the same weights, images and starts."""
     model = copy.deepcopy(base).to(device).eval()
     x, y = pixels(data.x).to(device), data.y.to(device)
@@ -83,7 +83,7 @@ def results_on(device: torch.device, base: nn.Module, data: ImageData) -> dict[s
 
     task = EvaluationTask(model, data.to(device), CLASSES, threat, 256, device, SEED, 0, correct, on_examples=note)
     PGD(PGDOptions()).evaluate(task, "pgd20")
-    _, update = fit("standard", base, data, device)
+    _, update = fit("standard", base, data, device, precision=precision)
     moved = [update.state[name] - before for name, before in base.state_dict().items()]
     return {
         "logits, relative": logits.detach().cpu(),
@@ -100,7 +100,7 @@ def compare(report: Report, device: torch.device, count: int) -> Iterator[str]:
     expected = results_on(CPU, base, data)
     for precision in ("fp32", "tf32"):
         with computing_in(precision):
-            found = results_on(device, base, data)
+            found = results_on(device, base, data, precision)
         for name, allowed in TOLERANCES.items():
             if found[name].dtype == torch.bool:
                 off = float((found[name] != expected[name]).double().mean())

@@ -296,7 +296,7 @@ def test_gpu_without_one(tmp_path: Path, official: Path, capsys: pytest.CaptureF
 def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[torch.device] = []
 
-    def results(device: torch.device, base: nn.Module, data: object) -> dict[str, Tensor]:
+    def results(device: torch.device, *given: object) -> dict[str, Tensor]:
         calls.append(device)
         found = {name: torch.ones(2) for name in gpu.TOLERANCES}
         found["PGD-20 verdicts that differ, share"] = torch.tensor([True, len(calls) != 2])
