@@ -27,8 +27,8 @@ from benchmarks.work import METHODS, gemm, work_of
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.threat import ThreatModel
 
@@ -75,14 +75,22 @@ def results_on(device: torch.device, base: nn.Module, data: ImageData, precision
         with torch.no_grad():
             reached = F.cross_entropy(model(x_adv), y)
     verdicts = torch.ones(len(y), dtype=torch.bool)
-    correct = (logits.argmax(1) == y).cpu()
 
     def note(where: Tensor, points: Tensor) -> None:
         with torch.no_grad():
             verdicts[where] = model(points).argmax(1).cpu() == data.y[where.cpu()]
 
-    task = EvaluationTask(model, data.to(device), CLASSES, threat, 256, device, SEED, 0, correct, on_examples=note)
-    PGD(PGDOptions()).evaluate(task, "pgd20")
+    measure(
+        model,
+        data.to(device),
+        [("pgd20", PGD(PGDOptions()))],
+        num_classes=CLASSES,
+        threat=threat,
+        batch_size=256,
+        device=device,
+        seed=SEED,
+        on_examples=note,
+    )
     _, update = fit("standard", base, data, device, precision=precision)
     moved = [update.state[name] - before for name, before in base.state_dict().items()]
     return {
