@@ -30,8 +30,9 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import NO_AUGMENTATION
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import clean_correct
-from calfat_plugin.interfaces import EvaluationTask
+from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.interfaces import Evaluator
+from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
 CPU = torch.device("cpu")
@@ -54,10 +55,21 @@ def trained(name: str, count: int, epochs: int) -> tuple[nn.Module, ImageData]:
     return model.eval(), data.subset(order[:count].numpy())
 
 
-def _task(model: nn.Module, data: ImageData, eps: float, batch_size: int, **others: Any) -> EvaluationTask:
-    correct = clean_correct(model, data, num_classes=CLASSES, batch_size=batch_size, device=CPU)
-    threat = ThreatModel(eps=eps, step_size=eps / 4, steps=STEPS)  # type: ignore[arg-type]
-    return EvaluationTask(model, data, CLASSES, threat, batch_size, CPU, SEED, 0, correct, **others)
+def _measured(
+    evaluator: Evaluator, model: nn.Module, data: ImageData, eps: float, batch_size: int, **others: Any
+) -> EvaluationResult:
+    """One evaluation as a run makes it, the clean pass included."""
+    return measure(
+        model,
+        data,
+        [("measured", evaluator)],
+        num_classes=CLASSES,
+        threat=ThreatModel(eps=eps, step_size=eps / 4, steps=STEPS),  # type: ignore[arg-type]
+        batch_size=batch_size,
+        device=CPU,
+        seed=SEED,
+        **others,
+    )["measured"]
 
 
 # --- PGD-20 -----------------------------------------------------------------------------------------------------------
@@ -70,7 +82,7 @@ def pgd(report: Report, count: int, epochs: int, batch_size: int, repeats: int, 
 
     def ours() -> float:
         started = time.perf_counter()
-        result = PGD(PGDOptions(steps=STEPS)).evaluate(_task(model, data, EPS, batch_size), "pgd20")
+        result = _measured(PGD(PGDOptions(steps=STEPS)), model, data, EPS, batch_size)
         accuracies["calfat_plugin"].append(result.accuracy)
         return time.perf_counter() - started
 
@@ -126,14 +138,15 @@ def autoattack(report: Report, name: str, count: int, epochs: int, batch_size: i
 
     def ours() -> float:
         started = time.perf_counter()
-        broken = torch.zeros(count, dtype=torch.bool)
+        correct = clean_correct(model, data, num_classes=CLASSES, batch_size=batch_size, device=CPU)
+        withstand = correct.clone()
 
         def note(where: Tensor, _: Tensor) -> None:
-            broken[where] = True
+            withstand[where] = False
 
-        task = _task(model, data, _EPS[name], batch_size, on_examples=note)
-        AutoAttack(AutoAttackOptions()).evaluate(task, "autoattack")
-        verdicts["calfat_plugin"].append(task.clean_correct & ~broken)
+        attack = AutoAttack(AutoAttackOptions())
+        _measured(attack, model, data, _EPS[name], batch_size, correct=correct, on_examples=note)
+        verdicts["calfat_plugin"].append(withstand)
         return time.perf_counter() - started
 
     def plain() -> float:

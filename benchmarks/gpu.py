@@ -27,8 +27,8 @@ from benchmarks.work import METHODS, gemm, work_of
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.threat import ThreatModel
 
@@ -55,7 +55,7 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 # --- right results ----------------------------------------------------------------------------------------------------
 
 
-def results_on(device: torch.device, base: nn.Module, data: ImageData) -> dict[str, Tensor]:
+def results_on(device: torch.device, base: nn.Module, data: ImageData, precision: str = "fp32") -> dict[str, Tensor]:
     """What :data:`TOLERANCES` compare, computed on ``device`` from the same weights, images and starts."""
     model = copy.deepcopy(base).to(device).eval()
     x, y = pixels(data.x).to(device), data.y.to(device)
@@ -75,15 +75,23 @@ def results_on(device: torch.device, base: nn.Module, data: ImageData) -> dict[s
         with torch.no_grad():
             reached = F.cross_entropy(model(x_adv), y)
     verdicts = torch.ones(len(y), dtype=torch.bool)
-    correct = (logits.argmax(1) == y).cpu()
 
     def note(where: Tensor, points: Tensor) -> None:
         with torch.no_grad():
             verdicts[where] = model(points).argmax(1).cpu() == data.y[where.cpu()]
 
-    task = EvaluationTask(model, data.to(device), CLASSES, threat, 256, device, SEED, 0, correct, on_examples=note)
-    PGD(PGDOptions()).evaluate(task, "pgd20")
-    _, update = fit("standard", base, data, device)
+    measure(
+        model,
+        data.to(device),
+        [("pgd20", PGD(PGDOptions()))],
+        num_classes=CLASSES,
+        threat=threat,
+        batch_size=256,
+        device=device,
+        seed=SEED,
+        on_examples=note,
+    )
+    _, update = fit("standard", base, data, device, precision=precision)
     moved = [update.state[name] - before for name, before in base.state_dict().items()]
     return {
         "logits, relative": logits.detach().cpu(),
@@ -100,7 +108,7 @@ def compare(report: Report, device: torch.device, count: int) -> Iterator[str]:
     expected = results_on(CPU, base, data)
     for precision in ("fp32", "tf32"):
         with computing_in(precision):
-            found = results_on(device, base, data)
+            found = results_on(device, base, data, precision)
         for name, allowed in TOLERANCES.items():
             if found[name].dtype == torch.bool:
                 off = float((found[name] != expected[name]).double().mean())

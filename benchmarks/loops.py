@@ -73,8 +73,11 @@ _BY_TORCH = ("fp32", "tf32")  # which torch decides for the whole process
 
 def precisions() -> tuple[str, ...]:
     """What this version of the package can compute in."""
-    knows = "precision" in {field.name for field in dataclasses.fields(LocalTask)}
-    return (*_BY_TORCH, "bf16") if knows else _BY_TORCH
+    return (*_BY_TORCH, "bf16") if _task_knows() else _BY_TORCH
+
+
+def _task_knows() -> bool:
+    return "precision" in {field.name for field in dataclasses.fields(LocalTask)}
 
 
 @contextmanager
@@ -118,7 +121,7 @@ def task(
     )
     if precision not in precisions():
         raise SystemExit(f"--precision {precision}: this version of the package computes in {', '.join(precisions())}.")
-    return made if precision in _BY_TORCH else dataclasses.replace(made, precision=precision)  # type: ignore[call-arg]
+    return dataclasses.replace(made, precision=precision) if _task_knows() else made  # type: ignore[call-arg]
 
 
 def fit(method: str, base: nn.Module, data: ImageData, device: torch.device, **how: Any) -> tuple[float, LocalUpdate]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 MB = 1e6  # bytes
 _RESET = Path("/proc/self/clear_refs")
@@ -30,6 +32,8 @@ class PeakMemory:
     def begin(self) -> None:
         """Forget what was in use before."""
         if self._device.type == "cuda":
+            import torch
+
             torch.cuda.reset_peak_memory_stats(self._device)
         try:
             _RESET.write_text(_FORGET_PEAK, encoding="ascii")
@@ -46,4 +50,8 @@ class PeakMemory:
 
     def of_gpu(self) -> float | None:
         """Memory of torch's tensors on the GPU; None on another device."""
-        return torch.cuda.max_memory_allocated(self._device) / MB if self._device.type == "cuda" else None
+        if self._device.type != "cuda":
+            return None
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._device) / MB

@@ -12,6 +12,7 @@ import torch
 import calfat_plugin as calfat
 from calfat_plugin.federation.server import Server
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.runs.rounds import COST_COLUMNS
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import COMMAND, python
 from tests.host.test_unharmed import world
@@ -32,7 +33,8 @@ def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path) -> 
     assert (ended.code, ended.err) == (0, "")
     again = calfat.load_run(tmp_path / "again")
     assert again.recipe == done.recipe
-    assert [dict(row, seconds=0) for row in rows(again)] == [dict(row, seconds=0) for row in rows(done)]
+    cost = dict.fromkeys(COST_COLUMNS)
+    assert [{**row, **cost} for row in rows(again)] == [{**row, **cost} for row in rows(done)]
     for label, result in done.results.items():
         assert (again.results[label].per_class, again.results[label].settings) == (result.per_class, result.settings)
     assert (again.directory / "checkpoints/last.safetensors").read_bytes() == (

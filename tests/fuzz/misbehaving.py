@@ -6,7 +6,9 @@ import ctypes
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.threat import parse_number
 
 _HELD: list[bytearray] = []
@@ -53,6 +55,12 @@ def endless() -> None:
 
 def memory() -> None:
     _HELD.append(bytearray(b"x") * 600_000_000)
+
+
+def memory_before_a_round() -> None:
+    memory()
+    _HELD.clear()
+    PeakMemory(SimpleNamespace(type="cpu")).begin()  # type: ignore[arg-type] # the bench's process has no torch
 
 
 def much_memory() -> None:

@@ -32,6 +32,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         ("slow", "more than 0.2 s of CPU time"),
         ("endless", "exit code -24"),
         ("memory", "more than 500 MB"),
+        ("memory_before_a_round", "more than 500 MB"),
         ("much_memory", "traceback outside of the package: MemoryError"),
         ("refusal", ""),
         ("nothing", ""),
