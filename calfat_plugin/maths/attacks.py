@@ -53,6 +53,7 @@ def gradient_ascent(
 
     if steps == 0:
         return threat.project(start.detach(), x)
+    project = threat.projection(x)
     x_adv = start.detach()
     for _ in range(steps):
         x_adv.requires_grad_()
@@ -65,7 +66,7 @@ def gradient_ascent(
                 "computes without gradients. Gradient attacks need a differentiable model."
             )
         (grad,) = torch.autograd.grad(objective, x_adv)
-        x_adv = threat.project(threat.ascend(x_adv.detach(), grad, step_size), x)
+        x_adv = project(threat.ascend(x_adv.detach(), grad, step_size))
     return x_adv
 
 
