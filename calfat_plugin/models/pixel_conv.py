@@ -32,7 +32,8 @@ class PixelConv2d(nn.Conv2d):
         """(N, in_channels, H, W) to (N, out_channels, H', W')."""
         frozen = not any(parameter.requires_grad for parameter in self.parameters(recurse=False))
         if frozen and x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu" and x.dim() == 4:
-            out: Tensor = _Folded.apply(x, self.weight, self.bias, self.stride, self.padding)
+            inputs = (x, self.weight, self.bias, self.stride, self.padding)
+            out: Tensor = _Folded.apply(*inputs)  # type: ignore[no-untyped-call]
             return out
         return super().forward(x)
 
