@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.datasets import Augmentation, ImageData
+    from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
@@ -70,6 +71,7 @@ class LocalTask:
         correction: the aggregator's part of local training.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
+        precision: arithmetic of the model's passes.
         on_batch: called after each mini-batch.
     """
 
@@ -87,6 +89,7 @@ class LocalTask:
     broadcast: State = field(default_factory=dict)
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
     personal: frozenset[str] = frozenset()
+    precision: Precision = "fp32"
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:

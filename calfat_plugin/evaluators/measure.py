@@ -17,6 +17,7 @@ from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.passes import PROBED, fast_passes
+from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
@@ -60,7 +61,8 @@ def measure(
     if correct is None:
         correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     results = {}
-    with fast_passes(model, pixels(data.x[:PROBED].to(device))) as rows_at_once:
+    sample = pixels(data.x[:PROBED].to(device))
+    with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
             task = EvaluationTask(
                 model=model,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +17,7 @@ from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
+from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
@@ -42,12 +45,18 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class _Work:
-    """One client's round as the loop sees it; ``rows``: examples that pass through the model at once in an attack."""
+    """One client's round as the loop sees it.
+
+    Attributes:
+        rows: examples that pass through the model at once in an attack.
+        passes: makes the context of the model's passes, which sets their arithmetic.
+    """
 
     method: Method
     task: LocalTask
     loss: ClientLoss
     rows: int
+    passes: Callable[[], AbstractContextManager[object]]
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -66,8 +75,10 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     loss = method.bind_loss(task.class_counts.to(task.device))
     model.train()
     correction = task.correction.begin(task)
-    with fast_passes(model, pixels(task.data.x[:PROBED].to(task.device))) as rows:
-        mean_loss = _epochs(_Work(method, task, loss, rows), correction)
+    sample = pixels(task.data.x[:PROBED].to(task.device))
+    with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
+        work = _Work(method, task, loss, rows, passes_in(task.precision, task.device))
+        mean_loss = _epochs(work, correction)
     extras, client_state = correction.finish(model)
     return LocalUpdate(
         state={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
@@ -96,7 +107,8 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> float:
         for x_nat, y, index in _one_epoch(task, "batches", epoch):
             batch = _attacked(work, x_nat, y, index, noise)
             optimizer.zero_grad(set_to_none=True)
-            value = work.method.backward(batch)
+            with work.passes():
+                value = work.method.backward(batch)
             correction.after_backward(model)
             optimizer.step()
             correction.after_step(model, settings.learning_rate)
@@ -118,7 +130,9 @@ def _full_gradient(work: _Work) -> dict[str, Tensor]:
     with buffers_kept(model):
         for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
             model.zero_grad(set_to_none=True)
-            work.method.backward(_attacked(work, x_nat, y, index, noise))
+            batch = _attacked(work, x_nat, y, index, noise)
+            with work.passes():
+                work.method.backward(batch)
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
@@ -180,6 +194,7 @@ def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tup
                 steps=threat.steps,
                 step_size=float(threat.step_size),
                 start=start[part],
+                passes=work.passes,
             )
     return x_adv, kappa
 
