@@ -8,6 +8,7 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.datasets import Augmentation, ImageData
+    from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
@@ -54,7 +56,7 @@ class LocalTask:
 
     Attributes:
         model: on ``device``, holding the global weights (and the client's own ``personal`` tensors). The trainer may
-            change it as it likes.
+            change it as it likes. While ``trainers.loop`` trains, its convolutions are channels last in memory.
         data: this client's training examples, pixels in [0, 1] or uint8.
         class_counts: (C,) int64 counts of this client's labels. They never leave the client.
         threat: the budget to train against.
@@ -69,6 +71,7 @@ class LocalTask:
         correction: the aggregator's part of local training.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
+        precision: arithmetic of the model's passes.
         on_batch: called after each mini-batch.
     """
 
@@ -86,6 +89,7 @@ class LocalTask:
     broadcast: State = field(default_factory=dict)
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
     personal: frozenset[str] = frozenset()
+    precision: Precision = "fp32"
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
@@ -297,6 +301,8 @@ class EvaluationTask:
         device: where to compute.
         seed: derive every stream from (seed, purpose, round).
         round: round number for derived seeds; 0 for the final evaluation.
+        rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
+            right, but slower.
         clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
@@ -315,6 +321,7 @@ class EvaluationTask:
     seed: int
     round: int
     clean_correct: Tensor
+    rows_at_once: int = sys.maxsize
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
     tally: Callable[[str, int], None] = lambda name, count: None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -175,16 +176,28 @@ class ThreatModel:
 
         Clipping to the range cannot leave the ball again, because x itself lies inside the range.
         """
+        return self.projection(x)(x_adv.clone())
+
+    def projection(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        """:meth:`project` for many points around one x: a function that moves its argument in place and returns it.
+
+        What follows from x is computed here, once.
+        """
         eps = float(self.eps)
         if self.norm == "linf":
-            inside = x_adv.clamp(x - eps, x + eps)
-        else:
+            # Both ends inside the range: one clip to them is the same as a clip to the ball and one to the range.
+            lowest, highest = (x - eps).clamp_(*self.bounds), (x + eps).clamp_(*self.bounds)
+            return lambda x_adv: x_adv.clamp_(lowest, highest)
+
+        def onto_l2(x_adv: Tensor) -> Tensor:
             change = x_adv - x
             length = change.flatten(1).norm(dim=1)
-            # Inside the ball x_adv comes back as it was, without the rounding of x + (x_adv - x).
+            # Inside the ball x_adv stays as it was, without the rounding of x + (x_adv - x).
             shrink = eps / length.clamp_min(_TINY)
             inside = x_adv.where(_per_example(length <= eps, x), x + change * _per_example(shrink, x))
-        return inside.clamp(*self.bounds)
+            return x_adv.copy_(inside.clamp_(*self.bounds))
+
+        return onto_l2
 
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
         """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made unit length.

@@ -96,7 +96,7 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
             "dataset": run.dataset.name,
             "test_examples": len(run.dataset.test),
             "evaluations": results,
-            "environment": describe_environment(run.device, first.registry, command),
+            "environment": describe_environment(run.device, first.registry, command, "fp32"),
         }
     alarms = find_alarms(results)
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))

@@ -15,6 +15,7 @@ from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions,
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
+from calfat_plugin.maths.passes import micro_batches
 from calfat_plugin.options import option
 from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
@@ -128,16 +129,18 @@ class PGD(BudgetedAttack):
                 start = threat.random_start(x, noise) if how.start == "uniform" else x
                 if len(still_open) == 0:
                     continue  # for the draw alone
-                y_open = y[still_open]
-                found = gradient_ascent(
-                    _watched(task) if restart == 0 else task.model,
-                    x[still_open],
-                    partial(climbed, y_open),
-                    threat=threat,
-                    steps=threat.steps,
-                    step_size=float(threat.step_size),
-                    start=start[still_open],
-                )
+                x_open, y_open, start = x[still_open], y[still_open], start[still_open]
+                found = torch.empty_like(x_open)
+                for part in micro_batches(len(y_open), task.rows_at_once):
+                    found[part] = gradient_ascent(
+                        _watched(task) if restart == 0 else task.model,
+                        x_open[part],
+                        partial(climbed, y_open[part]),
+                        threat=threat,
+                        steps=threat.steps,
+                        step_size=float(threat.step_size),
+                        start=start[part],
+                    )
                 x_adv = x_adv.index_copy(0, still_open, found)
                 if restart + 1 < how.restarts:
                     with torch.no_grad():

@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
+from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.maths.passes import PROBED, fast_passes
+from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
@@ -60,30 +63,33 @@ def measure(
         with timed("clean examples"):
             correct = clean_correct(model, data, num_classes=num_classes, batch_size=batch_size, device=device)
     results = {}
-    for label, evaluator in evaluators:
-        task = EvaluationTask(
-            model=model,
-            data=data,
-            num_classes=num_classes,
-            threat=threat,
-            batch_size=batch_size,
-            device=device,
-            seed=seed,
-            round=round,
-            clean_correct=correct.clone(),
-            scratch=scratch,
-            on_progress=partial(on_progress, label),
-            on_examples=on_examples,
-        )
-        before = _versions(model)
-        with timed(label):
-            result = evaluator.evaluate(task, label)
-        if _versions(model) != before:
-            raise ModelError(
-                f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so no "
-                "number after it would be about the same model."
+    sample = pixels(data.x[:PROBED].to(device))
+    with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
+        for label, evaluator in evaluators:
+            task = EvaluationTask(
+                model=model,
+                data=data,
+                num_classes=num_classes,
+                threat=threat,
+                batch_size=batch_size,
+                device=device,
+                seed=seed,
+                round=round,
+                clean_correct=correct.clone(),
+                rows_at_once=rows_at_once,
+                scratch=scratch,
+                on_progress=partial(on_progress, label),
+                on_examples=on_examples,
             )
-        results[label] = _checked(result, label)
+            before = _versions(model)
+            with timed(label):
+                result = evaluator.evaluate(task, label)
+            if _versions(model) != before:
+                raise ModelError(
+                    f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
+                    "no number after it would be about the same model."
+                )
+            results[label] = _checked(result, label)
     return results
 
 
@@ -97,7 +103,7 @@ def clean_correct(
             (N, num_classes).
     """
     verdicts = []
-    with torch.no_grad():
+    with torch.no_grad(), fast_passes(model, pixels(data.x[:PROBED].to(device))):
         for x, y, _ in batches(data, batch_size, device):
             logits = logits_of(model, x)
             if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):

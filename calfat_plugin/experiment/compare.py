@@ -18,7 +18,8 @@ _FREE = (
 _SHOWN = 3  # keys that a message names
 _REASONS = {
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
-    "so the last bits of the result would differ"
+    "so the last bits of the result would differ",
+    "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
 }
 
 

@@ -20,6 +20,7 @@ from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalTask, State
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import LocalUpdate
@@ -59,6 +60,10 @@ class Worker:
         self._correction = experiment.build_aggregator().correction()
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = self._trainer.personal_names(self._model)
+        self._precision = chosen(experiment.recipe.runtime.precision, device)
+        log.info("clients train in %s on %s", self._precision, device)
+        if self._precision == "bf16" and not has_bf16_units(device):
+            log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)
 
     def num_examples(self, client: int) -> int:
         """Training examples of a client."""
@@ -104,6 +109,7 @@ class Worker:
             broadcast=broadcast,
             correction=self._correction,
             personal=self._personal,
+            precision=self._precision,
             on_batch=self.observer.client_progress,
         )
         try:

@@ -7,7 +7,7 @@ margin; TRADES and CalFAT climb a divergence from logits computed before the loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import ModelError
@@ -28,6 +28,7 @@ def gradient_ascent(
     steps: int,
     step_size: float,
     start: Tensor,
+    passes: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Tensor:
     """Climb ``loss`` inside the budget by projected steps.
 
@@ -43,6 +44,9 @@ def gradient_ascent(
         steps: gradient steps; 0 returns the projected start.
         step_size: length of a step in ``threat.norm``, a fraction of the pixel range.
         start: (N, ...), first iterate; need not lie in the budget, the first projection sees to it.
+        passes: makes the context in which the model and the loss are called, from the second step on. The first step
+            stays as precise as x: near the start a divergence is at the level of rounding, and without its sign an
+            attack in bfloat16 is up to three times weaker.
 
     Returns:
         x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or start.
@@ -54,10 +58,11 @@ def gradient_ascent(
 
     if steps == 0:
         return threat.project(start.detach(), x)
+    project = threat.projection(x)
     x_adv = start.detach()
-    for _ in range(steps):
+    for step in range(steps):
         x_adv.requires_grad_()
-        with torch.enable_grad(), timed("forward"):
+        with torch.enable_grad(), timed("forward"), passes() if step else nullcontext():
             logits = model(x_adv)
             objective = loss(logits)
         if not objective.requires_grad:
@@ -67,7 +72,7 @@ def gradient_ascent(
             )
         with timed("backward"):
             (grad,) = torch.autograd.grad(objective, x_adv)
-        x_adv = threat.project(threat.ascend(x_adv.detach(), grad, step_size), x)
+        x_adv = project(threat.ascend(x_adv.detach(), grad, step_size))
     return x_adv
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size
+from calfat_plugin.models.pixel_conv import PixelConv2d
 
 
 class CNN(ImageClassifier):
@@ -15,7 +16,7 @@ class CNN(ImageClassifier):
 
     def __init__(self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10) -> None:
         layers = [
-            *conv_block(nn.Conv2d(in_channels, 128, 3), pool=nn.MaxPool2d(2)),
+            *conv_block(PixelConv2d(in_channels, 128, 3), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(128, 128, 3), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(128, 128, 3)),
         ]
@@ -34,7 +35,7 @@ class CNNMcMahan(ImageClassifier):
         self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10, *, padding: int = 0
     ) -> None:
         convs = [
-            *conv_block(nn.Conv2d(in_channels, 32, 5, padding=padding), pool=nn.MaxPool2d(2)),
+            *conv_block(PixelConv2d(in_channels, 32, 5, padding=padding), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(32, 64, 5, padding=padding), pool=nn.MaxPool2d(2)),
         ]
         size = flat_size(convs, 64, image_size, "cnn_mcmahan")
@@ -50,7 +51,7 @@ class CNNSmall(ImageClassifier):
 
     def __init__(self, in_channels: int = 1, image_size: tuple[int, int] = (8, 8), num_classes: int = 10) -> None:
         layers = [
-            *conv_block(nn.Conv2d(in_channels, 32, 3, padding=1)),
+            *conv_block(PixelConv2d(in_channels, 32, 3, padding=1)),
             *conv_block(nn.Conv2d(32, 32, 3, padding=1), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(32, 64, 3, padding=1), pool=nn.MaxPool2d(2)),
         ]

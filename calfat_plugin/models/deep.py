@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size
+from calfat_plugin.models.pixel_conv import PixelConv2d
 
 
 class VGG8(ImageClassifier):
@@ -26,7 +27,7 @@ class VGG8(ImageClassifier):
         layers: list[nn.Module] = []
         widths = (64, 128, 256, 512, 512)
         for position, (inward, outward) in enumerate(zip((in_channels, *widths), widths, strict=False)):
-            conv = nn.Conv2d(inward, outward, 3, padding=1)
+            conv = (nn.Conv2d if position else PixelConv2d)(inward, outward, 3, padding=1)
             norm = [nn.BatchNorm2d(outward)] if batch_norm else []
             layers += conv_block(conv, *norm, pool=nn.MaxPool2d(2) if position < 3 else None)
         flat_size(layers, widths[-1], image_size, "vgg8")  # for its error: the mean takes any size
@@ -43,7 +44,7 @@ class ResNet18(ImageClassifier):
 
     def __init__(self, in_channels: int = 3, image_size: tuple[int, int] = (32, 32), num_classes: int = 10) -> None:
         layers: list[nn.Module] = [
-            nn.Conv2d(in_channels, 64, 3, padding=1, bias=False),
+            PixelConv2d(in_channels, 64, 3, padding=1, bias=False),
             nn.BatchNorm2d(64),
             nn.ReLU(inplace=True),
         ]
@@ -95,7 +96,7 @@ class AlexNet64(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         convs = [
-            *conv_block(nn.Conv2d(in_channels, 64, 11, 4, 2), pool=nn.MaxPool2d(3, 2)),
+            *conv_block(PixelConv2d(in_channels, 64, 11, 4, 2), pool=nn.MaxPool2d(3, 2)),
             *conv_block(nn.Conv2d(64, 192, 5, padding=2), pool=nn.MaxPool2d(3, 2)),
             *conv_block(nn.Conv2d(192, 384, 3, padding=1)),
             *conv_block(nn.Conv2d(384, 256, 3, padding=1)),
@@ -124,7 +125,7 @@ class AlexNet64Small(ImageClassifier):
         dropout: float = 0.5,
     ) -> None:
         convs = [
-            *conv_block(nn.Conv2d(in_channels, 96, 11, 4, 5), pool=nn.MaxPool2d(2)),
+            *conv_block(PixelConv2d(in_channels, 96, 11, 4, 5), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(96, 256, 5, padding=2), pool=nn.MaxPool2d(2)),
             *conv_block(nn.Conv2d(256, 384, 3, padding=1)),
             *conv_block(nn.Conv2d(384, 384, 3, padding=1)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.silo import Silo
@@ -165,6 +166,12 @@ class RuntimeOptions:
     """``calfat.runtime``: how this machine is used."""
 
     threads: int | None = option(None, low=1, high=512, help="CPU threads of torch; null: torch's own choice")
+    precision: str = option(
+        "fp32",
+        choices=CHOICES,
+        help="arithmetic of training (evaluation is always fp32); tf32: on a GPU; auto: bf16 where the processor or "
+        "the GPU has units for it, else fp32",
+    )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import OptionError
@@ -77,6 +78,21 @@ def new_profile(device: torch.device) -> Profile:
             torch.cuda.synchronize(device)
 
     return Profile(wait) if device.type == "cuda" else Profile()
+
+
+def settled(experiment: Experiment) -> Experiment:
+    """The experiment with ``calfat.runtime.precision: auto`` replaced by what it means here.
+
+    A run is recorded with that: it cannot be resumed, and no party can join it, in another arithmetic.
+    """
+    runtime = experiment.recipe.runtime
+    if runtime.precision != "auto":
+        return experiment
+    from calfat_plugin.maths.precision import chosen
+
+    here = chosen(runtime.precision, pick_device(experiment, lambda text: None))
+    recipe = replace(experiment.recipe, runtime=replace(runtime, precision=here))
+    return replace(experiment, recipe=recipe)
 
 
 @contextmanager

@@ -25,13 +25,14 @@ _DISTRIBUTIONS = (
 )
 
 
-def describe_environment(device: Any, registry: Registry, command: list[str]) -> dict[str, Any]:
-    """Versions, device, threads, plugins, commit; ready for JSON.
+def describe_environment(device: Any, registry: Registry, command: list[str], precision: str) -> dict[str, Any]:
+    """Versions, device, threads, precision, plugins, commit; ready for JSON.
 
     Args:
         device: the ``torch.device`` of the run.
         registry: for the plugins that were loaded and those that failed.
         command: the command line.
+        precision: what it computes in.
     """
     import torch
 
@@ -43,6 +44,7 @@ def describe_environment(device: Any, registry: Registry, command: list[str]) ->
         "machine": platform.machine(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "precision": precision,
         "device": str(device),
         "gpu": gpu,
         "cuda": torch.version.cuda,

@@ -112,7 +112,9 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         data = dataset.train
         if experiment.partition.entry.name != SILO:
             data = data.subset(experiment.split(data.y.numpy())[client])
-        directory.write_json(directory.environment, describe_environment(device, experiment.registry, request.command))
+        precision = experiment.recipe.runtime.precision
+        environment = describe_environment(device, experiment.registry, request.command, precision)
+        directory.write_json(directory.environment, environment)
 
         from calfat_plugin.host.task import ClientTask
 

@@ -10,6 +10,7 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import settled
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Request:
     """One run, or the continuation of one.
 
     Attributes:
-        experiment: the recipe, from :func:`checked_experiment`.
+        experiment: the recipe, from :func:`checked_experiment`; what it leaves to the machine is settled here.
         run_dir: ``--run-dir``, or None.
         resume: ``--resume``.
         command: the command line, for the record.
@@ -31,6 +32,9 @@ class Request:
     command: list[str]
     workers: int = 0
     profile: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "experiment", settled(self.experiment))
 
 
 def checked_experiment(

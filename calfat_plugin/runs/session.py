@@ -179,7 +179,8 @@ def _write_environment(
     warn: Callable[[str], None],
 ) -> None:
     """What this process runs on; what an earlier process of the same run ran on is kept under ``earlier``."""
-    now = describe_environment(device, experiment.registry, command)
+    precision = experiment.recipe.runtime.precision
+    now = describe_environment(device, experiment.registry, command, precision)
     now["earlier"] = []
     try:
         before = read_json(directory.environment)

@@ -15,6 +15,7 @@ from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rou
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document, KeyPath, read_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import settled
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.suites.parse import SEED_PATH, check_selector, grid
 from calfat_plugin.suites.schema import Selector, Setting, Suite, slug
@@ -270,7 +271,7 @@ def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[
         then = assemble(read_document(directory.recipe), experiment.registry).as_run()
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
-    now = experiment.as_run()
+    now = settled(experiment).as_run()
     section, key = SEED_PATH
     now[str(section)][key] = seed
     keys = same_but_rounds(then, now)

@@ -70,7 +70,10 @@ class AdversarialTrainer(LocalTrainer):
         return task.threat.random_start(x_nat, generator)
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
-        """The scalar that the inner maximisation climbs, summed over the batch; default: cross-entropy of x_adv."""
+        """The scalar that the inner maximisation climbs; default: cross-entropy of x_adv.
+
+        A sum over examples, in which none depends on another: ``batch`` may be a part of the mini-batch.
+        """
         from calfat_plugin.maths.losses import cross_entropy
 
         return cross_entropy(batch.loss.attack_logits(batch.logits_adv), batch.y, reduction="sum")

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class AttackBatch:
-    """What the inner maximisation may look at. The model is in evaluation mode.
+    """What the inner maximisation may look at: some examples of a mini-batch. The model is in evaluation mode.
+
+    An attack's loss is a sum over examples, so the mini-batch may be cut: each part takes all its steps as a batch of
+    its own, with N the examples of the part.
 
     Attributes:
         model: the client's model.

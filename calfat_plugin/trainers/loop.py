@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets.batches import batches, num_batches
+from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import ClientLoss, LocalTask
+from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
+from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import LocalUpdate
@@ -37,6 +44,22 @@ class Method(Protocol):
     def backward(self, batch: TrainBatch) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class _Work:
+    """One client's round as the loop sees it.
+
+    Attributes:
+        rows: examples that pass through the model at once in an attack.
+        passes: makes the context of the model's passes, which sets their arithmetic.
+    """
+
+    method: Method
+    task: LocalTask
+    loss: ClientLoss
+    rows: int
+    passes: Callable[[], AbstractContextManager[object]]
+
+
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     """Train ``task.model`` for one round with ``method``'s losses.
 
@@ -49,13 +72,30 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     Raises:
         UpdateError: when the loss left the finite numbers.
     """
-    model, settings = task.model, task.settings
+    model = task.model
     loss = method.bind_loss(task.class_counts.to(task.device))
     model.train()
     correction = task.correction.begin(task)
+    sample = pixels(task.data.x[:PROBED].to(task.device))
+    with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
+        work = _Work(method, task, loss, rows, passes_in(task.precision, task.device))
+        mean_loss = _epochs(work, correction)
+    extras, client_state = correction.finish(model)
+    return LocalUpdate(
+        state={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
+        num_examples=len(task.data),
+        extras=extras,
+        metrics={"loss": mean_loss},
+        client_state=client_state,
+    )
+
+
+def _epochs(work: _Work, correction: ActiveCorrection) -> float:
+    """Train; the mean loss per example of the last epoch."""
+    task, model, settings = work.task, work.task.model, work.task.settings
     if correction.wants_full_gradient:
         with timed("full gradient"):
-            correction.take_full_gradient(_full_gradient(method, task, loss))
+            correction.take_full_gradient(_full_gradient(work))
     optimizer = torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
@@ -68,44 +108,40 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y, index in timed_each("data", _one_epoch(task, "batches", epoch)):
             with timed("attack"):
-                batch = _attacked(method, task, loss, x_nat, y, index, noise)
+                batch = _attacked(work, x_nat, y, index, noise)
             with timed("outer step"):
                 optimizer.zero_grad(set_to_none=True)
-                value = method.backward(batch)
+                with work.passes():
+                    value = work.method.backward(batch)
                 correction.after_backward(model)
                 optimizer.step()
                 correction.after_step(model, settings.learning_rate)
             meter.add(value, len(y))
         mean_loss = meter.mean()
-    extras, client_state = correction.finish(model)
-    return LocalUpdate(
-        state={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
-        num_examples=len(task.data),
-        extras=extras,
-        metrics={"loss": mean_loss},
-        client_state=client_state,
-    )
+    return mean_loss
 
 
-def _full_gradient(method: Method, task: LocalTask, loss: ClientLoss) -> dict[str, Tensor]:
+def _full_gradient(work: _Work) -> dict[str, Tensor]:
     """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
 
     Attacks and augmentation have streams of their own, and normalisation statistics are put back: the training that
     follows is the same with and without this pass.
     """
-    model = task.model
+    task, model = work.task, work.task.model
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradient = {name: task.settings.weight_decay * parameter.detach() for name, parameter in parameters.items()}
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
     with buffers_kept(model):
         for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
             model.zero_grad(set_to_none=True)
-            method.backward(_attacked(method, task, loss, x_nat, y, index, noise))
+            batch = _attacked(work, x_nat, y, index, noise)
+            with work.passes():
+                work.method.backward(batch)
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
     model.zero_grad(set_to_none=True)
-    return gradient
+    return {name: tensor.contiguous() for name, tensor in gradient.items()}
 
 
 def _one_epoch(task: LocalTask, purpose: str, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -125,53 +161,54 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
 
 
-def _attacked(
-    method: Method,
-    task: LocalTask,
-    loss: ClientLoss,
-    x_nat: Tensor,
-    y: Tensor,
-    index: Tensor,
-    noise: torch.Generator,
-) -> TrainBatch:
+def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch.Generator) -> TrainBatch:
     """The batch with its adversarial examples."""
-    model = task.model
+    method, task, loss, model = work.method, work.task, work.loss, work.task.model
     if not method.attacks:
         return TrainBatch(model, x_nat, x_nat, y, loss, task)
-    rows = method.attacked_rows(index, task, noise)
-    if rows is None:
-        x_adv, kappa = _craft(method, task, AttackBatch(model, x_nat, y, loss), noise)
+    chosen = method.attacked_rows(index, task, noise)
+    if chosen is None:
+        x_adv, kappa = _craft(work, x_nat, y, noise)
         return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa)
-    rows = rows.to(x_nat.device)
-    mixed = x_nat.clone()
-    if bool(rows.any()):
-        mixed[rows], _ = _craft(method, task, AttackBatch(model, x_nat[rows], y[rows], loss), noise)
-    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=rows)
+    chosen, mixed = chosen.to(x_nat.device), x_nat.clone()
+    where = chosen.nonzero().squeeze(1)
+    if len(where):
+        mixed[where], _ = _craft(work, x_nat[where], y[where], noise)
+    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen)
 
 
-def _craft(method: Method, task: LocalTask, batch: AttackBatch, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself."""
+def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself.
 
-    kappa = torch.zeros_like(batch.y) if method.counts_iterates else None
-
-    def climb(logits: Tensor) -> Tensor:
-        if kappa is not None:  # on the device: nothing waits for it
-            kappa.add_(logits.argmax(dim=1) == batch.y)
-        batch.logits_adv = logits
-        return method.attack_loss(batch)
-
-    threat = task.threat
+    One micro-batch takes all its steps before the next one begins. The start is drawn for the whole batch, so it does
+    not depend on how the batch is cut.
+    """
+    method, task, threat = work.method, work.task, work.task.threat
+    start = method.start(x_nat, task, noise)
+    x_adv = torch.empty_like(x_nat)
+    kappa = torch.zeros_like(y) if method.counts_iterates else None
     with attack_mode(task.model):
-        x_adv = gradient_ascent(
-            task.model,
-            batch.x_nat,
-            climb,
-            threat=threat,
-            steps=threat.steps,
-            step_size=float(threat.step_size),
-            start=method.start(batch.x_nat, task, noise),
-        )
+        for part in micro_batches(len(y), work.rows):
+            batch = AttackBatch(task.model, x_nat[part], y[part], work.loss)
+            x_adv[part] = gradient_ascent(
+                task.model,
+                batch.x_nat,
+                partial(_climbed, method, batch, None if kappa is None else kappa[part]),
+                threat=threat,
+                steps=threat.steps,
+                step_size=float(threat.step_size),
+                start=start[part],
+                passes=work.passes,
+            )
     return x_adv, kappa
+
+
+def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: Tensor) -> Tensor:
+    """The loss of an iterate, and one more for ``kappa`` where it is classified correctly."""
+    if kappa is not None:  # on the device: nothing waits for it
+        kappa.add_(logits.argmax(dim=1) == batch.y)
+    batch.logits_adv = logits
+    return method.attack_loss(batch)
 
 
 class _LossMeter:

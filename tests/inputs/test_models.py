@@ -14,6 +14,7 @@ from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
+from calfat_plugin.models.pixel_conv import PixelConv2d
 from calfat_plugin.registry import Registry
 
 
@@ -246,3 +247,42 @@ def test_the_smallest_image_that_the_check_allows_is_the_smallest_that_can_be_bu
         if smallest > 1:
             with pytest.raises(ModelError, match="are too small"):
                 entry.load()(in_channels=1, image_size=(smallest - 1, smallest - 1), num_classes=2, **options)
+
+
+PIXEL_CONVS = [
+    pytest.param(3, {"kernel_size": 3}, (9, 12), id="plain"),
+    pytest.param(1, {"kernel_size": 3, "padding": 1}, (8, 8), id="padded"),
+    pytest.param(3, {"kernel_size": 5, "stride": 3, "padding": 2, "bias": False}, (11, 14), id="stride"),
+]
+
+
+@pytest.mark.parametrize(("channels", "options", "size"), PIXEL_CONVS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_pixel_convolution_is_a_convolution_of_the_same_weights(channels, options, size, memory_format):
+    convs = [seeded(lambda kind=kind: kind(channels, 7, **options), 0) for kind in (PixelConv2d, nn.Conv2d)]
+    assert convs[0].state_dict().keys() == convs[1].state_dict().keys()
+    found = []
+    for conv in convs:
+        x = images(channels, size).requires_grad_()
+        out = conv.to(memory_format=memory_format)(x)
+        trained = torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])
+        attacked = conv.requires_grad_(False)(x)
+        found.append([out, *trained, attacked, *torch.autograd.grad(attacked.clone().relu_().square().sum(), x)])
+    for one, other in zip(*(values[:-1] for values in found), strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(found[0][-1], found[1][-1], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [options.values[1] for options in PIXEL_CONVS])
+def test_the_gradient_of_an_attacked_pixel_convolution_by_differences(options):
+    conv = seeded(lambda: PixelConv2d(2, 3, **options), 0).double().requires_grad_(False)
+    x = images(2, (7, 6), n=2).double().requires_grad_()
+    assert torch.autograd.gradcheck(conv, x)
+    assert torch.autograd.gradgradcheck(conv, x)
+
+
+@every_model
+def test_every_built_in_model_begins_with_a_pixel_convolution(model_class, shape, width):
+    with torch.device("meta"):
+        convs = [module for module in model_class(*shape, 7).modules() if isinstance(module, nn.Conv2d)]
+    assert [type(conv) for conv in convs] == [PixelConv2d, *[nn.Conv2d] * (len(convs) - 1)]

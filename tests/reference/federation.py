@@ -63,7 +63,11 @@ class Federation:
     def fresh(self) -> nn.Module:
         torch.manual_seed(seed_of(self.s.seed, "weights"))
         net = Tiny(1, (self.x.shape[-2], self.x.shape[-1]), CLASSES)
-        return with_dual_norms(net) if self.s.method == "fedrbn" else net
+        net = with_dual_norms(net) if self.s.method == "fedrbn" else net
+        for weight in net.parameters():
+            if weight.dim() == 4:  # channels last in memory [1]: another order of sums in the kernels
+                weight.data = torch.stack([kernel.movedim(0, -1).clone() for kernel in weight.data]).movedim(-1, 1)
+        return net
 
     def play(self, round: int) -> None:
         """One round."""

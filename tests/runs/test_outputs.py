@@ -153,7 +153,7 @@ def test_environment_json(run: Path) -> None:
     now = strict_json(run / "environment.json")
     assert now["command"] == ["calfat", *ARGUMENTS, "--resume"]
     assert now["python"] == sys.version.split()[0]
-    assert (now["device"], now["gpu"], now["threads"]) == ("cpu", None, 1)
+    assert (now["device"], now["gpu"], now["threads"], now["precision"]) == ("cpu", None, 1, "fp32")
     assert now["versions"]["fedml"] == "0.9.6"
     assert now["versions"]["torch"] == torch.__version__
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?", now["commit"] or "0" * 40)  # None outside a checkout

@@ -139,6 +139,15 @@ def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
     )
 
 
+def test_another_arithmetic(warm: WarmServer, folder: Path) -> None:
+    assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.precision=bf16") == (
+        "error: run: the recipe is not the one this run was started with. "
+        "calfat.runtime.precision: 'fp32' when started, 'bf16' now. "
+        "Rounds in different arithmetic would make a model of neither. "
+        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
+    )
+
+
 def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
     moved = ("--set", "device_args.gpu_id=1", "--set", "data_args.data_cache_dir=elsewhere")
     assert warm.run(*RUN, "--resume", *moved, cwd=folder).code == 0

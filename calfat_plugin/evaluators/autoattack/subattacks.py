@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.evaluators.base import PROBABILITIES
+from calfat_plugin.maths.passes import passed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ class SubAttacks:
         from pyautoattack import AutoAttack
 
         self.log = WarningLog()
-        self._model, self._on_call, self._settings, self._calls = task.model, on_call, settings, 0
+        self._task, self._on_call, self._settings, self._calls = task, on_call, settings, 0
         self._whole = AutoAttack(
             self._forward,
             attacks=settings["sub_attacks"] if settings["version"] == "custom" else None,
@@ -90,8 +91,7 @@ class SubAttacks:
     def _forward(self, x: Tensor) -> Tensor:
         self._calls += 1
         self._on_call(self._calls)
-        logits: Tensor = self._model(x)
-        return logits
+        return passed(self._task.model, x, self._task.rows_at_once)
 
     def configure(self, name: str) -> None:
         """Make ``name`` the current sub-attack; call this for every sub-attack of the list, in order."""

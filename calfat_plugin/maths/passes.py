@@ -1,0 +1,109 @@
+"""How a model is passed through fast: the memory layout of its weights, and how many examples go through it at once.
+
+Both change a result in its last bits at most. They follow from the model, the shape of the images, the device and the
+number of threads alone, never from a measurement of time: the same run makes the same choices wherever it is repeated.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from calfat_plugin.maths.attacks import attack_mode
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_CACHE_BYTES = 8 * 2**20  # of the largest map of a micro-batch and a thread: larger ones go to memory and back
+PROBED = 2  #: examples that suffice for the trial pass; the layout of a single one would be ambiguous
+
+
+@contextmanager
+def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
+    """Keep the weights of convolutions channels last while inside; every tensor is laid out as before on leaving.
+
+    Convolutions then compute in that layout, whatever the layout of their input, and poolings are several times faster
+    in it. A model that fails in it (``Tensor.view`` on a map) keeps its own. Parameters stay the same objects, so that
+    an optimiser may be made inside or outside.
+
+    Args:
+        model: on the device of x. Its mode and its random streams are as before when the trial pass is over.
+        x: (N, ...) float images as the model will get them, N >= 1; the first ``PROBED`` are tried.
+
+    Yields:
+        How many examples to pass through at once where each passes many times, >= 1: on a CPU as many as keep the
+        largest map in the cache; on a GPU any number is right, so it is as large as can be.
+    """
+    moved = [weight for weight in model.parameters() if weight.dim() == 4 and weight.is_contiguous()]
+    try:
+        for weight in moved:
+            weight.data = _channels_last(weight.data)
+        largest = _largest_map(model, x[:PROBED])
+        if largest is None:
+            _restore(moved)
+            largest = _largest_map(model, x[:PROBED])
+        yield _rows(largest, x)
+    finally:
+        _restore(moved)
+
+
+def micro_batches(count: int, rows: int) -> list[slice]:
+    """Cut 0 .. count into the fewest slices of at most ``rows`` each, as even as can be; none where count is 0."""
+    parts = math.ceil(count / rows)
+    borders = [count * part // parts for part in range(parts + 1)] if parts else []
+    return [slice(start, stop) for start, stop in pairwise(borders)]
+
+
+def passed(model: nn.Module, x: Tensor, rows: int) -> Tensor:
+    """The logits of x, (N, C), from passes of at most ``rows`` examples each; differentiable as in one pass."""
+    import torch
+
+    parts = [model(x[part]) for part in micro_batches(len(x), rows)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _rows(largest: int | None, x: Tensor) -> int:
+    import torch  # here, not above: recipes are checked without torch
+
+    if not largest or x.device.type != "cpu":
+        return sys.maxsize
+    return max(1, torch.get_num_threads() * _CACHE_BYTES // largest)
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """A copy with strides that say so also where one input channel leaves them open, which torch reads as first."""
+    _, channels, height, width = weight.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return weight.new_empty_strided(weight.shape, strides).copy_(weight)
+
+
+def _restore(weights: list[nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data = weight.data.new_empty(weight.shape).copy_(weight.data)
+
+
+def _largest_map(model: nn.Module, x: Tensor) -> int | None:
+    """Bytes an example of the largest output of a module; None: the pass failed, in whatever way."""
+    import torch
+
+    sizes = [0]
+
+    def note(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, torch.Tensor):
+            sizes.append(output.nbytes // len(x))
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    devices = [x.device] if x.device.type == "cuda" else []
+    try:
+        with attack_mode(model), torch.no_grad(), torch.random.fork_rng(devices=devices):
+            model(x)
+    except Exception:  # somebody else's model may fail in any way; the pass that counts says how
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(sizes)

@@ -1,0 +1,120 @@
+"""Nothing in an attack or in a step makes the host wait for a device: no look at a value, no copy to the host.
+
+Counted on the CPU, by operator: each of these is a synchronisation where tensors are on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from calfat_plugin.interfaces import LocalCorrection
+from calfat_plugin.trainers import loop
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from tests.methods.helpers import TinyNet, build_aggregator, build_method, build_modifier, local_task
+
+WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+
+class Watch(TorchDispatchMode):
+    """Counts what would wait while ``on``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on, self.found = False, Counter[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put", "index_put_", "_unsafe_index") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        to_host = name == "_to_copy" and (kwargs or {}).get("device") == torch.device("cpu")
+        if self.on and (name in WAITING or by_mask or to_host):
+            self.found[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """On from the moment a batch is handed to the attack until the step is over; the loss is looked at after that."""
+    watched = Watch()
+    attacked, add = loop._attacked, loop._LossMeter.add
+
+    def starting(*arguments: Any) -> TrainBatch:
+        watched.on = True
+        return attacked(*arguments)
+
+    def over(meter: Any, loss: Tensor, count: int) -> None:
+        watched.on = False
+        add(meter, loss, count)
+
+    monkeypatch.setattr(loop, "_attacked", starting)
+    monkeypatch.setattr(loop._LossMeter, "add", over)
+    with watched:
+        yield watched
+
+
+def train(watch: Watch, method: Any, correction: LocalCorrection | None = None) -> Counter[str]:
+    net = TinyNet()
+    net.body = nn.Sequential(net.body[0], nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    seen: list[int] = []
+    task = local_task(method.adapt_model(net), correction=correction, round=100, on_batch=lambda now: seen.append(1))
+    method.fit(task)
+    assert len(seen) == 3
+    return watch.found
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("standard", {}),
+        ("fedpgd", {"loss": "logitadj"}),
+        ("fedpgd", {"loss": "robal"}),
+        ("calfat", {"parameterisation": "release"}),
+        ("fedtrades", {"loss": "calibrated"}),
+        ("fedmart", {}),
+        ("fedgairat", {"start_round": 1}),
+        ("fedawp", {"warmup": 0}),
+        ("fedrbn", {"at_fraction": 1.0}),
+    ],
+)
+def test_no_method_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
+    assert train(watch, build_method(name, **options)) == {}
+
+
+@pytest.mark.parametrize(("name", "options"), [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})])
+def test_no_correction_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
+    assert train(watch, build_method("fedpgd"), build_aggregator(name, **options).correction()) == {}
+
+
+def test_a_mixture_looks_once_a_batch_at_which_rows_it_attacks(watch: Watch) -> None:
+    assert train(watch, build_method("mixfat")) == {"nonzero": 3}
+
+
+@pytest.mark.parametrize(
+    ("look", "found"),
+    [
+        (lambda logits: float(logits.detach().sum()), {"_local_scalar_dense": 9}),
+        (lambda logits: logits[logits > 0], {"index": 9}),
+        (lambda logits: logits.detach().to("cpu", torch.float64), {"_to_copy": 9}),
+    ],
+)
+def test_a_method_that_waits_is_caught(watch: Watch, look: Any, found: dict[str, int]) -> None:
+    class Looking(AdversarialTrainer):
+        def attack_loss(self, batch: AttackBatch) -> Tensor:
+            look(batch.logits_adv)
+            return super().attack_loss(batch)
+
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+
+    assert train(watch, Looking(None, build_modifier("plain"))) == found

@@ -1,0 +1,207 @@
+"""The arithmetic of training: what ``auto`` takes, what computes in it, and what is recorded and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.worker import Worker
+from calfat_plugin.host.arguments import fingerprint
+from calfat_plugin.maths.losses import kl_divergence
+from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.compute import settled
+from calfat_plugin.runs.request import Request
+from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from tests.methods.helpers import (
+    CPU,
+    SETTINGS,
+    TinyNet,
+    build_method,
+    build_modifier,
+    experiment,
+    local_task,
+    same_bits,
+    small_digits,
+    tiny_data,
+)
+
+
+def processor(monkeypatch: pytest.MonkeyPatch, *units: str) -> None:
+    """Let torch see a processor with these units."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, **dict.fromkeys(units, True)})
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [(["avx512_bf16"], "bf16"), (["amx_bf16"], "bf16"), ([], "fp32"), (["amx_int8", "avx512_fp16"], "fp32")],
+)
+def test_auto_takes_bf16_only_where_there_are_units(
+    units: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor(monkeypatch, *units)
+    assert chosen("auto", CPU) == expected
+    assert [chosen(name, CPU) for name in ("fp32", "tf32", "bf16")] == ["fp32", "tf32", "bf16"]
+    assert not has_bf16_units(torch.device("meta"))
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_auto_on_a_card(capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert chosen("auto", torch.device("cuda", 0)) == expected
+
+
+def test_auto_is_settled_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = experiment("fedpgd", calfat__runtime={"precision": "auto"})
+    for units, expected in (([], "fp32"), (["avx512_bf16"], "bf16")):
+        processor(monkeypatch, *units)
+        request = Request(asked, None, False, [])
+        assert request.experiment.as_run()["calfat"]["runtime"] == {"threads": None, "precision": expected}
+    named = experiment("fedpgd", calfat__runtime={"precision": "bf16"})
+    processor(monkeypatch)
+    assert settled(named) is named
+
+
+def test_parties_must_compute_alike() -> None:
+    def digest(**runtime: Any) -> str:
+        return fingerprint(experiment("fedpgd", calfat__runtime=runtime))
+
+    assert digest(threads=1) == digest(threads=2) == digest(precision="fp32")
+    assert digest(precision="bf16") != digest()
+
+
+# --- what computes in it ----------------------------------------------------------------------------------------------
+
+
+class Noting(AdversarialTrainer):
+    """FedTRADES that notes types: of the attack's logits, step by step, and of the training's."""
+
+    def __init__(self) -> None:
+        super().__init__(None, build_modifier("plain"))
+        self.attack: list[torch.dtype] = []
+        self.clean: set[torch.dtype] = set()
+        self.training: set[torch.dtype] = set()
+
+    def start(self, x_nat: Tensor, task: Any, generator: torch.Generator) -> Tensor:
+        return task.threat.gaussian_start(x_nat, generator, 1e-3)
+
+    def attack_loss(self, batch: AttackBatch) -> Tensor:
+        self.attack.append(batch.logits_adv.dtype)
+        self.clean.add(batch.logits_nat.dtype)
+        return kl_divergence(batch.logits_nat, batch.logits_adv, "sum")
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        self.training |= {batch.logits_nat.dtype, batch.logits_adv.dtype}
+        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+
+
+def trained(precision: Any, method: Any) -> LocalUpdate:
+    settings = dataclasses.replace(SETTINGS, batch_size=10)
+    update: LocalUpdate = method.fit(local_task(settings=settings, precision=precision))
+    return update
+
+
+def test_all_but_the_first_step_of_an_attack_is_in_bf16() -> None:
+    method = Noting()
+    update = trained("bf16", method)
+    assert method.attack == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert method.clean == {torch.float32}
+    assert method.training == {torch.bfloat16}
+    assert {tensor.dtype for tensor in update.state.values()} == {torch.float32}
+
+
+def test_without_a_card_tf32_is_fp32() -> None:
+    method = Noting()
+    updates = [trained(precision, method) for precision in ("fp32", "tf32")]
+    assert set(method.attack) | method.training == {torch.float32}
+    assert same_bits(updates[0].state, updates[1].state)
+
+
+@pytest.mark.parametrize("name", ["calfat", "fedpgd", "fedtrades", "fedmart", "fedgairat", "fedawp", "mixfat"])
+def test_every_method_trains_in_bf16_to_about_the_same_weights(name: str) -> None:
+    options = {"fedgairat": {"start_round": 1}, "fedawp": {"warmup": 0}}.get(name, {})
+    start = TinyNet().state_dict()
+    exact, lower = (trained(precision, build_method(name, **options)).state for precision in ("fp32", "bf16"))
+    for key, tensor in exact.items():
+        moved = float((tensor - start[key]).norm())
+        assert 0 < float((tensor - lower[key]).norm()) < 0.1 * moved
+
+
+def test_the_attack_in_bf16_reaches_the_divergence_of_fp32() -> None:
+    reached = []
+    for precision in ("fp32", "bf16"):
+        seen: list[TrainBatch] = []
+
+        class Kept(Noting):
+            def train_loss(self, batch: TrainBatch) -> Tensor:
+                seen.append(batch)  # noqa: B023
+                return super().train_loss(batch)
+
+        trained(precision, Kept())
+        model, (batch,) = TinyNet().double(), seen
+        with torch.no_grad():
+            reached.append(float(kl_divergence(model(batch.x_nat.double()), model(batch.x_adv.double()), "sum")))
+    assert reached[1] > 0.98 * reached[0] > 0
+
+
+def test_evaluation_is_in_fp32_whatever_training_is_in() -> None:
+    types: set[torch.dtype] = set()
+    model = TinyNet().eval()
+    model.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
+    attack = [("pgd", PGD(PGDOptions(steps=2)))]
+    measure(model, tiny_data(), attack, num_classes=4, threat=ThreatModel(), batch_size=5, device=CPU, seed=0)
+    assert types == {torch.float32}
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_cards_multiply_float32_as_asked_and_as_before_after(precision: Any, allowed: bool) -> None:
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    with float32_as(precision, torch.device("cuda")):
+        assert [switch.allow_tf32 for switch in switches] == [allowed] * 2
+    assert [switch.allow_tf32 for switch in switches] == before
+    with float32_as(precision, CPU):
+        assert [switch.allow_tf32 for switch in switches] == before
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def worker(asked: Experiment) -> Worker:
+    dataset = small_digits()
+    return Worker(asked, dataset, {0: dataset.train}, CPU, RunObserver())
+
+
+def test_the_log_says_which_arithmetic_was_taken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "calfat_plugin")
+    processor(monkeypatch)
+    worker(experiment("fedpgd", calfat__runtime={"precision": "auto"}))
+    assert caplog.messages == ["clients train in fp32 on cpu"]
+    caplog.clear()
+    worker(experiment("fedpgd", calfat__runtime={"precision": "bf16"}))
+    assert caplog.messages == [
+        "clients train in bf16 on cpu",
+        "calfat.runtime.precision is bf16, but cpu has no units for it: fp32 would be faster",
+    ]
+
+
+def test_a_worker_trains_in_the_arithmetic_of_its_recipe() -> None:
+    found = {}
+    for precision in ("fp32", "bf16"):
+        here = worker(experiment("fedpgd", calfat__runtime={"precision": precision}))
+        state = {name: tensor.clone() for name, tensor in here._model.state_dict().items()}
+        found[precision] = {name: tensor for name, tensor in here.fit(0, 1, state).items() if "/" not in name}
+    assert not same_bits(found["fp32"], found["bf16"])
