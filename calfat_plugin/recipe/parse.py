@@ -36,7 +36,7 @@ DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
 _STRICT = "_strict"  # what the column of strict counting has after the label
 _OTHER_COLUMN = re.compile(
-    r"round|heterogeneity|clients|refused|alarms|bytes_down|bytes_up|seconds|(loss|update_norm)_[0-9]+"
+    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|(loss|update_norm)_[0-9]+"
 )
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"

@@ -17,17 +17,17 @@ from tests.fuzz.bench import Case
 
 FILE = "sampled.yaml"
 _NUMBERS = (0, 1, 2, 3, 0.5, 0.1, 0.9, 1.5, 10, "1/255", "8/255", 1e-6, 1e6, -1)
-_NETWORKS = ("cnn_small", "cnn_small", "cnn_small", "cnn", "resnet18", "vgg8", "alexnet64")
+_NETWORKS = (*["cnn_small"] * 12, "cnn", "resnet18", "vgg8", "alexnet64")  # the deep ones take minutes
 _SECONDS, _MEGABYTES = 600.0, 4000.0  # two rounds of the largest model on all data at once
 
 Recipe = dict[str, Any]
 
 
-def recipes(seed: int) -> Iterator[tuple[str, bytes]]:
-    """(name, text) of recipes without end; some of them are good."""
+def recipes(seed: int, part: int) -> Iterator[tuple[str, bytes]]:
+    """(name, text) of recipes without end, others in each part; some of them are good."""
     registry = Registry.load(entry_points=False)
     for number in itertools.count():
-        name = f"digits, seed {seed}, number {number}"
+        name = f"digits, seed {seed}, part {part}, number {number}"
         yield name, yaml.safe_dump(sampled(registry, random.Random(name)), sort_keys=False).encode()
 
 

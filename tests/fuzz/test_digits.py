@@ -22,14 +22,18 @@ _REMEDY = re.compile(
 )
 
 
+_PARTS = 4  # tests of their own, so that processes can share them
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(_PARTS))
 def test_good_recipes_run_or_are_refused_with_place_and_remedy(
-    tmp_path: Path, seed: int, share: Callable[[int], int]
+    tmp_path: Path, part: int, seed: int, share: Callable[[int], int]
 ) -> None:
     found: dict[str, list[Case]] = {}
-    left = share(100)  # good recipes to run; those that the check refuses are not counted
-    recipes = digits.recipes(seed)
+    left = share(100 // _PARTS)  # good recipes to run; those that the check refuses are not counted
+    recipes = digits.recipes(seed, part)
     with bench(tmp_path, *MODULES) as runner:
         while left:
             case, failure, good = tried(runner, *next(recipes))

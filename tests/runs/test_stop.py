@@ -194,6 +194,7 @@ def test_a_round_without_any_update_ends_the_run_and_keeps_the_rounds_before(war
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
     failed = warm.run(*arguments, cwd=recipe.parent, **sabotage("refusals", 3))
     reasons = "".join(f"  client {client}: nothing today\n" for client in range(5))
+    reasons += "  If training diverged, lower train_args.learning_rate.\n"
     assert failed.code == 2
     assert failed.err == (
         f"error: round 3: not one client delivered a usable update.\n{reasons}"

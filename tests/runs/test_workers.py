@@ -32,6 +32,7 @@ from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.runs.rounds import COST_COLUMNS
 from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import Ended, calfat
@@ -83,11 +84,12 @@ def go(
 
 
 def outcome(directory: Path) -> tuple[list[bytes], list[dict[str, str]]]:
-    """All that a run is held to: its checkpoints, and its rounds without the seconds."""
-    rows = [dict(row) for row in csv.DictReader((directory / "rounds.csv").open())]
-    for row in rows:
-        del row["seconds"]
-    return [path.read_bytes() for path in sorted((directory / "checkpoints").glob("*.safetensors"))], rows
+    """All that a run is held to: its checkpoints, clients' states among them, and its rounds but for their costs."""
+    rows = [
+        {name: text for name, text in row.items() if name not in COST_COLUMNS}
+        for row in csv.DictReader((directory / "rounds.csv").open())
+    ]
+    return [path.read_bytes() for path in sorted((directory / "checkpoints").rglob("*.safetensors"))], rows
 
 
 @functools.cache
