@@ -24,7 +24,7 @@ def test_shards_are_taken_from_the_training_set_when_asked_for() -> None:
     shards[0].x.zero_()  # a copy, so what a client does to its images is its own affair
     assert torch.equal(shards[0].x, DATA.x[[4, 0]])
     for client in (2, -1):
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match=str(client)):
             shards[client]
 
 

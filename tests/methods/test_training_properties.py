@@ -11,17 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin import entries
-from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.interfaces import TrainSettings
 from calfat_plugin.threat import ThreatModel
 from tests.methods.helpers import (
     SETTINGS,
-    Federation,
     TinyNet,
     build_aggregator,
     build_method,
-    experiment,
     local_task,
     registry,
     same_bits,
@@ -227,16 +224,3 @@ def test_per_batch_sampling_attacks_a_share_of_every_batch():
     (first, batches), (second, _) = attacked_examples("per_batch", 0.5)
     assert batches == [2, 2, 1]  # floor(0.5 * 4), floor(0.5 * 4), floor(0.5 * 3)
     assert first != second
-
-
-def test_batch_normalisation_with_one_example_a_batch_is_no_update():
-    """PyTorch's own error would be a traceback; on digits the last maps of VGG-8 are of one pixel."""
-    federation = Federation(experiment("fedpgd", model_args__model="vgg8", train_args__batch_size=1))
-    with pytest.raises(UpdateError) as raised:
-        federation.play()
-    examples = federation.worker.num_examples(0)
-    assert str(raised.value).splitlines()[1].strip() == (
-        "client 0, round 1: batch normalisation cannot train on one example a batch: train_args.batch_size is 1, "
-        f"the client has {examples} examples. Raise what is 1 (data_args decides on the examples), or take a model "
-        "without batch normalisation."
-    )
