@@ -91,6 +91,8 @@ class ClientTask:
         keep_state: stores (round, what the client keeps after it, round last used), and forgets all other rounds.
         on_round: called for each round with (number, what happens).
         on_notice: called with what the server has to say to the user.
+        on_finished: called when the server says that the run is over, before that is acknowledged; afterwards the
+            server may leave, and a client that was killed would wait for it. Runs in a receiving thread.
     """
 
     experiment: Experiment
@@ -102,3 +104,4 @@ class ClientTask:
     keep_state: Callable[[int, State, int], None]
     on_round: Callable[[int, str], None]
     on_notice: Callable[[str], None]
+    on_finished: Callable[[], None]

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
@@ -105,6 +106,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.recipe.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
+        _check_not_finished(directory, experiment)
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
@@ -130,6 +132,10 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
             on_notice=lambda text: say(f"warning: {text}"),
+            on_finished=lambda: directory.write_json(
+                directory.results,
+                {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
+            ),
         )
         profile = new_profile(device) if request.profile else None
         with profiling(profile):
@@ -141,8 +147,17 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             directory.write_json(directory.profile, spent)
             log.info("where the time went:\n%s", spending_text(spent))
             say(f"where the time went: {directory.profile}")
-    directory.write_json(directory.results, {"recipe": name, "seed": experiment.seed, "rank": rank})
     say("the run is over")
+
+
+def _check_not_finished(directory: PartyDirectory, experiment: Experiment) -> None:
+    """Refuse to wait for a server that has said goodbye; files of earlier versions do not say after how many rounds."""
+    done = read_json(directory.results).get("rounds")
+    if isinstance(done, int) and done >= experiment.num_rounds:
+        raise RunError(
+            f"{directory.path}: this client's run is finished after {done} rounds; {experiment.num_rounds} are asked "
+            f"for. To go further, resume all parties with --set train_args.comm_round={done + 10}."
+        )
 
 
 def run_worker(experiment: Experiment, rank: int) -> None:

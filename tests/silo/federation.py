@@ -137,18 +137,25 @@ class Federation:
     # --- processes ---
 
     def start(
-        self, *ranks: int, resume: bool = False, hang_in: int | None = None, lies: bool = False, files: int = 0
+        self,
+        *ranks: int,
+        resume: bool = False,
+        hang_in: int | None = None,
+        lies: bool = False,
+        files: int = 0,
+        dies_at_the_end: bool = False,
     ) -> None:
         """Start parties.
 
         ``hang_in``: they stop in the middle of this round's training until :meth:`let_go`. ``files``: so many
-        descriptors are all that the system lets them have.
+        descriptors are all that the system lets them have. ``dies_at_the_end``: they kill themselves when they have
+        acknowledged that the run is over.
         """
         for rank in ranks:
             self._starts += 1
             words = ["run", str(self.recipe), "--plain", "--role", "client" if rank else "server", "--rank", str(rank)]
             words += ["--run-dir", str(self.directory(rank)), *self.options] + (["--resume"] if resume else [])
-            arguments = (words, str(self._output(rank)), hang_in, lies, self.reports, files)
+            arguments = (words, str(self._output(rank)), hang_in, lies, self.reports, files, dies_at_the_end)
             process = _context.Process(target=silo_party.be_party, args=arguments)
             process.start()
             self.processes[rank] = process

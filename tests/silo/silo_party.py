@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ _LONGEST = 300.0  # seconds that a hanging party waits to be let go
 
 
 def be_party(
-    words: Sequence[str], output: str, hang_in: int | None, lies: bool = False, reports: bool = True, files: int = 0
+    words: Sequence[str],
+    output: str,
+    hang_in: int | None,
+    lies: bool = False,
+    reports: bool = True,
+    files: int = 0,
+    dies_at_the_end: bool = False,
 ) -> None:
     """A party's process.
 
@@ -27,6 +34,7 @@ def be_party(
         lies: be a client whose updates no server should use; another lie each round.
         reports: whether the run ends with its report, which takes longer than a small run.
         files: the system's limit of open files and connections; 0: as it is.
+        dies_at_the_end: be a client that kills itself when it has acknowledged that the run is over.
     """
     if files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, files))
@@ -41,12 +49,20 @@ def be_party(
         _hang(folder, hang_in)
     if lies:
         _lie()
+    if dies_at_the_end:
+        _die_at_the_end()
     _record(folder / f"sent-{words[words.index('--rank') + 1]}" if "--rank" in words else folder / "sent")
     if not reports:
         without_report()
     from calfat_plugin.cli.main import main
 
     main(args=list(words), prog_name="calfat")
+
+
+def _die_at_the_end() -> None:
+    from calfat_plugin.host.silo.client import SiloClient
+
+    SiloClient.handle_message_finish = lambda self, message: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
 
 def without_report() -> None:

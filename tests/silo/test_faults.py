@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
@@ -77,6 +78,21 @@ def test_client_killed_after_its_last_update_learns_that_the_run_is_over(tmp_pat
         assert federation.exit_status(2) == 0
         federation.start(1, resume=True)
         federation.finish()
+
+
+def test_client_killed_when_it_has_acknowledged_the_end_knows_that_the_run_is_over(tmp_path: Path) -> None:
+    """It wrote so before: the server leaves once it is acknowledged, and nobody would answer another start."""
+    with Federation(tmp_path) as federation:
+        federation.start(0, 2)
+        federation.start(1, dies_at_the_end=True)
+        assert federation.exit_status(0) == federation.exit_status(2) == 0
+        assert federation.exit_status(1) == -signal.SIGKILL
+        federation.start(1, resume=True)
+        assert federation.exit_status(1) == 2
+        assert federation.output(1).splitlines()[-1] == (
+            f"error: {federation.directory(1)}: this client's run is finished after 3 rounds; 3 are asked for. To go "
+            "further, resume all parties with --set train_args.comm_round=13."
+        )
 
 
 def test_client_that_waits_for_a_server_killed_after_the_last_round_ends_with_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterMana
 from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 from fedml.cross_silo.client.message_define import MyMessage
 
-from calfat_plugin.errors import HostError, UpdateError
+from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
@@ -176,3 +176,8 @@ class SiloClient(OnTransport, ClientMasterManager):
             raise RefusedError("it does not answer this client's session")
         if envelope.type in MODEL_TYPES and not {"round", "used", "ticket"} <= envelope.fields.keys():
             raise RefusedError("a model without round or ticket")
+        if envelope.type == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in envelope.fields:
+            try:
+                self._task.on_finished()
+            except CalfatError as error:  # the disk refuses; the user learns it from the loop
+                self._fail(str(error))
