@@ -8,6 +8,7 @@ import pytest
 
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import State
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.profiling import Profile, profiling
 from calfat_plugin.trainers.calfat import CalFAT
@@ -31,15 +32,31 @@ def test_every_mini_batch_is_reported() -> None:
     assert progress.seen == [(4, 1, 3), (4, 2, 3), (4, 3, 3)]
 
 
+def test_what_clients_keep_goes_into_the_mapping_that_the_worker_was_given() -> None:
+    states: dict[int, State] = {}
+    dataset, scaffold = small_digits(), experiment("fedpgd", "scaffold")
+    worker = Worker(scaffold, dataset, {4: dataset.train}, CPU, RunObserver(), states)
+    worker.fit(4, 1, Federation(scaffold).server.downlink())
+    assert list(states) == [4]
+    assert states[4]
+
+
 def test_a_round_has_named_parts_and_spans() -> None:
     profile = Profile()
     with profiling(profile):
-        federation = Federation(experiment("fedpgd", calfat__monitor__every=1))
+        scaffold = {"name": "scaffold", "variant": "I"}
+        federation = Federation(experiment("fedpgd", scaffold, calfat__monitor__every=1))
         federation.play()
         federation.server.final_evaluation()
     first, final = profile.parts
     assert (first.name, final.name) == ("round 1", "final evaluation")
     assert [path[0] for path in first.spans if len(path) == 1] == ["training", "aggregation", "evaluation"]
+    assert [path[1] for path in first.spans if path[0] == "training" and len(path) == 2] == [
+        "full gradient",
+        "data",
+        "attack",
+        "outer step",
+    ]
     assert [path[0] for path in final.spans if len(path) == 1] == ["evaluation"]
 
 
