@@ -234,6 +234,7 @@ def test_the_official_code_is_called_as_it_is_without_a_gpu(official: Path) -> N
             torch.zeros(1).cuda()  # it is as before
 
 
+@pytest.mark.slow
 def test_overhead_and_scaling(
     warm: WarmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

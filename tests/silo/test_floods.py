@@ -83,6 +83,7 @@ def listens(port: int) -> bool:
         return each.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_idle_connections_do_not_end_a_run(tmp_path: Path) -> None:
     """1,200 of them against 1,024 descriptors: clients that come later are let in, and every file can be written."""
     with Federation(tmp_path) as federation:

@@ -86,7 +86,10 @@ def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, trainin
 
 @pytest.mark.parametrize(
     ("reason", "status", "last_line"),
-    [("user", 2, "error: this model cannot be trained."), ("bug", 1, "ZeroDivisionError: rank 1 divides by zero")],
+    [
+        ("user", 2, "error: this model cannot be trained."),
+        pytest.param("bug", 1, "ZeroDivisionError: rank 1 divides by zero", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("training_type", ["simulation", pytest.param("cross_silo", marks=pytest.mark.slow)])
 def test_a_worker_that_fails_ends_the_job(

@@ -17,6 +17,7 @@ TAKEN = (
 )
 
 
+@pytest.mark.slow
 def test_the_second_process_of_a_rank_is_refused_and_both_see_why(tmp_path: Path) -> None:
     """The second listens on another address of this machine, as on another machine."""
     with Federation(tmp_path / "first") as federation, Federation(tmp_path / "second") as other:

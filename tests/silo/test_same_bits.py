@@ -39,6 +39,7 @@ def test_one_command_starts_all_parties(tmp_path: Path, backend: str) -> None:
     assert said["server"].endswith(f"| results: {federation.directory(0)}")
 
 
+@pytest.mark.slow
 def test_one_command_starts_a_simulation_over_mpi(tmp_path: Path) -> None:
     """It looks like a simulation in one process: the server's lines and directory, and no others."""
     with Federation(tmp_path, train_args={"comm_round": 1}) as federation:  # with one round the host's own never ends
