@@ -16,6 +16,7 @@ from calfat_plugin.runs import client_states, writer
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.tensor_files import read_tensors
 from calfat_plugin.runs.writer import RunWriter
 from tests.report.made import experiment, record
 from tests.runs.old_format import as_format_1
@@ -46,6 +47,48 @@ def close_round(states: ClientStates, tmp_path: Path, round: int, *also: str) ->
         save_checkpoint(tmp_path / f"{name}.safetensors", Snapshot(round, {}, client_states=states), {})
         states.saved(name)
     states.round = round + 1
+
+
+def test_a_file_says_whose_state_it_is_and_of_which_round(tmp_path: Path) -> None:
+    states = store(tmp_path, round=4)
+    states[3] = state(0.1)
+    _, facts = read_tensors(tmp_path / "clients" / "client-3-round-4.safetensors")
+    assert {key: facts[key] for key in facts if key != "sha256"} == {"client": 3, "round": 4}
+    assert StateFiles(tmp_path / "clients", states.named).named == {3: StateFile(4, facts["sha256"])}
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    states = store(tmp_path, round=4)
+    states[3], states[5] = state(0.1), state(0.2)
+    files = StateFiles(tmp_path / "clients", states.named)
+    files.check_complete()
+    missing = tmp_path / "clients" / "client-5-round-4.safetensors"
+    missing.unlink()
+    with pytest.raises(RunError) as error:
+        files.check_complete()
+    assert str(error.value) == f"{missing}: no such file, but the checkpoint names it. {AGAIN}"
+
+
+def test_a_disk_that_refuses_a_state_is_reported(tmp_path: Path) -> None:
+    states = store(tmp_path, round=4)
+    in_the_way = tmp_path / "clients" / "client-3-round-4.safetensors"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(RunError, match=rf"^{in_the_way}: cannot be written \(.*Is a directory"):
+        states[3] = state(0.1)
+    states[4] = state(0.1)
+    (tmp_path / "clients" / "client-4-round-4.safetensors").unlink()
+    with pytest.raises(RunError, match=rf"^{tmp_path}/clients: cannot be written \(No such file or directory\)"):
+        states.sync()
+
+
+def test_a_file_that_somebody_removed_is_not_missed_once_it_is_of_no_use(tmp_path: Path) -> None:
+    states = store(tmp_path)
+    states[3] = state(0.1)
+    close_round(states, tmp_path, 1)
+    (tmp_path / "clients" / "client-3-round-1.safetensors").unlink()
+    states[3] = state(0.2)
+    close_round(states, tmp_path, 2)
+    assert names(tmp_path / "clients") == ["client-3-round-2.safetensors"]
 
 
 def test_states_come_back_with_the_bits_they_had(tmp_path: Path) -> None:
