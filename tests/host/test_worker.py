@@ -32,6 +32,14 @@ def test_every_mini_batch_is_reported() -> None:
     assert progress.seen == [(4, 1, 3), (4, 2, 3), (4, 3, 3)]
 
 
+def test_a_last_example_that_joins_the_batch_before_is_no_batch_of_the_report() -> None:
+    """FedRBN's network has batch normalisation, which cannot train on one example."""
+    progress, dataset = Progress(), small_digits()
+    normalised = experiment("fedrbn", train_args__batch_size=89)
+    Worker(normalised, dataset, {0: dataset.train}, CPU, progress).fit(0, 1, Federation(normalised).server.downlink())
+    assert progress.seen == [(0, 1, 1)]
+
+
 def test_what_clients_keep_goes_into_the_mapping_that_the_worker_was_given() -> None:
     states: dict[int, State] = {}
     dataset, scaffold = small_digits(), experiment("fedpgd", "scaffold")

@@ -416,3 +416,11 @@ def test_a_loss_that_is_not_finite_ends_the_training_at_once(lost: float) -> Non
         f"client 3, round 7, epoch 2: the training loss is {lost} by batch 2 of 3. "
         "Lower train_args.learning_rate (now 0.1) or the scale of the loss."
     )
+
+
+def test_the_mean_loss_is_summed_in_double_precision() -> None:
+    """Single precision would lose the second batch."""
+    meter = loop._LossMeter(local_task(TinyNet()), 0)
+    for value in (1.0, 1e-9):
+        meter.add(torch.tensor(value), 16)
+    assert meter.mean() == pytest.approx(0.5 + 0.5e-9, rel=1e-13)
