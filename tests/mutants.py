@@ -110,7 +110,7 @@ MUTANTS = (
         "restarts of PGD share one start",
         "evaluators/gradient.py",
         "start = threat.random_start(x, noise) if",
-        "start = start if restart else threat.random_start(x, noise) if",
+        "start = threat.random_start(x, noise.clone_state()) if",
         EVALUATION,
     ),
     Mutant(
