@@ -106,7 +106,13 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.recipe.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        _check_not_finished(directory, experiment)
+        done = _rounds_finished(directory)
+        if done >= experiment.num_rounds and not runtime.is_mpi_job:  # of such a job's processes, none may be missing
+            say(
+                f"client {client} of {name} is finished after {done} rounds; to go further, resume all parties with "
+                f"--set train_args.comm_round={done + 10}"
+            )
+            return
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")
         device = pick_device(experiment, lambda text: say(f"warning: {text}"))
@@ -150,14 +156,10 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     say("the run is over")
 
 
-def _check_not_finished(directory: PartyDirectory, experiment: Experiment) -> None:
-    """Refuse to wait for a server that has said goodbye; files of earlier versions do not say after how many rounds."""
+def _rounds_finished(directory: PartyDirectory) -> int:
+    """After how many rounds the server said goodbye; 0: it has not, or an earlier version did not write the number."""
     done = read_json(directory.results).get("rounds")
-    if isinstance(done, int) and done >= experiment.num_rounds:
-        raise RunError(
-            f"{directory.path}: this client's run is finished after {done} rounds; {experiment.num_rounds} are asked "
-            f"for. To go further, resume all parties with --set train_args.comm_round={done + 10}."
-        )
+    return done if isinstance(done, int) else 0
 
 
 def run_worker(experiment: Experiment, rank: int) -> None:
