@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.loops import CIFAR, CLASSES, SEED, Official, computing_in, fit, images, network, ours, precisions
+from benchmarks.loops import CIFAR, CLASSES, PRECISIONS, SEED, Official, fit, images, network, ours
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, wait_for, with_official
 from benchmarks.work import METHODS, gemm, work_of
 from calfat_plugin.datasets import ImageData
@@ -30,6 +30,7 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
+from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.threat import ThreatModel
 
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ def compare(report: Report, device: torch.device, count: int) -> Iterator[str]:
     base, data, rows = network("cnn"), images(count), []
     expected = results_on(CPU, base, data)
     for precision in ("fp32", "tf32"):
-        with computing_in(precision):
+        with float32_as(precision, device):
             found = results_on(device, base, data, precision)
         for name, allowed in TOLERANCES.items():
             if found[name].dtype == torch.bool:
@@ -136,10 +137,10 @@ def default_run(report: Report, device: torch.device, count: int, repeats: int, 
     peaks: dict[str, float | None] = {}
     kinds = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
     for precision in kinds:
-        if precision not in precisions():
+        if precision not in PRECISIONS:
             continue
         client = ours("calfat", base, data, device, precision=precision)
-        with computing_in(precision):
+        with float32_as(precision, device):
             client()  # graphs, plans and memory of the first batches
             memory = PeakMemory(device)
             memory.begin()
@@ -180,7 +181,7 @@ def methods(report: Report, device: torch.device, count: int, checked: int) -> I
     """Every method for one round of a client; yields those whose loss on the GPU is not the CPU's."""
     base, data, few, rows = network("cnn"), images(count), images(checked), []
     work = work_of(base, CIFAR)
-    with computing_in("fp32"):
+    with float32_as("fp32", device):
         for name, (_, passes) in METHODS.items():
             fit(name, base, few, device)
             seconds, _ = fit(name, base, data.to(device), device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import torch
@@ -26,6 +25,7 @@ from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.interfaces import LocalTask, TrainSettings
+from calfat_plugin.maths.precision import Precision
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import plain as plain_modifier
@@ -68,30 +68,7 @@ def trainer(method: str) -> AdversarialTrainer:
 
 # --- precision --------------------------------------------------------------------------------------------------------
 
-_BY_TORCH = ("fp32", "tf32")  # which torch decides for the whole process
-
-
-def precisions() -> tuple[str, ...]:
-    """What this version of the package can compute in."""
-    return (*_BY_TORCH, "bf16") if _task_knows() else _BY_TORCH
-
-
-def _task_knows() -> bool:
-    return "precision" in {field.name for field in dataclasses.fields(LocalTask)}
-
-
-@contextmanager
-def computing_in(precision: str) -> Iterator[None]:
-    """Products of float32 tensors on a GPU in tf32, or in no less than float32; nothing changes on a CPU."""
-    kinds: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [kind.allow_tf32 for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.allow_tf32 = precision == "tf32"
-        yield
-    finally:
-        for kind, value in zip(kinds, before, strict=True):
-            kind.allow_tf32 = value
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 # --- the package's loop -----------------------------------------------------------------------------------------------
@@ -103,11 +80,13 @@ def task(
     device: torch.device,
     *,
     steps: int = 10,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     epochs: int = 1,
 ) -> LocalTask:
     """One client's round, settings as in the release for CIFAR-10."""
-    made = LocalTask(
+    if precision not in PRECISIONS:
+        raise SystemExit(f"--precision {precision}: this version of the package computes in {', '.join(PRECISIONS)}.")
+    return LocalTask(
         model=model,
         data=data,
         class_counts=torch.bincount(data.y.cpu(), minlength=CLASSES),
@@ -118,10 +97,8 @@ def task(
         seed=SEED,
         round=1,
         client=0,
+        precision=precision,
     )
-    if precision not in precisions():
-        raise SystemExit(f"--precision {precision}: this version of the package computes in {', '.join(precisions())}.")
-    return dataclasses.replace(made, precision=precision) if _task_knows() else made  # type: ignore[call-arg]
 
 
 def fit(method: str, base: nn.Module, data: ImageData, device: torch.device, **how: Any) -> tuple[float, LocalUpdate]:

@@ -295,7 +295,7 @@ def test_gpu_without_one(tmp_path: Path, official: Path, capsys: pytest.CaptureF
     found = tables((tmp_path / "out" / "gpu.md").read_text())
     assert {row[4] for row in found["result"]} == {"yes"}
     assert len(found["result"]) == 2 * len(gpu.TOLERANCES)
-    assert [row[0] for row in found["in"]] == [*loops.precisions(), "official code"]
+    assert [row[0] for row in found["in"]] == [*loops.PRECISIONS, "official code"]
     assert [row[0] for row in found["method"]] == list(work.METHODS)
     assert "torch.profiler: CalFAT" in capsys.readouterr().out
 
