@@ -1,6 +1,6 @@
 """What it costs to have many clients: a round of 10 out of 1,000 against a round of 10 out of 10, with SCAFFOLD.
 
-    python benchmarks/clients.py
+    python -m benchmarks.clients
 
 Prints a Markdown table: seconds, peak memory and bytes written, with medians, least and greatest of alternated repeats,
 and the ratio. Run it on an idle machine, with 3 GB of room for `--runs`; it reads /proc, so it needs Linux.
@@ -28,26 +28,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-
-from calfat_plugin.datasets import Dataset, ImageData  # noqa: E402
-from calfat_plugin.entries import DatasetEntry, PartitionEntry  # noqa: E402
-from calfat_plugin.experiment import Experiment, assemble  # noqa: E402
-from calfat_plugin.hookspecs import hookimpl  # noqa: E402
-from calfat_plugin.observer import RunObserver  # noqa: E402
-from calfat_plugin.recipe.document import parse_document  # noqa: E402
-from calfat_plugin.registry import Registry  # noqa: E402
-from calfat_plugin.results import RoundRecord  # noqa: E402
-from calfat_plugin.runs import session  # noqa: E402
-from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint  # noqa: E402
-from calfat_plugin.runs.directory import RunDirectory  # noqa: E402
-from calfat_plugin.runs.request import Request  # noqa: E402
-from calfat_plugin.runs.writer import RunWriter  # noqa: E402
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.entries import DatasetEntry, PartitionEntry
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs import session
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.writer import RunWriter
 
 MEGABYTE = 1e6
 RECIPE = """
@@ -250,7 +246,7 @@ def main() -> None:
 
 
 def _in_a_process(what: str, path: Path) -> Any:
-    command = [sys.executable, __file__, *sys.argv[1:], what, str(path)]
+    command = [sys.executable, "-m", "benchmarks.clients", *sys.argv[1:], what, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{path}: failed.\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
