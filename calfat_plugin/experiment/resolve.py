@@ -49,9 +49,23 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         ),
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
-    return dataclasses.replace(
-        experiment, recipe=dataclasses.replace(recipe, warnings=(*recipe.warnings, *_former_names(experiment)))
-    )
+    warnings = (*recipe.warnings, *_unused_alpha(document, experiment.partition.entry), *_former_names(experiment))
+    return dataclasses.replace(experiment, recipe=dataclasses.replace(recipe, warnings=warnings))
+
+
+def _unused_alpha(document: Document, partition: entries.PartitionEntry) -> Iterator[str]:
+    """A note if the recipe sets a concentration that its partition does not use.
+
+    None where an override (``--set``, a suite) replaces the partition that a file had chosen with this concentration.
+    """
+    method, alpha = ("data_args", "partition_method"), ("data_args", "partition_alpha")
+    in_file = f"{document.file}:"
+    replaced = document.place(alpha).startswith(in_file) and not document.place(method).startswith(in_file)
+    if document.has(alpha) and not partition.uses_alpha and not replaced:
+        yield (
+            f"{document.place(alpha)}: {dotted(alpha)}: this key has no effect here: the partition "
+            f"'{partition.name}' does not use it."
+        )
 
 
 def _former_names(experiment: Experiment) -> Iterator[str]:

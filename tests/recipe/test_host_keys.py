@@ -166,3 +166,34 @@ def test_nothing_without_effect_is_on_the_page(tmp_path: Path) -> None:
     for text in (page.read_text(), (tmp_path / "run" / "recipe.yaml").read_text()):
         for word in ("nesterov", "server_lr", "0.81259", "FedProx", "enable_dp", "0.06257"):
             assert word not in text
+
+
+WITHOUT_ALPHA = GOOD.replace("partition_method: dirichlet", "partition_method: iid")
+ALPHA = "data_args.partition_alpha: this key has no effect here: the partition 'iid' does not use it.\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "said"),
+    [
+        (WITHOUT_ALPHA, (), f"warning: r.yaml:2: {ALPHA}"),
+        (WITHOUT_ALPHA.replace(", partition_alpha: 0.1", ""), (), ""),
+        (GOOD, ("data_args.partition_method=iid",), ""),  # it replaces what the file chose together
+        (
+            GOOD,
+            ("data_args.partition_method=iid", "data_args.partition_alpha=0.3"),
+            f"warning: --set data_args.partition_alpha=0.3: {ALPHA}",
+        ),
+        (
+            WITHOUT_ALPHA.replace(", partition_alpha: 0.1", ""),
+            ("calfat.trainer={name: calfat, preset: paper}",),  # the preset's concentration is not what the user wrote
+            "",
+        ),
+    ],
+    ids=["in the file", "without", "partition overridden", "both overridden", "of a preset"],
+)
+def test_a_concentration_that_the_partition_does_not_use_is_named(
+    recipe: str, overrides: tuple[str, ...], said: str
+) -> None:
+    Path("r.yaml").write_text(recipe)
+    ended = calfat("check", "r.yaml", *(word for override in overrides for word in ("--set", override)))
+    assert (ended.code, ended.err) == (0, said)
