@@ -27,6 +27,10 @@ _MAX_VALUES = 20_000
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep."
 _MAX_SHOWN = 120  # characters of an override in a message
 
+# First and last line of a recipe that a run wrote. Half of one may well be a good recipe, with defaults for the rest.
+AS_RUN = " as run: every default and derived value is written out, down to the last line."
+END_AS_RUN = "# End of the recipe as run."
+
 _YAML = "tag:yaml.org,2002:"
 _PLAIN_TAGS = tuple(_YAML + name for name in ("map", "seq"))
 _SCALAR_TAGS = tuple(_YAML + name for name in ("null", "bool", "int", "float", "timestamp", "str"))
@@ -150,9 +154,15 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     """Read a recipe file, or another of ours.
 
     Raises:
-        RecipeError: when there is no such file, or it is no YAML mapping of sections; with the line where one is known.
+        RecipeError: when there is no such file, or it is no YAML mapping of sections, with the line where one is known;
+            or a run wrote it, and its end is missing.
     """
-    return parse_document(read_text(Path(path), kind.name), str(path), kind)
+    text = read_text(Path(path), kind.name)
+    document = parse_document(text, str(path), kind)
+    first, *others = text.splitlines()
+    if first.startswith("#") and first.endswith(AS_RUN) and END_AS_RUN not in others:
+        raise RecipeError(f"{path}: the file is cut short: its last line is missing. Restore it from a copy.")
+    return document
 
 
 def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:

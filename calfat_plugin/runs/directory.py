@@ -31,7 +31,7 @@ import yaml
 from calfat_plugin.disk import lock, read_json, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
-from calfat_plugin.recipe.document import read_document
+from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import RoundsFile
 
@@ -184,10 +184,10 @@ class RunDirectory:
 
     def write_recipe(self, experiment: Experiment) -> None:
         """Write the recipe as run."""
-        header = f"# {experiment.recipe.document.file} as run: every default and derived value is written out.\n"
+        header = f"# {experiment.recipe.document.file}{AS_RUN}\n"
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.recipe.name, **written["calfat"]}  # else, run again, it were "recipe"
-        write_text(self.recipe, header + yaml.safe_dump(written, sort_keys=False, width=120))
+        write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
 
     def begin(self, last_round: int) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.

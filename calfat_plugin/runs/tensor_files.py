@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from calfat_plugin.errors import RunError
@@ -43,7 +43,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     apart = _apart(tensors)
     digest = _digest(apart, facts)
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
-    save_file(apart, path, {KEY: json.dumps({**facts, DIGEST: digest})})
+    # Not the library's save_file, which writes a temporary file beside ``path`` that a kill leaves behind.
+    path.write_bytes(save(apart, {KEY: json.dumps({**facts, DIGEST: digest})}))
     return digest
 
 

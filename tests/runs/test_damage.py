@@ -120,7 +120,9 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (REPORT, "partition.json", a_list, f"holds no JSON mapping; it was changed by hand. {RESTORE}\n"),
     (REPORT, "environment.json", linked_to_itself, f"cannot be read (Too many levels of symbolic links). {RESTORE}\n"),
     (REPORT, "results.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
-    (ATTACK, "recipe.yaml", truncated, ""),
+    (ATTACK, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
+    (REPORT, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
+    (RESUME, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
 ]
 
 
@@ -142,7 +144,7 @@ def test_a_damaged_file_is_named(
     where, found, _ = done.err.partition(f"{name}:")
     assert found, done.err
     assert where.startswith(("error: ", "warning: "))
-    assert f"{name}: {complaint}" in done.err or (not complaint and done.err.startswith(f"error: run/{name}:"))
+    assert f"{name}: {complaint}" in done.err
 
 
 RESULTS_EDITS: list[tuple[Callable[[dict[str, object]], object], str]] = [

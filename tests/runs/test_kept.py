@@ -20,6 +20,7 @@ from calfat_plugin.experiment.compare import changes, flat, same_but_rounds, why
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.rounds import RoundsFile, last_used, read_rounds, seconds_of
+from calfat_plugin.runs.tensor_files import read_facts, write_tensors
 from tests.report.made import record
 
 AGAIN = "Restore it from a copy, or start the run again in another directory."
@@ -259,3 +260,13 @@ def test_changes_are_named_with_both_values() -> None:
         "A different number of threads changes the order of sums, so the last bits of the result would differ. "
     )
     assert flat(THEN)["train_args.epochs"] == 1
+
+
+def test_a_file_of_tensors_is_written_in_place(tmp_path: Path) -> None:
+    """safetensors' own writer makes a temporary file beside it, with a name that nobody removes after a kill."""
+    path = tmp_path / "last.safetensors.tmp"
+    path.write_bytes(b"what a killed process has left")
+    before = path.stat().st_ino
+    write_tensors(path, {"c": C}, {"round": 1})
+    assert (path.stat().st_ino, read_facts(path)["round"]) == (before, 1)
+    assert list(tmp_path.iterdir()) == [path]
