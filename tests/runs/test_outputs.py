@@ -167,7 +167,9 @@ def test_environment_json(run: Path) -> None:
 
 def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (run / "recipe.yaml").read_text()
-    assert text.startswith("# tiny.yaml as run: every default and derived value is written out, down to the last line.\n")
+    first, *_, last = text.splitlines()
+    assert first == "# tiny.yaml as run: every default and derived value is written out, down to the last line."
+    assert last == "# End of the recipe as run."
     written = yaml.safe_load(text)
     experiment = experiment_of(run, monkeypatch)
     assert written["calfat"].pop("name") == experiment.recipe.name == "tiny"  # not "recipe", as the file is called
