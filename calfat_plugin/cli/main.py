@@ -17,6 +17,8 @@ from calfat_plugin.errors import did_you_mean
 COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
+    "recipes": "List the recipes and suites that come with the package.",
+    "init": "Copy one of them into this folder.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
     "per-class": "Train each client an epoch with several methods and compare them class by class.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
+from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.cli.resume_hint import ResumeHint
@@ -141,7 +142,7 @@ def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint
     else:
         directory = new_path(experiment)
     words = [word for word in command[command.index("run") + 1 :] if word != "--plain"]
-    if not Path(words[0]).is_file():
+    if not located(words[0]).is_file():
         raise RunError(f"{words[0]}: every process of this run reads the recipe; save it in a file instead of a pipe.")
     hint.directory, hint.is_ours = RunDirectory(directory), False
     sys.exit(run_all(runtime, words, directory, resume=request.resume))

@@ -19,6 +19,7 @@ from calfat_plugin.cli.options import download_option, load_experiment, recipe_a
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
+from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
@@ -92,7 +93,7 @@ def run(
             if party.take_part(request, runtime, chosen, command, hint):
                 return
         hint.directory = RunDirectory.open(request)
-        if not Path(recipe).is_file():  # a pipe gives it once only
+        if not located(recipe).is_file():  # a pipe gives it once only
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
 
