@@ -25,6 +25,8 @@ COMMANDS = {
     "attack": "Attack a finished model.",
     "plugins": "List plugins, or explain one.",
     "certs": "Make test certificates for a cross-silo run.",
+    "link-fedml": "Let 'fedml run RECIPE' run recipes.",
+    "unlink-fedml": "Make 'fedml' FedML's own command again.",
     "doctor": "Find what is wrong with this installation.",
 }
 

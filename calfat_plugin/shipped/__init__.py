@@ -26,10 +26,8 @@ def shipped_files(*folders: Folder) -> dict[str, Path]:
 
 def located(path: str | Path) -> Path:
     """The file at ``path``; where there is none and ``path`` is the name of a shipped one, that one."""
-    written = Path(path)
-    if written.exists() and not written.is_dir():
-        return written
-    return shipped_files().get(str(path), written)
+    written, shipped = Path(path), shipped_files().get(str(path))
+    return written if shipped is None or (written.exists() and not written.is_dir()) else shipped
 
 
 def headline(file: Path) -> str:

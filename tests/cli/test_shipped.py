@@ -113,7 +113,7 @@ def test_a_copied_suite_is_the_same_suite(name: str) -> None:
     [
         (
             ["calfat_digit"],
-            "no recipe or suite called 'calfat_digit' comes with the package. Did you mean 'calfat_digits'?",
+            ("no recipe or suite called 'calfat_digit' comes with the package. Did you mean 'calfat_digits'?"),
         ),
         (["zzz"], "no recipe or suite called 'zzz' comes with the package. 'calfat recipes' lists them."),
         (
