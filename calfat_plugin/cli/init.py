@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.cli.options import complete_shipped
 from calfat_plugin.errors import RecipeError, did_you_mean
 from calfat_plugin.shipped import shipped_files
 
@@ -16,7 +17,7 @@ _BASE = re.compile(r"^base: \.\./recipes/(\w+)\.yaml$", re.MULTILINE)
 
 
 @click.command()
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=lambda ctx, param, start: complete_shipped(start))
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to write; default: NAME.yaml.")
 def init(name: str, out: Path | None) -> None:
     """Copy the shipped recipe or suite NAME into this folder; an existing file is kept."""

@@ -7,11 +7,12 @@ from typing import get_args
 
 import click
 
+from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.shipped import Folder, headline, shipped_files
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON, for other programs.")
+@json_option
 def recipes(as_json: bool) -> None:
     """List the recipes and suites that come with the package; their names work in every folder."""
     found = [
