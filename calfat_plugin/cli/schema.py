@@ -53,7 +53,7 @@ def recipe_schema(registry: Registry) -> Schema:
 def _calfat(registry: Registry) -> Schema:
     trainer = _choice(registry, entries.TrainerEntry, default="calfat")
     evaluators = _list(_choice(registry, entries.EvaluatorEntry))
-    silo = {"tls": TLSSettings, "mqtt": MQTTSettings, "s3": S3Settings}
+    silo = {"tls": _section(TLSSettings), "mqtt": _section(MQTTSettings), "s3": _section(S3Settings)}
     return _object(
         {
             "name": _TEXT | {"description": "name of the runs of this recipe and of their folder"},
@@ -61,17 +61,13 @@ def _calfat(registry: Registry) -> Schema:
             "aggregator": _choice(registry, entries.AggregatorEntry, default="fedavg"),
             "threat": _section(sections.ThreatOptions),
             "evaluators": evaluators,
-            "monitor": _section(sections.MonitorOptions, evaluators=evaluators),
+            "monitor": _section(sections.MonitorOptions, {"evaluators": evaluators}),
             "partition": _options_of(registry, entries.PartitionEntry),
             "dataset": _options_of(registry, entries.DatasetEntry),
             "model": _options_of(registry, entries.ModelEntry),
             "evaluation": _section(sections.EvaluationOptions),
             "runtime": _section(sections.RuntimeOptions),
-            "silo": _section(
-                SiloSettings,
-                parties=_list(_TEXT),
-                **{name: _section(config) for name, config in silo.items()},
-            ),
+            "silo": _section(SiloSettings, {"parties": _list(_TEXT), **silo}),
             "loggers": _list(_choice(registry, entries.LoggerEntry)),
             "reported": {
                 "type": ["object", "null"],
@@ -91,9 +87,9 @@ def _list(items: Schema) -> Schema:
     return {"type": ["array", "null"], "items": items}
 
 
-def _section(config: type, *, strict: bool = True, **further: Schema) -> Schema:
+def _section(config: type, further: Mapping[str, Schema] | None = None, *, strict: bool = True) -> Schema:
     """The section that an options class reads, with ``further`` keys."""
-    return _object({**_options(config), **further}, strict=strict)
+    return _object({**_options(config), **(further or {})}, strict=strict)
 
 
 def _options(config: type) -> dict[str, Schema]:

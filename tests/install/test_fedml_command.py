@@ -42,7 +42,7 @@ LINKED = [OURS, host("run -v test list"), host("version")]
 NOT_LINKED = [host("run missing.yaml"), *LINKED[1:]]
 
 
-@pytest.mark.parametrize("order", ["fedml first", "fedml last", "together"])
+@pytest.mark.parametrize("order", [pytest.param("fedml first", marks=pytest.mark.slow), "fedml last", "together"])
 def test_recipes_run_in_whatever_order_both_are_installed(
     order: str, environment: Environment, wheel: Path, fedml: Path
 ) -> None:
@@ -90,7 +90,9 @@ def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
     assert answers(environment) == NOT_LINKED
 
 
-@pytest.mark.parametrize("left", [None, "#!/bin/sh\n# from calfat_plugin.cli.fedml import main\n"])
+@pytest.mark.parametrize(
+    "left", [None, pytest.param("#!/bin/sh\n# from calfat_plugin.cli.fedml import main\n", marks=pytest.mark.slow)]
+)
 def test_a_launcher_that_is_missing_or_a_former_one_of_ours_becomes_the_host_s(
     left: str | None, environment: Environment, wheel: Path, fedml: Path
 ) -> None:

@@ -1,17 +1,27 @@
-"""``--json``: standard output is one document of JSON, and what a command prints while it works is on stderr."""
+"""What other programs read: ``--json``, and the files of a run, which docs/run_directory.md describes.
+
+With ``--json`` standard output is one document, and what a command prints while it works is on stderr.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult
+from calfat_plugin.runs.directory import CHECKPOINTS
+from calfat_plugin.runs.rounds import RoundsFile
+from tests.cli.runner import ROOT
 from tests.runs.processes import RECIPE, WarmServer
 from tests.silo.federation import RECIPE as SILO
+
+PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
 
 
 def document(text: str) -> Any:
@@ -60,6 +70,7 @@ def test_an_attack_prints_its_results_file(folder: Path, warm: WarmServer) -> No
     assert "results: attack.json" in done.err
 
 
+@pytest.mark.slow
 def test_per_class_and_report_print_their_files(folder: Path, warm: WarmServer) -> None:
     methods = ("--methods", "fedpgd", "--evaluators", "natural")
     done = warm.run("per-class", "run", *methods, "--json", cwd=folder)
@@ -110,3 +121,35 @@ def test_whoever_starts_all_parties_prints_the_server_s_results(warm: WarmServer
     assert done.code == 0, done.err
     assert document(done.out)["results"] == json.loads((tmp_path / "run" / "results.json").read_text())
     assert "server" in done.err
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def rows(head: str) -> set[str]:
+    """What stands in backquotes in the first column of the table that begins with ``head``."""
+    table = PAGE.partition(f"| {head} | content |\n")[2].partition("\n\n")[0]
+    names = {name for row in table.splitlines()[1:] for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+    assert names
+    return names
+
+
+def test_every_column_of_rounds_csv_is_described() -> None:
+    columns = RoundsFile(Path("rounds.csv"), ["natural"], 1).columns
+    described = {column.replace("<label>", "natural").replace("<k>", "0") for column in rows("column")}
+    assert described == set(columns)
+
+
+def test_every_key_of_an_evaluation_is_described() -> None:
+    assert rows("key of an evaluation") == {field.name for field in dataclasses.fields(EvaluationResult)}
+
+
+def test_every_key_of_results_json_is_described(folder: Path) -> None:
+    assert rows("key") == set(json.loads((folder / "run" / "results.json").read_text()))
+    assert f"| `format` | {RESULTS_FORMAT};" in PAGE
+
+
+def test_every_file_of_a_run_is_described(folder: Path) -> None:
+    described = {name.rstrip("/") for name in rows("file")}
+    assert {path.name for path in (folder / "run").iterdir() if not path.name.startswith(".")} <= described
+    assert [name for name in CHECKPOINTS if f"`{name}`" not in PAGE] == []
