@@ -212,6 +212,29 @@ def test_ci_says_to_the_tests_that_it_is_ci(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["lint with CALFAT_CI=1", "test with CALFAT_CI=1"], done.stderr
 
 
+def test_the_image_is_made_by_what_make_and_git_have() -> None:
+    """Nothing here can build images; what the Dockerfile names must exist."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (target,) = re.findall(r"^RUN .*make (\S+)$", dockerfile, flags=re.MULTILINE)
+    assert f"$(VENV){target.removeprefix('.venv')}:" in (ROOT / "Makefile").read_text()
+    assert "ARG BASE=python:3.11" in dockerfile
+    assert re.search(r"^FROM \$\{BASE\}$", dockerfile, flags=re.MULTILINE)
+    assert "/opt/calfat/.venv/bin" in dockerfile
+    ignored = lines((ROOT / ".dockerignore").read_text())
+    assert {".git", ".venv*", "runs"} <= set(ignored)
+    needed = (
+        "Makefile",
+        "setup.cfg",
+        "pyproject.toml",
+        "constraints.txt",
+        "build_backend",
+        "calfat_plugin",
+        "recipes",
+        "suites",
+    )
+    assert [name for name in needed if any(fnmatch(name, pattern) for pattern in ignored)] == []
+
+
 FAKE_PYTHON = """\
 #!/bin/sh
 echo "$@" >> calls.txt

@@ -105,6 +105,10 @@ class Environment:
         options = ("--no-deps", "--no-index", *([self._again] if again else []))
         run(*self._tool, "install", *self._target, *options, *map(str, wheels))
 
+    def install_editable(self, source: Path) -> None:
+        """Install a source tree in place, with the build backend that is installed here."""
+        run(*self._tool, "install", *self._target, "--no-deps", "--no-build-isolation", "--no-index", "-e", str(source))
+
     def uninstall(self, name: str) -> None:
         run(*self._tool, "uninstall", *self._target, *self._yes, name)
 

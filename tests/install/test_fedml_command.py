@@ -72,6 +72,15 @@ def test_reinstalling_and_upgrading_either_changes_nothing(
     assert environment.call("calfat", "run", "missing.yaml") == OURS
 
 
+def test_an_editable_installation_is_linked_too(environment: Environment, dist: Path, fedml: Path) -> None:
+    environment.install(fedml)
+    environment.install_editable(dist.with_name("source"))
+    assert answers(environment) == LINKED
+    assert environment.call("calfat", "check", "calfat_digits").code == 0
+    environment.uninstall("calfat-plugin")
+    assert answers(environment) == NOT_LINKED
+
+
 def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
     environment: Environment, wheel: Path, fedml: Path
 ) -> None:
