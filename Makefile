@@ -5,8 +5,11 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.10; do \
 	$$python -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 10), (3, 11)))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 VENV ?= .venv
+# Where none fits, uv brings this one; uv itself and what it says go into a folder of their own.
+BROUGHT := 3.11
+UV_FOLDER := $(VENV)-uv
 RECIPE ?= recipes/calfat_digits.yaml
-# Further arguments of `fedml run`, as in: make run ARGS="--seed 1 --set train_args.comm_round=5"
+# Further arguments of `calfat run`, as in: make run ARGS="--seed 1 --set train_args.comm_round=5"
 ARGS ?=
 WORKERS ?= 2
 
@@ -16,6 +19,8 @@ SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 # are not the long ones.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# An environment of a version before 0.1 loses its `fedml` with that version.
+LINK = @$(BIN)/calfat link-fedml >/dev/null
 
 .PHONY: help run quick test slow lint clean
 
@@ -28,7 +33,7 @@ help:
 	@echo "make clean   remove $(VENV) and the tools' caches; runs/ stays"
 
 run: $(VENV)/.installed
-	$(BIN)/fedml run $(RECIPE) $(ARGS)
+	$(BIN)/calfat run $(RECIPE) $(ARGS)
 
 quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" tests/maths tests/recipe tests/inputs
@@ -45,21 +50,36 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(UV_FOLDER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 # The two stamps are younger than the set-up files exactly when the environment holds what those ask for,
 # so the second `make run` starts at once and a changed pin is installed by the next one.
 $(VENV)/.installed: $(SETUP_FILES) | $(BIN)/python
 	$(PIP_INSTALL) -e .
+	$(LINK)
 	@touch $@
 
 $(VENV)/.installed-dev: $(SETUP_FILES) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
+	$(LINK)
 	@touch $(VENV)/.installed $@
 
 # The pip that comes with Python may be years old: the pinned one is a quarter faster at this set-up.
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "No Python 3.10 or 3.11 found (fedml 0.9.6 installs on no other)." \
-	"Install one, then name it: make run PYTHON=/path/to/python3.11" >&2; exit 2; }
+ifneq ($(PYTHON),)
 	$(PYTHON) -m venv $(VENV)
+else
+	@echo "No Python 3.10 or 3.11 found (fedml 0.9.6 installs on no other): uv brings $(BROUGHT) into $(VENV)"
+	@$(BRING_UV) || $(call cannot,uv could not be installed)
+	@$(BRING_PYTHON) || $(call cannot,uv could not fetch it)
+endif
 	$(PIP_INSTALL) --upgrade pip
+
+# A Python without ensurepip (Debian's, without python3-venv) may still have pip.
+BRING_UV = mkdir -p $(UV_FOLDER) && { command -v uv || { python3 -m venv $(UV_FOLDER) && \
+	$(UV_FOLDER)/bin/python -m pip install uv; } || python3 -m pip install --target $(UV_FOLDER) uv; } >$(UV_LOG) 2>&1
+BRING_PYTHON = PATH="$$PATH:$(UV_FOLDER)/bin" \
+	uv venv --allow-existing --seed --python $(BROUGHT) $(VENV) >$(UV_LOG) 2>&1
+UV_LOG = $(UV_FOLDER)/log.txt
+cannot = { echo "There is no Python $(BROUGHT): $(1) ($(UV_LOG) says why)." \
+	"Install Python 3.10 or 3.11, then name it: make run PYTHON=/path/to/python3.11" >&2; exit 2; }

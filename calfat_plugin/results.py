@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 State = Mapping[str, "Tensor"]
 
+#: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
+RESULTS_FORMAT = 1
+
 
 @dataclass(frozen=True)
 class LocalUpdate:

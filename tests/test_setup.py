@@ -7,6 +7,7 @@ import configparser
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -211,13 +212,36 @@ def test_ci_says_to_the_tests_that_it_is_ci(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["lint with CALFAT_CI=1", "test with CALFAT_CI=1"], done.stderr
 
 
+def test_the_image_is_made_by_what_make_and_git_have() -> None:
+    """Nothing here can build images; what the Dockerfile names must exist."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (target,) = re.findall(r"^RUN .*make (\S+)$", dockerfile, flags=re.MULTILINE)
+    assert f"$(VENV){target.removeprefix('.venv')}:" in (ROOT / "Makefile").read_text()
+    assert "ARG BASE=python:3.11" in dockerfile
+    assert re.search(r"^FROM \$\{BASE\}$", dockerfile, flags=re.MULTILINE)
+    assert "/opt/calfat/.venv/bin" in dockerfile
+    ignored = lines((ROOT / ".dockerignore").read_text())
+    assert {".git", ".venv*", "runs"} <= set(ignored)
+    needed = (
+        "Makefile",
+        "setup.cfg",
+        "pyproject.toml",
+        "constraints.txt",
+        "build_backend",
+        "calfat_plugin",
+        "recipes",
+        "suites",
+    )
+    assert [name for name in needed if any(fnmatch(name, pattern) for pattern in ignored)] == []
+
+
 FAKE_PYTHON = """\
 #!/bin/sh
 echo "$@" >> calls.txt
 if [ "$2" = venv ]; then
     mkdir -p "$3/bin"
     cp "$0" "$3/bin/python"
-    cp "$0" "$3/bin/fedml"
+    cp "$0" "$3/bin/calfat"
 fi
 """
 
@@ -250,29 +274,94 @@ RUN = "run recipes/calfat_digits.yaml"
 TEST = "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -m not slow"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
+LINK = "link-fedml"
 
 
 def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     assert checkout.make("run").returncode == 0
-    assert checkout.calls() == ["-m venv .venv", UPGRADE, INSTALL, RUN]
+    assert checkout.calls() == ["-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
     checkout.make("run", "ARGS=--seed 1")
     assert checkout.calls() == [f"{RUN} --seed 1"]
     checkout.make("test")
-    assert checkout.calls() == [f"{INSTALL}[dev]", TEST]
+    assert checkout.calls() == [f"{INSTALL}[dev]", LINK, TEST]
     checkout.make("test")
     checkout.make("run")
     assert checkout.calls() == [TEST, RUN]
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
-    assert checkout.calls() == [INSTALL, RUN]
+    assert checkout.calls() == [INSTALL, LINK, RUN]
 
 
-def test_make_tells_who_has_no_fitting_python(tmp_path: Path) -> None:
-    ended = Checkout(tmp_path).make("PYTHON=", "run")
+# Python 3.12, whose version is none of ours; `-m venv` and `-m pip install uv` leave a uv behind, which brings 3.11.
+NEWER_PYTHON = """\
+#!/bin/sh
+case "$*" in
+    -c*) exit 1 ;;
+    "-m venv"*) test -e no-venv && exit 1; mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    *uv) test -e no-uv && { echo "no index" >&2; exit 1; }; mkdir -p .venv-uv/bin && cp uv-stand-in .venv-uv/bin/uv ;;
+esac
+"""
+UV = """\
+#!/bin/sh
+echo "uv $@" >> calls.txt
+test -e no-python && { echo "error: cannot download" >&2; exit 1; }
+for folder; do :; done
+sh ./python -m venv "$folder"
+"""
+
+
+class NewMachine(Checkout):
+    """A machine whose only Python is a stand-in of 3.12."""
+
+    def __init__(self, folder: Path, *missing: str) -> None:
+        super().__init__(folder)
+        (folder / "programs").mkdir()
+        for tool in ("sh", "mkdir", "cp", "touch", "make"):
+            (folder / "programs" / tool).symlink_to(shutil.which(tool) or tool)
+        for path, text in (("programs/python3", NEWER_PYTHON), ("uv-stand-in", UV)):
+            (folder / path).write_text(text)
+            (folder / path).chmod(0o755)
+        for what in missing:
+            (folder / f"no-{what}").touch()
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.folder / "programs")}
+        command = ["make", "--no-print-directory", "run"]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+
+
+BRINGS = "No Python 3.10 or 3.11 found (fedml 0.9.6 installs on no other): uv brings 3.11 into .venv"
+BRING = "uv venv --allow-existing --seed --python 3.11 .venv"
+
+
+@pytest.mark.parametrize("missing", [(), ("venv",)])
+def test_make_brings_a_fitting_python_where_there_is_none(missing: tuple[str, ...], tmp_path: Path) -> None:
+    machine = NewMachine(tmp_path, *missing)
+    ended = machine.run()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[0] == BRINGS
+    if not missing:  # the stand-in of 3.11 is made by `-m venv`, too
+        assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
+        assert machine.run().stdout.splitlines() == [f".venv/bin/calfat {RUN} "]
+
+
+def test_make_takes_a_uv_that_is_there(tmp_path: Path) -> None:
+    machine = NewMachine(tmp_path, "uv")
+    (tmp_path / "programs" / "uv").write_text(UV)
+    (tmp_path / "programs" / "uv").chmod(0o755)
+    assert machine.run().returncode == 0
+    assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
+
+
+@pytest.mark.parametrize(("missing", "why"), [("uv", "uv could not be installed"), ("python", "uv could not fetch it")])
+def test_make_says_what_could_not_be_fetched(missing: str, why: str, tmp_path: Path) -> None:
+    ended = NewMachine(tmp_path, missing).run()
     assert ended.returncode == 2
+    assert ended.stdout.splitlines() == [BRINGS]
     assert ended.stderr.splitlines()[0] == (
-        "No Python 3.10 or 3.11 found (fedml 0.9.6 installs on no other). "
-        "Install one, then name it: make run PYTHON=/path/to/python3.11"
+        f"There is no Python 3.11: {why} (.venv-uv/log.txt says why). "
+        "Install Python 3.10 or 3.11, then name it: make run PYTHON=/path/to/python3.11"
     )
+    assert (tmp_path / ".venv-uv" / "log.txt").read_text() in ("no index\n" * 2, "error: cannot download\n")
     assert not (tmp_path / ".venv").exists()

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
 if TYPE_CHECKING:
+    from calfat_plugin.analyses.attack import Outcome
     from calfat_plugin.analyses.attack_plan import Plan
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
@@ -50,6 +53,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
     "--output", type=click.Path(path_type=Path), help="Results file. Default: a free name in RUN_DIR/attacks/."
 )
 @click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal.")
+@json_option
 def attack(
     target: Path | None,
     attacks: str,
@@ -60,6 +64,7 @@ def attack(
     dataset: str | None,
     output: Path | None,
     plain: bool,
+    as_json: bool,
     **request: Any,
 ) -> None:
     """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
@@ -67,7 +72,7 @@ def attack(
     Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
     about numbers that look too good.
     """
-    with user_errors():
+    with json_output(as_json) as show, user_errors():
         from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
 
         asked = AttackRequest(
@@ -90,7 +95,8 @@ def attack(
         else:
             plan = plan_model(model, weights, dataset, asked)
         warn(*plan.experiments[0].recipe.warnings)
-        _run(plan, output, plain)
+        outcome = _run(plan, output, plain)
+        show({"file": str(outcome.path), "results": read_json(outcome.path)})
 
 
 def _split(text: str, flag: str) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
     return parts
 
 
-def _run(plan: Plan, output: Path | None, plain: bool) -> None:
+def _run(plan: Plan, output: Path | None, plain: bool) -> Outcome:
     from rich.console import Console
 
     from calfat_plugin.analyses.attack import attack as measure
@@ -124,3 +130,4 @@ def _run(plan: Plan, output: Path | None, plain: bool) -> None:
     run = plan.run
     if run is not None and (run / "report.html").exists():
         write_page(lambda: write_run_report(run), run)
+    return outcome

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, NamedTuple
+
 import click
 import yaml
 
+from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.errors import user_errors, warn
 from calfat_plugin.cli.options import recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
@@ -19,42 +23,55 @@ from calfat_plugin.runs.request import checked_experiment
 @seed_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 @click.option("--strict", is_flag=True, help="Take every warning for an error.")
-def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool, strict: bool) -> None:
+@json_option
+def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool, strict: bool, as_json: bool) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
         document = read_document(recipe)  # once: it may be a pipe
-        if "axes" in document.data:
-            warnings, result = _check_suite(document, overrides, seed)
-        else:
-            warnings, result = _check_recipe(document, overrides, seed, show)
-        warn(*warnings)
-        if strict and warnings:
-            raise RecipeError(f"{recipe}: {len(warnings)} warning{'s' * (len(warnings) > 1)}; --strict allows none.")
-    click.echo(result)
+        is_suite = "axes" in document.data
+        found = _check_suite(document, overrides, seed) if is_suite else _check_recipe(document, overrides, seed, show)
+        warn(*found.warnings)
+        if strict and found.warnings:
+            number = len(found.warnings)
+            raise RecipeError(f"{recipe}: {number} warning{'s' * (number > 1)}; --strict allows none.")
+    if as_json:
+        content = {"file": document.file, "warnings": list(found.warnings), **found.content}
+        click.echo(json.dumps(content, indent=2, default=str))  # a recipe may hold a date
+    else:
+        click.echo(found.text)
 
 
-def _check_recipe(
-    document: Document, overrides: tuple[str, ...], seed: int | None, show: bool
-) -> tuple[tuple[str, ...], str]:
-    """(warnings, what to print)."""
+class _Found(NamedTuple):
+    """Of something good: its warnings, what to print, and the same for other programs."""
+
+    warnings: tuple[str, ...]
+    text: str
+    content: dict[str, Any]
+
+
+def _check_recipe(document: Document, overrides: tuple[str, ...], seed: int | None, show: bool) -> _Found:
     experiment = checked_experiment(document, overrides, seed)
     recipe, train = experiment.recipe, experiment.recipe.train
-    if show:
-        return recipe.warnings, yaml.safe_dump(experiment.as_run(), sort_keys=False, width=120).rstrip()
-    return recipe.warnings, (
-        f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
-        f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
-        f"{train.client_num_in_total} clients, {recipe.clients_per_round} a round, {train.comm_round} rounds, "
-        f"seed {experiment.seed}."
+    as_run = experiment.as_run()
+    text = (
+        yaml.safe_dump(as_run, sort_keys=False, width=120).rstrip()
+        if show
+        else (
+            f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
+            f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
+            f"{train.client_num_in_total} clients, {recipe.clients_per_round} a round, {train.comm_round} rounds, "
+            f"seed {experiment.seed}."
+        )
     )
+    return _Found(recipe.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 
-def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None) -> tuple[tuple[str, ...], str]:
-    """(warnings, what to print)."""
+def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None) -> _Found:
     from calfat_plugin.registry import Registry
     from calfat_plugin.suites.parse import parse_suite
     from calfat_plugin.suites.plan import make_plan
 
     seeds = None if seed is None else (seed,)
     plan = make_plan(parse_suite(document), Registry.load(), overrides=overrides, seeds=seeds)
-    return plan.warnings, f"{document.file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs."
+    text = f"{document.file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs."
+    return _Found(plan.warnings, text, {"kind": "suite", "cells": len(plan.cells), "runs": len(plan.runs)})

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlparse
 
 from calfat_plugin import __version__
+from calfat_plugin.cli.launcher import is_linked, scripts, which_launcher
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
@@ -37,7 +37,6 @@ Status = Literal["ok", "warn", "fail"]
 DISTRIBUTION = "calfat-plugin"
 SOURCE = Path(__file__).resolve().parents[2]  # the checkout, where this runs from one
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
-_OUR_COMMAND = b"calfat_plugin.cli.fedml"
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -63,7 +62,7 @@ def diagnose() -> Iterator[Finding]:
     ours = declared()
     yield check_package(ours)
     yield from check_versions(ours)
-    yield check_command(shutil.which("fedml"), Path(sysconfig.get_path("scripts")))
+    yield check_command(shutil.which("fedml"), scripts(), linked=is_linked())
     yield from check_plugins()
     yield check_runs(Path("runs"))
     yield from check_torch()
@@ -156,7 +155,7 @@ def check_package(ours: Declared) -> Finding:
     place = f"{__version__} in {SOURCE}"
     if ours.installed:
         return Finding("ok", DISTRIBUTION, place)
-    found = f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command."
+    found = f"{place}, which is not installed: there is no 'calfat' command, and 'fedml' runs no recipes."
     return Finding("warn", DISTRIBUTION, found, pip_install("-e", shlex.quote(str(SOURCE))))
 
 
@@ -257,31 +256,27 @@ def check_host() -> Finding:
 # --- command, plugins, folder -----------------------------------------------------------------------------------------
 
 
-def check_command(first: str | None, scripts: Path) -> Finding:
-    """Which ``fedml`` runs when somebody types it.
+def check_command(first: str | None, scripts: Path, *, linked: bool) -> Finding:
+    """Which ``fedml`` runs when somebody types it, and whether it runs recipes; ``calfat run`` does in any case.
 
     Args:
         first: the first ``fedml`` on PATH, or None.
         scripts: the folder of this environment's commands.
+        linked: whether Python's start has our line.
     """
-    check, own = "fedml command", scripts / "fedml"
-    if not own.exists():
-        return Finding("fail", check, f"there is none in {scripts}.", reinstall())
-    if not _is_ours(own):
-        found = f"{own} is the host's own, which does not run recipes: fedml was installed after calfat-plugin."
-        return Finding("fail", check, found, reinstall())
+    check, own, found = "fedml command", scripts / "fedml", which_launcher(scripts)
+    link = "To run recipes with it: calfat link-fedml ('calfat run RECIPE' needs no link)"
+    if found == "none":
+        return Finding("warn", check, f"there is none in {scripts}.", link)
+    if found == "host" and not linked:
+        return Finding("warn", check, f"{own} is FedML's own, which does not run recipes.", link)
     if first is None:
         return Finding("ok", check, f"{own}, which is not on PATH: type it whole, or activate the environment")
     if Path(first).resolve() != own.resolve():
-        found = f"{first} comes first on PATH and belongs to another environment."
-        return Finding("warn", check, found, f"Activate this environment, or type {own}")
-    return Finding("ok", check, f"{first} is calfat-plugin's, which hands all but 'run RECIPE' to the host")
-
-
-def _is_ours(script: Path) -> bool:
-    with suppress(OSError):
-        return _OUR_COMMAND in script.read_bytes()
-    return False
+        other = f"{first} comes first on PATH and belongs to another environment."
+        return Finding("warn", check, other, f"Activate this environment, or type {own}")
+    whose = "FedML's own, linked by calfat-plugin" if found == "host" else "of a former calfat-plugin"
+    return Finding("ok", check, f"{first} is {whose}: 'fedml run RECIPE' runs recipes, all else is FedML's")
 
 
 def check_plugins() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import click
 
+from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.diagnosis import Finding, diagnose
 from calfat_plugin.report.numbers import counted
 
@@ -19,7 +20,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON, for other programs.")
+@json_option
 def doctor(as_json: bool) -> None:
     """Find what is wrong with this installation and say how to fix it.
 

@@ -1,35 +1,63 @@
-"""The ``fedml`` command: ``fedml run RECIPE`` is ours, everything else goes to the host's own CLI untouched."""
+"""The ``fedml`` command: ``fedml run RECIPE`` is ours, everything else goes to the host's own CLI untouched.
+
+The command's file stays the host's, so that no two distributions own it. In a process of that name, a line that Python
+executes at its start (``calfat_fedml.pth``, beside the installed packages) calls :func:`take_over`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-_HOST_RUN_COMMANDS = ("stop", "list", "status", "logs")
+from calfat_plugin.shipped import shipped_files
+
+_HOST_CLI = "fedml.cli.cli"  # what the host's launcher imports ``cli`` from
+_HOST_COMMANDS = ("stop", "list", "status", "logs")
+_HOST_OPTIONS = ("--api_key", "-k", "--version", "-v", "--platform", "-pf")  # of its ``run``; each takes a value
 _HELP = ("--help", "-h")
 _RECIPE_SUFFIXES = (".yaml", ".yml")
+
+
+def take_over() -> None:
+    """Be what the host's launcher is about to import and call; the host itself is not imported."""
+    door = ModuleType(_HOST_CLI)
+    vars(door)["cli"] = main
+    sys.modules[_HOST_CLI] = door
 
 
 def is_ours(arguments: Sequence[str]) -> bool:
     """Whether the command line is ``run RECIPE``.
 
-    It is when, after ``run``, something that looks like a recipe (it ends like one, or is a path that exists) comes
-    before any of the host's own subcommands of ``run``.
+    It is when the first word after ``run`` that is neither an option, the host's or ours, nor the value of one looks
+    like a recipe: it ends like one, is a path, or is the name of a shipped one. The host's subcommands stay the host's.
     """
-    if not arguments or arguments[0] != "run":
+    word = _positional(arguments[1:]) if arguments[:1] == ["run"] else None
+    if word is None or word in _HOST_COMMANDS:
         return False
-    for word in arguments[1:]:
-        if word in _HOST_RUN_COMMANDS:
-            return False
-        is_path = os.sep in word and not word.startswith("-")
-        if is_path or word.lower().endswith(_RECIPE_SUFFIXES) or os.path.exists(word):
-            return True
-    return False
+    return os.sep in word or word.lower().endswith(_RECIPE_SUFFIXES) or os.path.exists(word) or word in shipped_files()
+
+
+def _positional(words: Sequence[str]) -> str | None:
+    from calfat_plugin.cli.run import run
+
+    ours = (name for option in run.params if not getattr(option, "is_flag", True) for name in option.opts)
+    with_value = {*_HOST_OPTIONS, *ours}
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            return next(rest, None)
+        if not word.startswith("-"):
+            return word
+        if word in with_value:
+            next(rest, None)
+    return None
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """What the command ``fedml`` does."""
+    sys.modules.pop(_HOST_CLI, None)
     arguments = sys.argv[1:]
     if is_ours(arguments):
         from calfat_plugin.cli.main import main as calfat

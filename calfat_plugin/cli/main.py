@@ -17,12 +17,18 @@ from calfat_plugin.errors import did_you_mean
 COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
+    "recipes": "List the recipes and suites that come with the package.",
+    "init": "Copy one of them into this folder.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
     "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
     "plugins": "List plugins, or explain one.",
+    "schema": "Print a JSON schema of recipes, for editors.",
+    "completion": "Print the script for completion in bash, zsh or fish.",
     "certs": "Make test certificates for a cross-silo run.",
+    "link-fedml": "Let 'fedml run RECIPE' run recipes.",
+    "unlink-fedml": "Make 'fedml' FedML's own command again.",
     "doctor": "Find what is wrong with this installation.",
 }
 

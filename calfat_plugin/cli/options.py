@@ -6,15 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.runs.request import checked_experiment
+from calfat_plugin.shipped import shipped_files
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-recipe_argument: Decorator = click.argument("recipe", metavar="RECIPE")
+
+def complete_shipped(start: str) -> list[CompletionItem]:
+    """Shipped names that begin with ``start``."""
+    return [CompletionItem(name) for name in shipped_files() if name.startswith(start)]
+
+
+def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shipped names, and whatever files there are."""
+    return [*complete_shipped(incomplete), CompletionItem(incomplete, type="file")]
+
+
+recipe_argument: Decorator = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 set_option: Decorator = click.option(
     "--set",
     "overrides",

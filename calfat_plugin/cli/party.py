@@ -8,10 +8,11 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from calfat_plugin.cli.errors import INTERRUPTED
 from calfat_plugin.errors import RunError
+from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.cli.resume_hint import ResumeHint
@@ -108,6 +109,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
         return False
     if rank == ALL:
         _start_everyone(request, runtime, command, hint)
+        return True
     hint.last_words = "" if runtime.is_mpi_job else "stopped. To take part again: the same command with --resume."
     if runtime.has_silos:
         _be_client(request, runtime, rank)
@@ -129,7 +131,7 @@ def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
     run_client(request, rank, lambda line: print(line, file=stream, flush=True))
 
 
-def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> NoReturn:
+def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> None:
     from calfat_plugin.cli.local import run_all
     from calfat_plugin.runs.directory import RunDirectory, new_path
 
@@ -141,7 +143,8 @@ def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint
     else:
         directory = new_path(experiment)
     words = [word for word in command[command.index("run") + 1 :] if word != "--plain"]
-    if not Path(words[0]).is_file():
+    if not located(words[0]).is_file():
         raise RunError(f"{words[0]}: every process of this run reads the recipe; save it in a file instead of a pipe.")
     hint.directory, hint.is_ours = RunDirectory(directory), False
-    sys.exit(run_all(runtime, words, directory, resume=request.resume))
+    if status := run_all(runtime, words, directory, resume=request.resume):
+        sys.exit(status)

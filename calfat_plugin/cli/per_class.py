@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import user_errors, warn
 
 
@@ -24,14 +25,16 @@ from calfat_plugin.cli.errors import user_errors, warn
     show_default=True,
     help="Global model to start from: last, best-natural or best-robust.",
 )
-def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> None:
+@json_option
+def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str, as_json: bool) -> None:
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
     Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
     makes its report anew.
     """
-    with user_errors():
+    with json_output(as_json) as show, user_errors():
         from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
+        from calfat_plugin.disk import read_json
         from calfat_plugin.report import write_run_report
 
         compare_per_class(
@@ -43,4 +46,6 @@ def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> 
             warn=warn,
         )
         page = write_run_report(run_dir)
-    click.echo(f"results: {run_dir / 'per_class.json'}\nreport: {page}")
+        results = run_dir / "per_class.json"
+        click.echo(f"results: {results}\nreport: {page}")
+        show({"file": str(results), "report": str(page), "results": read_json(results)})

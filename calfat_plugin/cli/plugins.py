@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calfat_plugin import entries
+from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import PluginError, did_you_mean
@@ -31,7 +32,7 @@ _OPTION_KEYS = (
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print everything that is known as JSON, for other programs.")
+@json_option
 def plugins(name: str | None, as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
     with user_errors():

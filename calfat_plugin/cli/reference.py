@@ -51,7 +51,7 @@ Default: {", ".join(DEFAULT_EVALUATORS)} |
 | `reported` | the numbers that a paper reports for this recipe, shown next to the measured ones: `source` (a text), \
 and for each evaluator's label an accuracy in percent. Default: nothing |
 | `silo.parties` | list of `host:port` of the parties of a cross-silo run, the server's first. Default: \
-`fedml run --local` uses free ports of this machine |
+`calfat run --local` uses free ports of this machine |
 | `dataset`, `model`, `partition` | options of the plugins in `data_args.dataset`, `model_args.model` and \
 `data_args.partition_method` |
 """

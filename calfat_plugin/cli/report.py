@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import user_errors, warn
 
 
@@ -15,7 +16,8 @@ from calfat_plugin.cli.errors import user_errors, warn
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="The page to write; default: report.html in DIR."
 )
 @click.option("--tsne", is_flag=True, help="First compute a t-SNE of each run's penultimate features. Takes a while.")
-def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
+@json_option
+def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, as_json: bool) -> None:
     """Make one self-contained HTML page.
 
     A run directory gives the page of that run. Several, or a directory with several runs below it such as a suite's,
@@ -24,7 +26,7 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
     from calfat_plugin.report import write_comparison, write_run_report
     from calfat_plugin.report.reading import find_runs
 
-    with user_errors():
+    with json_output(as_json) as show, user_errors():
         runs = [run for directory in directories for run in find_runs(directory)]
         if tsne:
             from calfat_plugin.analyses.tsne import write_tsne
@@ -34,4 +36,5 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool) -> None:
                 write_tsne(run, warn=warn)
         alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
         page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
-    click.echo(f"report: {page}")
+        click.echo(f"report: {page}")
+        show({"report": str(page), "runs": [str(run) for run in runs]})

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors
 from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
+from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option("--profile", is_flag=True, help="Measure where a round's time goes, and show it at the end.")
 @click.option("--plain", is_flag=True, help="A line a round instead of progress bars, also on a terminal.")
+@json_option
 def run(
     recipe: str,
     overrides: tuple[str, ...],
@@ -59,6 +62,7 @@ def run(
     workers: str | None,
     profile: bool,
     plain: bool,
+    as_json: bool,
 ) -> None:
     """Run RECIPE in the runtime that it names.
 
@@ -70,7 +74,12 @@ def run(
     command += [flag for flag, given in flags if given]
     command += [] if workers is None else ["--workers", workers]
     hint = ResumeHint([*command, *(["--role", role] if role else [])], resume)
-    with ExitStack() as at_end, _stoppable(hint.after_stop), user_errors(hint.after_error, hint.after_stop):
+    with (
+        json_output(as_json) as show,
+        ExitStack() as at_end,
+        _stoppable(hint.after_stop),
+        user_errors(hint.after_error, hint.after_stop),
+    ):
         document = read_document(recipe)
         if "axes" in document.data:
             raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
@@ -90,11 +99,21 @@ def run(
 
             chosen = party.which(runtime, role, rank, local, at_end)
             if party.take_part(request, runtime, chosen, command, hint):
+                if hint.directory is not None:  # this process has started the parties, and is none itself
+                    show(_results(hint.directory))
                 return
         hint.directory = RunDirectory.open(request)
-        if not Path(recipe).is_file():  # a pipe gives it once only
+        if not located(recipe).is_file():  # a pipe gives it once only
             hint.command[hint.command.index("run") + 1] = str(hint.directory.recipe)
         _run(request, hint.directory, plain, hint)
+        show(_results(hint.directory))
+
+
+def _results(directory: RunDirectory) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    from calfat_plugin.disk import read_json
+
+    return {"run": str(directory.path), "results": read_json(directory.results)}
 
 
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:

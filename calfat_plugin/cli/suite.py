@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
-from calfat_plugin.cli.options import set_option
+from calfat_plugin.cli.options import complete_recipe, set_option
 from calfat_plugin.errors import OptionError
 from calfat_plugin.report.numbers import counted
 
@@ -25,7 +27,7 @@ _MAX_SEED = 2**32 - 1
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", shell_complete=complete_recipe)
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs at a time. Default: one a core; on GPU, 1.")
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
@@ -38,6 +40,7 @@ _MAX_SEED = 2**32 - 1
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
+@json_option
 def suite(
     file: str,
     jobs: int | None,
@@ -47,6 +50,7 @@ def suite(
     out: Path | None,
     dry_run: bool,
     download: bool,
+    as_json: bool,
 ) -> None:
     """Run the suite FILE cell by cell, then show and write its table.
 
@@ -57,7 +61,7 @@ def suite(
     from calfat_plugin.suites.data import fetch
     from calfat_plugin.suites.plan import make_plan
 
-    with user_errors():
+    with json_output(as_json) as show, user_errors():
         plan = make_plan(
             load_suite(file),
             Registry.load(),
@@ -68,18 +72,21 @@ def suite(
         warn(*plan.warnings)
         if dry_run:
             _show_plan(plan)
+            show(_plan_as_json(plan))
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(plan, jobs, out)
+        _run(plan, jobs, out, show)
 
 
-def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
+def _run(plan: Plan, jobs: int | None, out: Path | None, show: Callable[[Any], None]) -> None:
     from rich.console import Console
 
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
+    from calfat_plugin.disk import read_json
+    from calfat_plugin.report.reading import SUITE
     from calfat_plugin.suites.runner import cores, default_jobs, run_all
     from calfat_plugin.suites.summary import summarise
 
@@ -101,6 +108,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None) -> None:
         except KeyboardInterrupt:
             stopped = True
     _show_and_write(plan, outcomes, out, console)
+    show(read_json(plan.directory / SUITE))
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if stopped:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -142,6 +150,23 @@ def _show_plan(plan: Plan) -> None:
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0])])}")
     cells, runs = counted(len(plan.cells), "cell"), counted(len(plan.left), "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
+
+
+def _plan_as_json(plan: Plan) -> dict[str, Any]:
+    from calfat_plugin.suites.runner import command
+
+    left = {run.directory for run in plan.left}
+    runs = [
+        {
+            "run": run.name,
+            "state": run.state,
+            "directory": str(run.directory),
+            "command": ["calfat", *command(plan, run)] if run.directory in left else None,
+        }
+        for run in plan.runs
+    ]
+    skipped = {cell.name: cell.skipped for cell in plan.cells if cell.skipped}
+    return {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": runs, "skipped": skipped}
 
 
 def _seeds(text: str) -> list[int]:

@@ -18,6 +18,7 @@ import yaml
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.options import describe, quoting_hint
 from calfat_plugin.recipe.text import read_text
+from calfat_plugin.shipped import located
 
 KeyPath = tuple[str | int, ...]
 
@@ -153,15 +154,20 @@ SUITE = Kind("suite", "a suite in suites/, such as digits_table1.yaml", "keys su
 def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
     """Read a recipe file, or another of ours.
 
+    Args:
+        path: the file, or the name of one that comes with the package, such as ``calfat_digits``.
+        kind: what it is meant to be, for messages.
+
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections, with the line where one is known;
             or a run wrote it, and its end is missing.
     """
-    text = read_text(Path(path), kind.name)
-    document = parse_document(text, str(path), kind)
+    file = located(path)
+    text = read_text(file, kind.name)
+    document = parse_document(text, str(file), kind)
     first, *others = text.splitlines()
     if first.startswith("#") and first.endswith(AS_RUN) and END_AS_RUN not in others:
-        raise RecipeError(f"{path}: the file is cut short: its last line is missing. Restore it from a copy.")
+        raise RecipeError(f"{file}: the file is cut short: its last line is missing. Restore it from a copy.")
     return document
 
 

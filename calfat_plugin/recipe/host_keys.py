@@ -105,7 +105,7 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
             "horizontal",
         ),
         **_decided(
-            "the process itself, or --rank of `fedml run`", "rank local_rank role process_id run_id comm round_idx"
+            "the process itself, or --rank of `calfat run`", "rank local_rank role process_id run_id comm round_idx"
         ),
         **_decided("calfat.runtime", "deeplearning_backend ml_engine"),
         **_nothing(

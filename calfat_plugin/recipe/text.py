@@ -7,6 +7,7 @@ from pathlib import Path
 
 from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import RecipeError, did_you_mean
+from calfat_plugin.shipped import shipped_files
 
 _MAX_BYTES = 256_000  # a recipe is a page of text; what goes beyond is another kind of file
 _MAX_SHOWN = 120  # characters of a path in a message
@@ -44,8 +45,7 @@ def _read(path: Path, kind: str) -> bytes:
             raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
         content = read_bytes(path, _MAX_BYTES)
     except FileNotFoundError:
-        near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise RecipeError(f"{shown}: no such file.{did_you_mean(str(path), near)}") from None
+        raise RecipeError(f"{shown}: no such file.{_instead_of(path)}") from None
     except OSError as error:
         short = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 3]}..."
         raise RecipeError(f"{short}: cannot be read ({error.strerror}).") from None
@@ -53,3 +53,14 @@ def _read(path: Path, kind: str) -> bytes:
         size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
         raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
     return content
+
+
+def _instead_of(path: Path) -> str:
+    """What a missing file was probably meant to be: one beside it, or one that comes with the package."""
+    near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    shipped = shipped_files()
+    if not near and path.stem in shipped:
+        return f" The one that comes with the package is called '{path.stem}', without a folder and an ending."
+    if path.name == str(path) and not path.suffix:  # written as a name
+        return did_you_mean(str(path), [*near, *shipped]) or " 'calfat recipes' lists what comes with the package."
+    return did_you_mean(str(path), near)

@@ -14,6 +14,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
+from calfat_plugin.results import RESULTS_FORMAT
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
@@ -154,6 +155,11 @@ def read_run(path: Path) -> RunFiles:
             if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
     )
+    if (number := run.results.get("format") or 0) > RESULTS_FORMAT:
+        raise RunError(
+            f"{path / 'results.json'}: its format is {number}, and the newest that this version knows is "
+            f"{RESULTS_FORMAT}. A newer calfat-plugin wrote it: update yours."
+        )
     _check_sizes(run)
     return run
 

@@ -78,6 +78,7 @@ RECIPE = {
     "*": ANYTHING,
 }
 RESULTS = {
+    "format?": COUNT,
     "recipe?": TEXT,
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,

@@ -15,7 +15,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
+from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
@@ -87,6 +87,7 @@ class RunWriter:
         self.directory.write_json(
             self.directory.results,
             {
+                "format": RESULTS_FORMAT,
                 "recipe": self.experiment.recipe.name,
                 "seed": self.experiment.seed,
                 "trainer": self.experiment.trainer.name,

@@ -14,6 +14,7 @@ from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
 from calfat_plugin.recipe.sections import failing_at, section_at
+from calfat_plugin.shipped import shipped_files
 from calfat_plugin.suites.schema import Axes, Reported, Selector, Setting, Suite, SuiteOptions, slug
 from calfat_plugin.threat import parse_number
 
@@ -42,7 +43,8 @@ def parse_suite(document: Document) -> Suite:
     plain = {key: value for key, value in document.data.items() if key not in STRUCTURED_KEYS}
     options = parse_options(SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=STRUCTURED_KEYS)
     name = Path(document.file).stem
-    base = Path(os.path.normpath(Path(document.file).parent / options.base))
+    beside = Path(os.path.normpath(Path(document.file).parent / options.base))
+    base = beside if beside.exists() else shipped_files("recipes").get(options.base, beside)
     try:
         base_document = read_document(base)
     except RecipeError as error:

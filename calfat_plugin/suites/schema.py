@@ -26,7 +26,9 @@ def slug(text: str) -> str:
 class SuiteOptions:
     """The plain keys of a suite file."""
 
-    base: str = option(help="recipe that every cell starts from, relative to the suite file")
+    base: str = option(
+        help="recipe that every cell starts from, relative to the suite file, or the name of a shipped one"
+    )
     title: str = option("", help="one line above the table")
     runs: str | None = option(
         None, help="name of the suite whose run directories to share; its cells of the same names are not run twice"

@@ -94,7 +94,7 @@ def test_the_package_installed_and_not() -> None:
     assert diagnosis.check_package(Declared("", (), installed=False)) == Finding(
         "warn",
         "calfat-plugin",
-        f"{place}, which is not installed: there is no 'fedml run RECIPE' and no 'calfat' command.",
+        f"{place}, which is not installed: there is no 'calfat' command, and 'fedml' runs no recipes.",
         f"{PIP} -e {ROOT}",
     )
 
@@ -228,29 +228,43 @@ def scripts(folder: Path, text: str | None) -> Path:
     return folder
 
 
-def test_our_command_first_on_the_path(tmp_path: Path) -> None:
-    own = scripts(tmp_path / "bin", OURS)
-    assert diagnosis.check_command(f"{own}/fedml", own) == Finding(
-        "ok", "fedml command", f"{own}/fedml is calfat-plugin's, which hands all but 'run RECIPE' to the host"
+LINK = "To run recipes with it: calfat link-fedml ('calfat run RECIPE' needs no link)"
+
+
+def test_a_linked_command_first_on_the_path(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", HOSTS)
+    assert diagnosis.check_command(f"{own}/fedml", own, linked=True) == Finding(
+        "ok",
+        "fedml command",
+        f"{own}/fedml is FedML's own, linked by calfat-plugin: 'fedml run RECIPE' runs recipes, all else is FedML's",
     )
 
 
-def test_our_command_through_a_link(tmp_path: Path) -> None:
+def test_a_former_command_of_ours_needs_no_link(tmp_path: Path) -> None:
     own = scripts(tmp_path / "bin", OURS)
+    assert diagnosis.check_command(f"{own}/fedml", own, linked=False) == Finding(
+        "ok",
+        "fedml command",
+        f"{own}/fedml is of a former calfat-plugin: 'fedml run RECIPE' runs recipes, all else is FedML's",
+    )
+
+
+def test_a_linked_command_through_a_link(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", HOSTS)
     (tmp_path / "fedml").symlink_to(own / "fedml")
-    assert diagnosis.check_command(f"{tmp_path}/fedml", own).status == "ok"
+    assert diagnosis.check_command(f"{tmp_path}/fedml", own, linked=True).status == "ok"
 
 
-def test_our_command_not_on_the_path(tmp_path: Path) -> None:
-    own = scripts(tmp_path / "bin", OURS)
-    assert diagnosis.check_command(None, own) == Finding(
+def test_a_linked_command_not_on_the_path(tmp_path: Path) -> None:
+    own = scripts(tmp_path / "bin", HOSTS)
+    assert diagnosis.check_command(None, own, linked=True) == Finding(
         "ok", "fedml command", f"{own}/fedml, which is not on PATH: type it whole, or activate the environment"
     )
 
 
 def test_another_environment_s_command_first_on_the_path(tmp_path: Path) -> None:
-    own, other = scripts(tmp_path / "bin", OURS), scripts(tmp_path / "other", HOSTS)
-    assert diagnosis.check_command(f"{other}/fedml", own) == Finding(
+    own, other = scripts(tmp_path / "bin", HOSTS), scripts(tmp_path / "other", HOSTS)
+    assert diagnosis.check_command(f"{other}/fedml", own, linked=True) == Finding(
         "warn",
         "fedml command",
         f"{other}/fedml comes first on PATH and belongs to another environment.",
@@ -258,20 +272,19 @@ def test_another_environment_s_command_first_on_the_path(tmp_path: Path) -> None
     )
 
 
-def test_the_host_took_the_command_back(tmp_path: Path) -> None:
+def test_a_command_without_a_link(tmp_path: Path) -> None:
     own = scripts(tmp_path / "bin", HOSTS)
-    finding = diagnosis.check_command(f"{own}/fedml", own)
-    assert (finding.status, finding.check) == ("fail", "fedml command")
-    assert finding.found == (
-        f"{own}/fedml is the host's own, which does not run recipes: fedml was installed after calfat-plugin."
+    assert diagnosis.check_command(f"{own}/fedml", own, linked=False) == Finding(
+        "warn", "fedml command", f"{own}/fedml is FedML's own, which does not run recipes.", LINK
     )
-    assert finding.todo == diagnosis.reinstall()
 
 
-def test_no_command_at_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("linked", [True, False])
+def test_no_command_at_all(linked: bool, tmp_path: Path) -> None:
     own = scripts(tmp_path / "bin", None)
-    finding = diagnosis.check_command(None, own)
-    assert (finding.status, finding.found) == ("fail", f"there is none in {own}.")
+    assert diagnosis.check_command(None, own, linked=linked) == Finding(
+        "warn", "fedml command", f"there is none in {own}.", LINK
+    )
 
 
 class BrokenPoint:

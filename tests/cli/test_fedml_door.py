@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.cli import fedml
 from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import Ended, python
 
@@ -22,6 +23,10 @@ from tests.cli.runner import Ended, python
         "run --set train_args.comm_round=3 recipe.yaml --resume",
         "run there",
         "run recipe.yaml --run-dir list",
+        "run calfat_digits",
+        "run -v dev recipe.yaml",
+        "run -- recipe.yaml",
+        "run --resume --role client --rank 1 recipe.yaml",
     ],
 )
 def test_a_recipe_is_ours(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +49,16 @@ def test_a_recipe_is_ours(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         "run status recipe.yaml",
         "run -k 0123abcd logs",
         "run not-there",
+        "run -v there list",
+        "run --version there list",
+        "run -pf there --api_key there status",
+        "run --platform there not-there",
+        "run -v recipe.yaml",
+        "run --set calfat.name=recipe.yaml",
+        "run --run-dir there",
+        "run -- list",
+        "run --",
+        "check calfat_digits",
         "launch job.yaml",
         "build -t client recipe.yaml",
         "login recipe.yaml",
@@ -51,6 +66,7 @@ def test_a_recipe_is_ours(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_anything_else_is_the_host_s(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()  # a folder is a recipe only where a recipe is expected
     assert not is_ours(line.split())
 
 
@@ -80,6 +96,10 @@ for line in {lines!r}:
             code = stop.code
     answers.append([code, out.getvalue(), "" if "pkg_resources is deprecated" in err.getvalue() else err.getvalue()])
 print(json.dumps(answers))
+from fedml.cli.cli import cli
+run = cli.commands["run"]
+options = [name for option in run.params if not option.is_flag for name in option.opts]
+print(json.dumps([sorted(options), sorted(run.commands)]))
 """
 
 
@@ -94,8 +114,10 @@ def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
         )
     )
     assert ours.code == host.code == 0, ours.err + host.err
-    answers = json.loads(ours.out.splitlines()[-1])
-    assert answers == json.loads(host.out.splitlines()[-1])
+    *_, said, known = ours.out.splitlines()
+    answers = json.loads(said)
+    assert answers == json.loads(host.out.splitlines()[-2])
+    assert json.loads(known) == [sorted(fedml._HOST_OPTIONS), sorted(fedml._HOST_COMMANDS)]
     version, listing, helping, misspelt = answers
     assert version == [0, f"fedml version: {metadata.version('fedml')}\n", ""]
     assert listing[1].startswith("Usage: fedml run list [OPTIONS]")

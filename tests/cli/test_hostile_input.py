@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin import disk
+from calfat_plugin.cli.main import COMMANDS
 from tests.cli.runner import COMMAND, RECIPES, Ended, calfat, python
 
 RECIPE = RECIPES / "calfat_digits.yaml"
@@ -207,7 +208,7 @@ def test_doctor_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyP
 
 
 def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
-    commands = "run, check, suite, report, per-class, attack, plugins, certs, doctor"
+    commands = ", ".join(COMMANDS)
     for arguments, said in (
         (("chek", "r.yaml"), "Error: No such command 'chek'. Did you mean 'check'?\n"),
         (("xyzzy",), f"Error: No such command 'xyzzy'. Commands: {commands}.\n"),

@@ -194,7 +194,11 @@ def test_a_missing_file_is_refused(command: str, tmp_path: Path) -> None:
     assert calfat(command, "recipes/calfat_digit.yaml") == refused(
         "recipes/calfat_digit.yaml: no such file. Did you mean 'recipes/calfat_digits.yaml'?"
     )
-    assert calfat(command, "elsewhere/calfat_digits.yaml") == refused("elsewhere/calfat_digits.yaml: no such file.")
+    assert calfat(command, "elsewhere/calfat_digits.yaml") == refused(
+        "elsewhere/calfat_digits.yaml: no such file. "
+        "The one that comes with the package is called 'calfat_digits', without a folder and an ending."
+    )
+    assert calfat(command, "elsewhere/mine.yaml") == refused("elsewhere/mine.yaml: no such file.")
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,165 @@
+"""``calfat schema``: a JSON schema of recipes, for editors; ``calfat check`` remains the judge.
+
+Made from the options that the parser reads and the plugins that are installed. It accepts whatever ``calfat check``
+accepts; what depends on several keys at once, or on files, is left to the command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import click
+
+from calfat_plugin import __version__, entries
+from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.experiment import defined_modifiers
+from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.recipe import schema as sections
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
+from calfat_plugin.registry import Registry
+
+Schema = dict[str, Any]
+
+_NUMBER_IN_TEXT = r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?(\s*/\s*[0-9.]+)?\s*$"  # 1e-3 is a text in YAML 1.1, 8/255 in all
+_TYPES = {int: "integer", float: "number", Fraction: "number", bool: "boolean", str: "string"}
+_TEXT: Schema = {"type": "string"}
+_NULL: Schema = {"type": "null"}
+
+
+@click.command()
+def schema() -> None:
+    """Print a JSON schema of recipes, with the plugins that are installed, for editors."""
+    with user_errors():
+        click.echo(json.dumps(recipe_schema(Registry.load()), indent=2))
+
+
+def recipe_schema(registry: Registry) -> Schema:
+    """The schema (JSON Schema, draft 7) of a recipe that names plugins of ``registry``."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": f"Recipe of calfat-plugin {__version__}",
+        "type": "object",
+        "required": ["calfat"],
+        "properties": {
+            **{name: _section(config, strict=False) for name, config in sections.HOST_SECTIONS.items()},
+            "calfat": _calfat(registry),
+        },
+    }
+
+
+def _calfat(registry: Registry) -> Schema:
+    trainer = _choice(registry, entries.TrainerEntry, default="calfat")
+    evaluators = _list(_choice(registry, entries.EvaluatorEntry))
+    silo = {"tls": _section(TLSSettings), "mqtt": _section(MQTTSettings), "s3": _section(S3Settings)}
+    return _object(
+        {
+            "name": _TEXT | {"description": "name of the runs of this recipe and of their folder"},
+            "trainer": trainer,
+            "aggregator": _choice(registry, entries.AggregatorEntry, default="fedavg"),
+            "threat": _section(sections.ThreatOptions),
+            "evaluators": evaluators,
+            "monitor": _section(sections.MonitorOptions, {"evaluators": evaluators}),
+            "partition": _options_of(registry, entries.PartitionEntry),
+            "dataset": _options_of(registry, entries.DatasetEntry),
+            "model": _options_of(registry, entries.ModelEntry),
+            "evaluation": _section(sections.EvaluationOptions),
+            "runtime": _section(sections.RuntimeOptions),
+            "silo": _section(SiloSettings, {"parties": _list(_TEXT), **silo}),
+            "loggers": _list(_choice(registry, entries.LoggerEntry)),
+            "reported": {
+                "type": ["object", "null"],
+                "properties": {"source": _TEXT},
+                "additionalProperties": {"type": ["number", "string"]},
+            },
+        }
+    )
+
+
+def _object(properties: Mapping[str, Schema], *, strict: bool = True) -> Schema:
+    """A section, which may be left empty."""
+    return {"type": ["object", "null"], "properties": dict(properties), "additionalProperties": not strict}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": ["array", "null"], "items": items}
+
+
+def _section(config: type, further: Mapping[str, Schema] | None = None, *, strict: bool = True) -> Schema:
+    """The section that an options class reads, with ``further`` keys."""
+    return _object({**_options(config), **(further or {})}, strict=strict)
+
+
+def _options(config: type) -> dict[str, Schema]:
+    return {info.name: _value(info) for info in describe_options(config)}
+
+
+def _value(info: OptionInfo) -> Schema:
+    types = [_TYPES[info.type], *(["null"] if info.optional else [])]
+    value: Schema = {"description": info.help + (f" ({info.unit})" if info.unit else "")}
+    if info.choices:
+        value["enum"] = [*info.choices, *([None] if info.optional else [])]
+    elif info.type in (int, float, Fraction):
+        types.append("string")
+        value["pattern"] = _NUMBER_IN_TEXT
+        if info.low is not None:
+            value["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
+        if info.high is not None:
+            value["maximum"] = float(info.high)
+    if not info.required:
+        value["default"] = to_plain(info.default)
+    return value | {"type": types}
+
+
+def _choice(registry: Registry, kind: type[entries.Entry], default: str | None = None) -> Schema:
+    """A plugin by name, or with its options; ``default`` is meant where a mapping has no name."""
+    offered = [entry for entry, _ in registry.offers(kind)]
+    names = [_names(entry) for entry in offered]
+    cases = [
+        {
+            "if": {"properties": {"name": _names(entry)}, "required": [] if entry.name == default else ["name"]},
+            "then": _with_options(registry, entry),
+        }
+        for entry in offered
+    ]
+    mapping = {
+        "type": "object",
+        "properties": {"name": {"anyOf": names}},
+        "required": [] if default else ["name"],
+        "allOf": cases,
+    }
+    return {"if": {"type": "object"}, "then": mapping, "else": {"anyOf": [*names, *([_NULL] if default else [])]}}
+
+
+def _names(entry: entries.Entry) -> Schema:
+    """What a recipe calls an entry: its names, of which the first may end with a number."""
+    names: Schema = {"enum": [entry.name, *entry.former_names], "description": entry.summary}
+    if entry.number_option is None:
+        return names
+    return {
+        "anyOf": [names, {"type": "string", "pattern": f"^{entry.name}[0-9]{{1,6}}$", "description": entry.summary}]
+    }
+
+
+def _with_options(registry: Registry, entry: entries.Entry) -> Schema:
+    keys = {"name": {}, "label": {"type": ["string", "null"]}, "preset": {"enum": [*entry.presets, None]}}
+    if isinstance(entry, entries.TrainerEntry) and list(defined_modifiers(registry, entry)):
+        keys["loss"] = _choice(registry, entries.ModifierEntry)
+    return {"properties": {**keys, **_options(entry.config)}, "additionalProperties": False}
+
+
+def _options_of(registry: Registry, kind: type[entries.Entry]) -> Schema:
+    """The options of a plugin that another section names: those of all of them together."""
+    found: dict[str, list[Schema]] = {}
+    for entry, _ in registry.offers(kind):
+        for name, value in _options(entry.config).items():
+            found.setdefault(name, []).append(value)
+    any_key = kind is entries.ModelEntry  # a factory of the user's own takes what it takes
+    return _object({name: _any(values) for name, values in found.items()}, strict=not any_key)
+
+
+def _any(values: Iterable[Schema]) -> Schema:
+    different = [json.loads(text) for text in dict.fromkeys(json.dumps(value) for value in values)]
+    return different[0] if len(different) == 1 else {"anyOf": different}

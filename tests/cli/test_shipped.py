@@ -1,0 +1,126 @@
+"""Recipes and suites that come with the package: found by name in any folder, listed, and copied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.shipped import headline, located, shipped_files
+from tests.cli.runner import RECIPES, ROOT, Ended, calfat
+
+SUITES = ROOT / "suites"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(message: str) -> Ended:
+    return Ended(2, "", f"error: {message}\n")
+
+
+def test_every_recipe_and_suite_of_the_repository_is_shipped_under_a_name_of_its_own() -> None:
+    files = [*RECIPES.glob("*.yaml"), *SUITES.glob("*.yaml")]
+    shipped = shipped_files()
+    assert {name: file.resolve() for name, file in shipped.items()} == {file.stem: file.resolve() for file in files}
+    assert len(shipped) == len(files) > 40
+
+
+def test_a_name_is_the_shipped_recipe_in_any_folder() -> None:
+    assert read_document("calfat_digits").data == read_document(RECIPES / "calfat_digits.yaml").data
+    ended = calfat("check", "calfat_digits")
+    assert (ended.code, ended.err) == (0, "")
+    assert "calfat_digits.yaml: good. calfat with fedavg on digits" in ended.out
+
+
+def test_a_file_in_this_folder_comes_before_the_shipped_one_and_a_folder_does_not() -> None:
+    Path("calfat_digits").mkdir()
+    assert located("calfat_digits") == shipped_files()["calfat_digits"]
+    Path("fedpgd_digits").write_text("mine")
+    assert located("fedpgd_digits") == Path("fedpgd_digits")
+
+
+def test_a_suite_is_found_by_name() -> None:
+    ended = calfat("suite", "digits_table1", "--dry-run")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith("digits_table1.yaml: good. 7 cells, 21 runs to do.\n")
+    assert calfat("check", "digits_table1").out.endswith("good. A suite of 7 cells and 21 runs.\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [
+        ("calfat_digit", " Did you mean 'calfat_digits'?"),
+        ("zzz", " 'calfat recipes' lists what comes with the package."),
+        (
+            "recipes/calfat_digits.yaml",
+            " The one that comes with the package is called 'calfat_digits', without a folder and an ending.",
+        ),
+        ("zzz.yaml", ""),
+    ],
+)
+def test_a_file_that_is_not_there(written: str, answer: str) -> None:
+    assert calfat("check", written) == refused(f"{written}: no such file.{answer}")
+
+
+def test_the_list_has_every_name_with_its_first_sentence() -> None:
+    listed = json.loads(calfat("recipes", "--json").out)["recipes"]
+    assert [row["name"] for row in listed] == list(shipped_files())
+    assert {row["kind"] for row in listed} == {"recipe", "suite"}
+    (digits,) = (row for row in listed if row["name"] == "calfat_digits")
+    assert digits["file"] == str(shipped_files()["calfat_digits"])
+    assert digits["summary"] == (
+        "CalFAT on scikit-learn's digits: real data, nothing to download, about a minute on two cores."
+    )
+    shown = calfat("recipes").out
+    assert [row["name"] for row in listed if f"  {row['name']} " not in shown or row["summary"] not in shown] == []
+
+
+def test_a_sentence_does_not_end_with_et_al() -> None:
+    Path("a.yaml").write_text("# PGD (Madry et al. 2018), on\n# digits. Then more.\na: 1\n# not this\n")
+    assert headline(Path("a.yaml")) == "PGD (Madry et al. 2018), on digits."
+
+
+def test_init_copies_a_recipe_as_it_is() -> None:
+    assert calfat("init", "calfat_digits") == Ended(
+        0, "calfat_digits.yaml: written. Start it with: calfat run calfat_digits.yaml\n", ""
+    )
+    assert Path("calfat_digits.yaml").read_bytes() == (RECIPES / "calfat_digits.yaml").read_bytes()
+    Path("calfat_digits.yaml").write_text("mine")
+    assert calfat("init", "calfat_digits") == refused(
+        "calfat_digits.yaml: exists already. Name another file with --out, or remove it."
+    )
+    assert Path("calfat_digits.yaml").read_text() == "mine"
+    assert calfat("init", "calfat_digits", "--out", "my own.yaml").out == (
+        "my own.yaml: written. Start it with: calfat run 'my own.yaml'\n"
+    )
+
+
+@pytest.mark.parametrize("name", shipped_files("suites"))
+def test_a_copied_suite_is_the_same_suite(name: str) -> None:
+    started = f"{name}.yaml: written. Start it with: calfat suite {name}.yaml\n"
+    assert calfat("init", name) == Ended(0, started, "")
+    copy, shipped = (calfat("check", written) for written in (f"{name}.yaml", name))
+    assert copy.out.partition(": good")[2] == shipped.out.partition(": good")[2] != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["calfat_digit"],
+            ("no recipe or suite called 'calfat_digit' comes with the package. Did you mean 'calfat_digits'?"),
+        ),
+        (["zzz"], "no recipe or suite called 'zzz' comes with the package. 'calfat recipes' lists them."),
+        (
+            ["calfat_digits", "--out", "a/b.yaml"],
+            "a/b.yaml: there is no folder a. Make it, or name another file with --out.",
+        ),
+    ],
+)
+def test_what_init_refuses(words: list[str], message: str) -> None:
+    assert calfat("init", *words) == refused(message)

@@ -1,0 +1,133 @@
+"""Built distributions and empty environments, where nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+from tests.cli.runner import ROOT, Ended
+
+UV = shutil.which("uv", path=sysconfig.get_path("scripts")) or "uv"
+# Stand-ins take the place of the first two, and without torch nothing takes seconds to start.
+_HIDDEN = ("calfat", "__editable__", "fedml", "torch")
+
+
+def build(folder: Path) -> Path:
+    """Build sdist and wheel of the working tree into ``folder``, with the build backend that is installed here."""
+    source = folder / "source"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=_made)
+    out = folder / "dist"
+    run(UV, "build", "--offline", "--no-build-isolation", "--python", sys.executable, "-o", str(out), str(source))
+    return out
+
+
+def _made(folder: str, names: list[str]) -> set[str]:
+    """What is no source: beside the sources, and caches everywhere."""
+    beside = {"build", "dist", "runs", "mutants"} if Path(folder) == ROOT else set()
+    hidden = {name for name in names if name.startswith(".") and name not in (".ci", ".gitignore")}
+    return beside | hidden | {name for name in names if name == "__pycache__" or name.endswith(".egg-info")}
+
+
+def run(*command: str) -> None:
+    """Run what must work; its output is in the error otherwise."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def fedml_wheel(folder: Path, version: str = "0.9.6") -> Path:
+    """A tiny distribution that is called fedml, whose command repeats its arguments."""
+    info = f"fedml-{version}.dist-info"
+    files = {
+        "fedml/__init__.py": "",
+        "fedml/cli/__init__.py": "",
+        "fedml/cli/cli.py": f"import sys\n\n\ndef cli():\n    print('fedml {version}:', *sys.argv[1:])\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: fedml\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\nfedml = fedml.cli.cli:cli\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in files) + f"{info}/RECORD,,\n"
+    return _wheel(folder / f"fedml-{version}-py3-none-any.whl", files)
+
+
+def of_version(wheel: Path, version: str, folder: Path) -> Path:
+    """A copy of our wheel that says to be of another version."""
+    old = wheel.name.split("-")[1]
+    with zipfile.ZipFile(wheel) as content:
+        files = {name: content.read(name).decode() for name in content.namelist()}
+    changed = {
+        name.replace(f"-{old}.dist-info", f"-{version}.dist-info"): text.replace(
+            f"-{old}.dist-info", f"-{version}.dist-info"
+        ).replace(f"\nVersion: {old}\n", f"\nVersion: {version}\n")
+        for name, text in files.items()
+    }
+    return _wheel(folder / wheel.name.replace(f"-{old}-", f"-{version}-"), changed)
+
+
+def _wheel(path: Path, files: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return path
+
+
+class Environment:
+    """A virtual environment of its own, which pip or uv installs into.
+
+    Args:
+        folder: where to make it.
+        tool: ``pip`` or ``uv``.
+    """
+
+    def __init__(self, folder: Path, tool: str) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        venv.create(folder, symlinks=True)
+        self.python = self.bin / "python"
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.python))
+        self._tool = (UV, "pip") if tool == "uv" else pip
+        self._target = ("--python", str(self.python)) if tool == "uv" else ()
+        self._yes = () if tool == "uv" else ("--yes",)
+        self._again = "--reinstall" if tool == "uv" else "--force-reinstall"
+        (self.site / "zz_libraries.pth").write_text(f"{_libraries(folder.with_name(folder.name + '-libraries'))}\n")
+
+    @property
+    def site(self) -> Path:
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        return site
+
+    def install(self, *wheels: Path, again: bool = False) -> None:
+        """Install wheels, and nothing that they need; ``again``: also if they are there."""
+        options = ("--no-deps", "--no-index", *([self._again] if again else []))
+        run(*self._tool, "install", *self._target, *options, *map(str, wheels))
+
+    def install_editable(self, source: Path) -> None:
+        """Install a source tree in place, with the build backend that is installed here."""
+        run(*self._tool, "install", *self._target, "--no-deps", "--no-build-isolation", "--no-index", "-e", str(source))
+
+    def uninstall(self, name: str) -> None:
+        run(*self._tool, "uninstall", *self._target, *self._yes, name)
+
+    def call(self, command: str, *arguments: str) -> Ended:
+        """Run one of its commands in an empty folder."""
+        folder = self.folder.with_name(self.folder.name + "-elsewhere")
+        folder.mkdir(exist_ok=True)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env["PATH"] = os.pathsep.join((str(self.bin), env["PATH"]))
+        words = [str(self.bin / command), *arguments]
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def _libraries(folder: Path) -> Path:
+    """What is installed here, without FedML and ourselves."""
+    folder.mkdir()
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for found in Path(place).iterdir():
+            if not found.name.startswith(_HIDDEN) and found.suffix != ".pth":
+                (folder / found.name).symlink_to(found)
+    return folder

@@ -1,0 +1,152 @@
+"""The command ``fedml`` in every order of installing, upgrading and uninstalling, with pip and with uv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Ended
+from tests.install.environments import Environment, fedml_wheel, of_version
+
+OURS = Ended(2, "", "error: missing.yaml: no such file.\n")
+
+
+def host(words: str, version: str = "0.9.6") -> Ended:
+    return Ended(0, f"fedml {version}: {words}\n", "")
+
+
+@pytest.fixture(params=[pytest.param("pip", marks=pytest.mark.slow), "uv"])
+def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
+    return Environment(tmp_path / "env", request.param)
+
+
+@pytest.fixture
+def fedml(tmp_path: Path) -> Path:
+    return fedml_wheel(tmp_path)
+
+
+@pytest.fixture
+def wheel(dist: Path) -> Path:
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+def answers(environment: Environment) -> list[Ended]:
+    """A recipe; one of the host's subcommands, with an option of its own; and another of its commands."""
+    lines = (("run", "missing.yaml"), ("run", "-v", "test", "list"), ("version",))
+    return [environment.call("fedml", *line) for line in lines]
+
+
+LINKED = [OURS, host("run -v test list"), host("version")]
+NOT_LINKED = [host("run missing.yaml"), *LINKED[1:]]
+
+
+@pytest.mark.parametrize("order", [pytest.param("fedml first", marks=pytest.mark.slow), "fedml last", "together"])
+def test_recipes_run_in_whatever_order_both_are_installed(
+    order: str, environment: Environment, wheel: Path, fedml: Path
+) -> None:
+    (environment.folder.with_name("env-elsewhere") / "test").mkdir(parents=True)  # a folder that is an option's value
+    both = {"fedml first": [[fedml], [wheel]], "fedml last": [[wheel], [fedml]], "together": [[wheel, fedml]]}
+    for wheels in both[order]:
+        environment.install(*wheels)
+    assert answers(environment) == LINKED
+    environment.uninstall("calfat-plugin")
+    assert answers(environment) == NOT_LINKED
+    assert [file.name for file in environment.site.glob("*calfat*")] == []
+
+
+def test_reinstalling_and_upgrading_either_changes_nothing(
+    environment: Environment, wheel: Path, fedml: Path, tmp_path: Path
+) -> None:
+    environment.install(wheel, fedml)
+    for again in (fedml, wheel):
+        environment.install(again, again=True)
+        assert answers(environment) == LINKED
+    environment.install(of_version(wheel, "0.9.0", tmp_path))
+    assert answers(environment) == LINKED
+    environment.install(fedml_wheel(tmp_path, "0.9.7"))
+    assert answers(environment) == [OURS, host("run -v test list", "0.9.7"), host("version", "0.9.7")]
+    environment.uninstall("fedml")
+    assert not (environment.bin / "fedml").exists()
+    assert environment.call("calfat", "run", "missing.yaml") == OURS
+
+
+def test_an_editable_installation_is_linked_too(environment: Environment, dist: Path, fedml: Path) -> None:
+    environment.install(fedml)
+    environment.install_editable(dist.with_name("source"))
+    assert answers(environment) == LINKED
+    assert environment.call("calfat", "check", "calfat_digits").code == 0
+    environment.uninstall("calfat-plugin")
+    assert answers(environment) == NOT_LINKED
+
+
+def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
+    environment: Environment, wheel: Path, fedml: Path
+) -> None:
+    environment.install(wheel, fedml)
+    assert environment.call("calfat", "unlink-fedml") == Ended(
+        0,
+        "'fedml' is FedML's own command now; recipes are run by 'calfat run'. To undo this: calfat link-fedml\n",
+        "",
+    )
+    assert answers(environment) == NOT_LINKED
+    assert environment.call("calfat", "link-fedml") == Ended(
+        0, "'fedml run RECIPE' is 'calfat run RECIPE' now. To undo this: calfat unlink-fedml\n", ""
+    )
+    assert answers(environment) == LINKED
+    environment.uninstall("calfat-plugin")
+    assert answers(environment) == NOT_LINKED
+
+
+@pytest.mark.parametrize(
+    "left", [None, pytest.param("#!/bin/sh\n# from calfat_plugin.cli.fedml import main\n", marks=pytest.mark.slow)]
+)
+def test_a_launcher_that_is_missing_or_a_former_one_of_ours_becomes_the_host_s(
+    left: str | None, environment: Environment, wheel: Path, fedml: Path
+) -> None:
+    """What versions before 0.1 left: one file that two distributions owned."""
+    environment.install(wheel, fedml)
+    launcher = environment.bin / "fedml"
+    launcher.unlink()
+    if left is not None:
+        launcher.write_text(left)
+    assert environment.call("calfat", "unlink-fedml").code == 0
+    assert answers(environment) == NOT_LINKED
+    assert environment.call("calfat", "link-fedml").code == 0
+    assert answers(environment) == LINKED
+    environment.uninstall("fedml")
+    assert not launcher.exists()
+
+
+def test_without_fedml_there_is_nothing_to_link(environment: Environment, wheel: Path) -> None:
+    environment.install(wheel)
+    assert environment.call("calfat", "link-fedml") == Ended(
+        2,
+        "",
+        "error: fedml is not installed in this environment. "
+        "Install it: pip install --force-reinstall --no-deps fedml==0.9.6\n",
+    )
+
+
+def test_a_launcher_of_another_kind_cannot_be_made(environment: Environment, wheel: Path, fedml: Path) -> None:
+    environment.install(wheel, fedml)
+    (environment.bin / "fedml").unlink()
+    (environment.bin / "calfat").write_text("#!/bin/sh\nexec python -m calfat_plugin.cli.main\n")
+    program = "from calfat_plugin.cli.main import main; main(['link-fedml'])"
+    assert environment.call("python", "-c", program) == Ended(
+        2,
+        "",
+        f"error: {environment.bin} has no FedML launcher and no 'calfat' to make one from. "
+        "Run: pip install --force-reinstall --no-deps fedml==0.9.6\n",
+    )
+
+
+def test_other_programs_start_as_if_nothing_were_there(environment: Environment, wheel: Path, fedml: Path) -> None:
+    environment.install(wheel, fedml)
+    program = "import sys; print(sorted(name for name in sys.modules if 'calfat' in name or 'fedml' in name))"
+    assert environment.call("python", "-c", program) == Ended(0, "[]\n", "")
+    (environment.site / "calfat_plugin" / "__init__.py").unlink()  # the line alone is left
+    for file in (environment.site / "calfat_plugin").rglob("*.py"):
+        file.unlink()
+    assert environment.call("fedml", "version").out == host("version").out
