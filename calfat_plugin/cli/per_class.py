@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.options import plugin_option
 
 
 @click.command(name="per-class")
@@ -24,7 +25,8 @@ from calfat_plugin.cli.errors import user_errors, warn
     show_default=True,
     help="Global model to start from: last, best-natural or best-robust.",
 )
-def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> None:
+@plugin_option
+def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str, plugins: tuple[Path, ...]) -> None:
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
     Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
@@ -41,6 +43,7 @@ def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str) -> 
             checkpoint=checkpoint,
             say=click.echo,
             warn=warn,
+            plugins=plugins,
         )
         page = write_run_report(run_dir)
     click.echo(f"results: {run_dir / 'per_class.json'}\nreport: {page}")
