@@ -21,6 +21,7 @@ COMMANDS = {
     "report": "Make the page of a run, or of several side by side.",
     "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
+    "new-plugin": "Write the package of a plugin of your own.",
     "plugins": "List plugins, or explain one.",
     "certs": "Make test certificates for a cross-silo run.",
     "doctor": "Find what is wrong with this installation.",
