@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from calfat_plugin.datasets import Dataset
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker
@@ -13,15 +14,18 @@ from calfat_plugin.testing.tiny import CPU, require, same_bits, tiny_dataset
 
 
 class TinyFederation:
-    """All clients of ``experiment`` on :func:`tiny_dataset`, sorted by label, so that each misses classes.
+    """All clients of an experiment, on images that are sorted by label, so that each client misses classes.
 
     Args:
         experiment: what to run.
         snapshot: to continue from.
+        dataset: default: :func:`tiny_dataset`.
     """
 
-    def __init__(self, experiment: Experiment, snapshot: Snapshot | None = None) -> None:
-        dataset = tiny_dataset()
+    def __init__(
+        self, experiment: Experiment, snapshot: Snapshot | None = None, dataset: Dataset | None = None
+    ) -> None:
+        dataset = tiny_dataset() if dataset is None else dataset
         parts = torch.tensor_split(torch.argsort(dataset.train.y, stable=True), experiment.num_clients)
         shards = {client: dataset.train.subset(part.tolist()) for client, part in enumerate(parts)}
         self.server = Server(experiment, dataset, CPU, RunObserver())

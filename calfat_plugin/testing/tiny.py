@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 NUM_CLASSES = 4
 SIDE = 4
 SETTINGS = TrainSettings(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9, weight_decay=1e-3, num_rounds=10)
-THREAT = {"eps": "0.1", "step_size": "0.04", "steps": 3}
+THREAT: dict[str, Any] = {"eps": "0.1", "step_size": "0.04", "steps": 3}
 
 
 def require(condition: bool, what: str) -> None:
@@ -90,7 +90,7 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
     Args:
         model: default: a :class:`TinyModel`.
         data: default: :func:`tiny_images`.
-        others: further fields of ``LocalTask``, instead of these.
+        others: further fields of ``LocalTask``; None means what it would be without.
     """
     data = tiny_images() if data is None else data
     fields: dict[str, Any] = {
@@ -103,7 +103,8 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
         "round": 1,
         "client": 0,
     }
-    return LocalTask(model=TinyModel() if model is None else model, data=data, **{**fields, **others})
+    fields |= {name: value for name, value in others.items() if value is not None}
+    return LocalTask(model=TinyModel() if model is None else model, data=data, **fields)
 
 
 def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:

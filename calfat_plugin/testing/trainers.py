@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,15 +86,23 @@ def _budget_checked(trainer: LocalTrainer, who: str) -> Iterator[None]:
     if not isinstance(trainer, AdversarialTrainer):
         yield
         return
-    inner, seen = trainer.backward, []
+    seen = dict.fromkeys(("backward", "train_loss"), 0)
 
-    def watched(batch: TrainBatch) -> torch.Tensor:
-        batch.task.threat.check(batch.x_adv, batch.x_nat, who=who)
-        seen.append(len(batch.y))
-        return inner(batch)
+    def watch(name: str) -> Callable[[TrainBatch], torch.Tensor]:
+        inner = getattr(trainer, name)
 
-    trainer.backward = watched  # type: ignore[method-assign]
+        def watched(batch: TrainBatch) -> torch.Tensor:
+            batch.task.threat.check(batch.x_adv, batch.x_nat, who=who)
+            seen[name] += len(batch.y)
+            found: torch.Tensor = inner(batch)
+            return found
+
+        return watched
+
+    for name in seen:
+        setattr(trainer, name, watch(name))
     yield
-    del trainer.backward
-    total = len(tiny_images())
-    require(sum(seen) >= total, f"{who}: an epoch must train on all {total} examples; it trained on {sum(seen)}.")
+    for name in seen:
+        delattr(trainer, name)
+    total, trained_on = len(tiny_images()), seen["backward"]
+    require(trained_on >= total, f"{who}: an epoch must train on all {total} examples; it trained on {trained_on}.")

@@ -53,9 +53,9 @@ def test_modifiers(name: str) -> None:
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
-    "cnn_mcmahan": {"in_channels": 3, "image_size": (32, 32)},
-    "alexnet64": {"in_channels": 3, "image_size": (64, 64)},
-    "alexnet64_small": {"in_channels": 3, "image_size": (64, 64)},
+    "cnn_mcmahan": {"image_size": (32, 32)},
+    "alexnet64": {"image_size": (64, 64)},
+    "alexnet64_small": {"image_size": (64, 64)},
 }
 
 
