@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from calfat_plugin import __version__
+from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import RECIPES, Ended, calfat
+from tests.contract.distributions import install
 
 METHOD = """\
 from dataclasses import dataclass
@@ -138,6 +140,19 @@ def test_a_broken_file_is_an_error_and_not_a_report(source: str, complaint: str)
     """An installed plugin that is broken is left out; this one was asked for."""
     Path("bad.py").write_text(source)
     assert error("check", str(RECIPES / "calfat_digits.yaml"), "--plugin", "bad.py") == complaint
+
+
+def test_an_installed_plugin_is_replaced_by_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who changes an installed plugin tries it with --plugin."""
+    install(folder, "my-fat", "1.0", {}, my_fat="my_fat")
+    monkeypatch.syspath_prepend(folder)
+    assert "offered by my-fat 1.0 (my-fat)" in calfat("plugins", "my-fat").out
+    del sys.modules["my_fat"]
+    assert f"offered by {folder / 'my_fat.py'} sha256:" in calfat("plugins", "my-fat", *FLAG).out.replace("\n", " ")
+
+
+def test_fedml_run_takes_it_too() -> None:
+    assert is_ours(["run", *FLAG, "r.yaml"])
 
 
 def test_a_file_called_like_a_module_is_refused() -> None:

@@ -32,6 +32,25 @@ class MyFAT(AdversarialTrainer):
 def calfat_local_trainers():
     yield TrainerEntry("my-fat", build=MyFAT)
 """
+MORE = """\
+from calfat_plugin import BudgetedAttack, BudgetOptions, EvaluatorEntry, TrainerEntry, hookimpl
+from calfat_plugin.trainers.standard import Standard
+
+class Corner(BudgetedAttack):
+    def settings(self, task):
+        return {}
+
+    def craft(self, task, x, y, noise):
+        return (x + float(task.threat.eps)).clamp(0, 1)
+
+@hookimpl
+def calfat_evaluators():
+    yield EvaluatorEntry("corner", build=Corner, config=BudgetOptions)
+
+@hookimpl
+def calfat_local_trainers():
+    yield TrainerEntry("clean", build=Standard)
+"""
 FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
 SMALL = "train_args.comm_round=3"
 CROSS_SILO = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
@@ -78,6 +97,18 @@ def test_the_run_directory_says_which_file_it_was(finished: Path) -> None:
 def test_a_finished_run_is_attacked_without_naming_the_file(warm: WarmServer, finished: Path) -> None:
     done = warm.run("attack", "run", "--attacks", "fgsm", "--examples", "20", cwd=finished)
     assert (done.code, done.err) == (0, "")
+
+
+def test_a_finished_run_is_analysed_with_more_files(warm: WarmServer, folder: Path) -> None:
+    (folder / "mine" / "more.py").write_text(MORE)
+    more = ("--plugin", "mine/more.py")
+    done = warm.run("attack", "run", "--attacks", "corner", "--examples", "20", *more, cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    assert "corner" in done.out
+    done = warm.run("per-class", "run", "--methods", "my-fat,clean", "--evaluators", "natural", *more, cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    per_class = json.loads((folder / "run" / "per_class.json").read_text())
+    assert list(per_class["trainers"]) == ["my-fat", "clean"]
 
 
 @pytest.fixture
