@@ -14,7 +14,7 @@ import click
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import PluginError
 
-_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_NAME = re.compile(r"[a-z]([a-z0-9_-]*[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
     with user_errors():
         folder = into / name
         module = _module_of(name)
+        _refuse_taken(name)
         files = render(name, kind)
         try:
             folder.mkdir(parents=True)
@@ -88,12 +89,15 @@ def render(name: str, kind: str) -> dict[str, str]:
     Args:
         name: of the distribution and of the plugin.
         kind: one of :data:`KINDS`.
+
+    Raises:
+        PluginError: no plugin can have this name.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     module = _module_of(name)
     environment = Environment(
-        loader=PackageLoader("calfat_plugin.cli", "templates/new_plugin"),
+        loader=PackageLoader("calfat_plugin.cli", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
@@ -101,13 +105,16 @@ def render(name: str, kind: str) -> dict[str, str]:
     templates = {
         "pyproject.toml": "pyproject.toml.jinja",
         "README.md": "README.md.jinja",
-        f"{module}.py": f"kinds/{kind}.py.jinja",
+        f"{module}.py": f"{kind}.py.jinja",
         f"{module}.yaml": "recipe.yaml.jinja",
         f"tests/test_{module}.py": "test.py.jinja",
     }
     title = "".join(word.capitalize() for word in module.split("_"))
     known = {"name": name, "module": module, "title": title, "kind": kind, **vars(KINDS[kind])}
-    return {path: environment.get_template(template).render(known) for path, template in templates.items()}
+    files = {path: environment.get_template(template).render(known) for path, template in templates.items()}
+    if re.search(rf"\bimport\b.*\b{title}(Options|Loss)?\b", files[f"{module}.py"]):
+        raise PluginError(f"'{name}' would name a class {title} like one that it imports; {_another(name)}")
+    return files
 
 
 def _module_of(name: str) -> str:
@@ -119,12 +126,24 @@ def _module_of(name: str) -> str:
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or keyword.iskeyword(module):
         raise PluginError(
-            f"'{name}' cannot be a plugin's name: it must begin with a letter and contain only lower-case letters, "
-            "digits, '-', '_', such as my-fat."
+            f"'{name}' cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and "
+            "contain only lower-case letters, digits, '-', '_', such as my-fat."
         )
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None:
-        raise PluginError(
-            f"there is a module '{module}' already ({spec.origin}). Choose another name, such as my-{name}."
-        )
+        raise PluginError(f"there is a module '{module}' already ({spec.origin}); {_another(name)}")
     return module
+
+
+def _refuse_taken(name: str) -> None:
+    from calfat_plugin import registry
+
+    known = registry.Registry.load()
+    for kind in registry.KINDS:
+        for entry, provider in known.offers(kind):
+            if entry.name == name:
+                raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
+
+
+def _another(name: str) -> str:
+    return f"choose another name, such as my-{name}."

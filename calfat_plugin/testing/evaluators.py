@@ -45,7 +45,7 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
     )
     own_eps = getattr(experiment.evaluators[0].options, "eps", None)
     if getattr(evaluator, "has_budget", False) and own_eps is None:
-        zero = tiny_experiment(registry, evaluators=[{"name": name, **options}], threat={"eps": 0})
+        zero = tiny_experiment(experiment.registry, evaluators=[{"name": name, **options}], threat={"eps": 0})
         natural, found = _measured(zero, label, evaluator)
         require(
             found.num_examples < natural.num_examples or found.accuracy == natural.accuracy,
@@ -58,12 +58,13 @@ def _measured(
 ) -> tuple[EvaluationResult, EvaluationResult]:
     """(natural accuracy, what the evaluator found) of a tiny model."""
     data, model = tiny_dataset().test, TinyModel().eval()
-    (natural,) = tiny_experiment(experiment.registry).build_evaluators(tiny_experiment(experiment.registry).evaluators)
+    plain = tiny_experiment(experiment.registry)
+    ((_, natural),) = plain.build_evaluators(plain.evaluators)
     with unchanged(f"{label}: the test images", data.x, data.y), seeded_world(seed):
         results = measure(
             model,
             data,
-            [("the natural one", natural[1]), (label, evaluator)],
+            [("the natural one", natural), (label, evaluator)],
             num_classes=NUM_CLASSES,
             threat=experiment.recipe.threat,
             batch_size=5,

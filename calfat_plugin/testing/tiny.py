@@ -146,4 +146,4 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     """
     before = [tensor.clone() for tensor in tensors]
     yield
-    require(all(map(torch.equal, before, tensors)), f"{what} must be left as it is; it was changed in place.")
+    require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")

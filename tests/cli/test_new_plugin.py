@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from calfat_plugin import __version__
 from calfat_plugin.cli.new_plugin import KINDS
 from tests.cli.runner import ROOT, calfat
 from tests.environment import bare
@@ -78,31 +79,41 @@ def test_it_is_clean_for_ruff(written: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_clean_for_mypy(written: Path, tmp_path: Path) -> None:
-    files = [str(written / name) for name in NAMES.values()]
+    """And the example."""
+    files = [*(str(written / name) for name in NAMES.values()), str(ROOT / "examples" / "trimmed_mean")]
     found = tool("mypy", "--strict", "--cache-dir", str(tmp_path), "--explicit-package-bases", *files, cwd=written)
     assert found.startswith("Success: no issues found")
+
+
+NO_NAME = (
+    "cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and contain only lower-case "
+    "letters, digits, '-', '_', such as my-fat."
+)
 
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        (
-            "My-FAT",
-            "'My-FAT' cannot be a plugin's name: it must begin with a letter and contain only lower-case letters, "
-            "digits, '-', '_', such as my-fat.",
-        ),
-        (
-            "class",
-            "'class' cannot be a plugin's name: it must begin with a letter and contain only lower-case letters, "
-            "digits, '-', '_', such as my-fat.",
-        ),
+        ("My-FAT", f"'My-FAT' {NO_NAME}"),
+        ("my-", f"'my-' {NO_NAME}"),
+        ("class", f"'class' {NO_NAME}"),
         ("taken", "taken: it is there already. Choose another name, or a folder with --into."),
-        ("torch", f"there is a module 'torch' already ({torch.__file__}). Choose another name, such as my-torch."),
+        ("torch", f"there is a module 'torch' already ({torch.__file__}); choose another name, such as my-torch."),
+        (
+            "iterable",
+            "'iterable' would name a class Iterable like one that it imports; choose another name, such as "
+            "my-iterable.",
+        ),
+        (
+            "fedavg",
+            f"there is a plugin 'fedavg' already (aggregator, calfat-plugin {__version__}); choose another name, such "
+            "as my-fedavg.",
+        ),
     ],
 )
 def test_names_that_cannot_be(name: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
-    ended = calfat("new-plugin", name, "--kind", "model")
+    ended = calfat("new-plugin", name, "--kind", "model" if name != "iterable" else "aggregator")
     assert (ended.code, ended.out, ended.err) == (2, "", f"error: {complaint}\n")
     assert sorted(tmp_path.iterdir()) == [tmp_path / "taken"]

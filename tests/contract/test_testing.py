@@ -116,7 +116,7 @@ TRAINERS = [
         KeepsInObject,
         "a run that is resumed after round 1 must end with the same client states; keep no state in objects.",
     ),
-    (Spoiling, "the client's data must be left as it is; it was changed in place."),
+    (Spoiling, "the client's data must not be changed in place."),
     (Overstepping, "x with plain: 4 of 4 adversarial examples left the linf ball of eps 0.1; "),
     (NoSingles, "client 0, round 1, epoch 1: the training loss is nan by batch 1 of 1."),
 ]
@@ -162,7 +162,7 @@ class NeedsTwo(FedAvg):
 
 
 AGGREGATORS = [
-    (InPlace, "x: what combine is given must be left as it is; it was changed in place."),
+    (InPlace, "x: what combine is given must not be changed in place."),
     (Remembers, "x: the same task must give the same broadcast, whichever round came in between."),
     (NeedsTwo, "x, a round of 1: tensor 'body.0.weight' is missing"),
     (
@@ -312,8 +312,8 @@ MODIFIERS = [
         "x, counts [5, 3, 2, 1]: kl_logits: an example's value must not depend on the others of its batch.",
     ),
     (modifier(Drawing), "x, counts [5, 3, 2, 1]: margin_logits: the same counts must give the same values."),
-    (modifier(Writing), "x, counts [5, 3, 2, 1]: attack_logits: its input must be left as it is; it was changed in "),
-    (modifier(Counting), "x: the class counts must be left as it is; it was changed in place."),
+    (modifier(Writing), "x, counts [5, 3, 2, 1]: attack_logits: its input must not be changed in place."),
+    (modifier(Counting), "x: the class counts must not be changed in place."),
     (modifier(Loss, lambda model: model.body), "x: the adapted model must give logits (3, 4); got (3, 12)."),
 ]
 
@@ -390,7 +390,7 @@ MODELS = [
         model(lambda inner, x: inner(x) - inner(x).mean(dim=0)),
         "x: in evaluation mode, an image's logits must not depend on the others of its batch.",
     ),
-    (model(lambda inner, x: inner(x.data.mul_(0.5) + x)), "x: the images must be left as it is; it was changed in "),
+    (model(lambda inner, x: inner(x.data.mul_(0.5) + x)), "x: the images must not be changed in place."),
     (
         model(lambda inner, x: inner(x) * (1 + x.is_contiguous(memory_format=torch.channels_last))),
         "x: the memory layout must not matter; use flatten, not view.",
@@ -463,6 +463,10 @@ def test_a_logger(tmp_path: Path) -> None:
     assert complaint(testing.check_logger, entries.LoggerEntry("x", build=Failing), tmp_path) == (
         "logger 'x' failed in calfat_run_stopped and is off for this run: OSError: disk full"
     )
+
+
+def test_without_a_registry_it_is_the_built_ins_and_what_is_installed() -> None:
+    testing.check_modifier("fedlc", tau=0.5)
 
 
 def test_what_is_public_is_described() -> None:
