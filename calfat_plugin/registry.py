@@ -35,7 +35,8 @@ KINDS: Mapping[type[entries.Entry], str] = {
     entries.LoggerEntry: "calfat_loggers",
 }
 
-_SHA256 = "sha256:"
+_PASSED_IN = "passed in"
+_SHA256 = "sha256:"  # begins the version of a plugin that is a single file
 _NO_FILES: Mapping[str, PluginFile] = {}
 
 E = TypeVar("E", bound=entries.Entry)
@@ -112,7 +113,7 @@ class Registry:
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
             name = getattr(plugin, "__name__", type(plugin).__name__)
-            registry._register(plugin, Provider("passed in", name, name))
+            registry._register(plugin, Provider(_PASSED_IN, name, name))
             registry._check_hooks(plugin)
         for file in files.values():
             registry._add_file(file)
@@ -248,8 +249,9 @@ class Registry:
                 provider = self._providers[key]
                 if provider is BUILT_IN:
                     raise
-                if provider.is_file:
-                    raise PluginError(f"{provider.distribution}: {_reason(error)}") from error
+                if provider.is_file or provider.distribution == _PASSED_IN:
+                    who = provider.distribution if provider.is_file else provider.plugin
+                    raise PluginError(f"{who}: {_reason(error)}") from error
                 self._fail(provider, error)
         return offers
 

@@ -149,6 +149,7 @@ def test_an_installed_plugin_is_replaced_by_its_file(folder: Path, monkeypatch: 
     assert "offered by my-fat 1.0 (my-fat)" in calfat("plugins", "my-fat").out
     del sys.modules["my_fat"]
     assert f"offered by {folder / 'my_fat.py'} sha256:" in calfat("plugins", "my-fat", *FLAG).out.replace("\n", " ")
+    assert "not loaded" not in calfat("plugins", *FLAG).out
 
 
 def test_fedml_run_takes_it_too() -> None:
