@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
@@ -94,6 +94,7 @@ def run(
     *,
     seed: int | None = None,
     set: Mapping[str, Any] | None = None,
+    plugins: Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
     download: bool = False,
@@ -105,6 +106,7 @@ def run(
         recipe: a recipe file, or its sections as a mapping.
         seed: instead of the recipe's.
         set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
+        plugins: files with plugins, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
         download: fetch a missing data set.
@@ -130,7 +132,7 @@ def run(
         if len(steps) < 2 or not all(steps):
             raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
         document = document.with_value(steps, value, place)
-    experiment = checked_experiment(document)
+    experiment = checked_experiment(document, plugins=plugins)
     if (processes := runtime_of(experiment).num_processes) > 1:
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")

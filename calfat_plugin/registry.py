@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distribution, distributions
 from typing import Any, TypeVar, cast
@@ -18,6 +18,8 @@ import pluggy
 
 from calfat_plugin import __version__, entries, hookspecs
 from calfat_plugin.errors import PluginError, did_you_mean, listed
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import PluginFile, plugin_files
 
 GROUP = hookspecs.PROJECT
 BLOCK_VARIABLE = "CALFAT_BLOCK_PLUGINS"
@@ -32,6 +34,10 @@ KINDS: Mapping[type[entries.Entry], str] = {
     entries.PartitionEntry: "calfat_partitions",
     entries.LoggerEntry: "calfat_loggers",
 }
+
+_PASSED_IN = "passed in"
+_SHA256 = "sha256:"  # begins the version of a plugin that is a single file
+_NO_FILES: Mapping[str, PluginFile] = {}
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -48,6 +54,11 @@ class Provider:
     def key(self) -> str:
         """What pluggy calls the plugin: unlike entry-point names, distinct between distributions."""
         return f"{self.distribution}:{self.plugin}"
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the plugin is a single file, whose path then stands for the distribution."""
+        return self.version.startswith(_SHA256)
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -79,7 +90,9 @@ class Registry:
         self.failures: list[Failure] = []
 
     @classmethod
-    def load(cls, *, entry_points: bool = True, plugins: Iterable[Any] = ()) -> Registry:
+    def load(
+        cls, *, entry_points: bool = True, plugins: Iterable[Any] = (), files: Mapping[str, PluginFile] = _NO_FILES
+    ) -> Registry:
         """Collect the built-ins, and installed plugins.
 
         The comma-separated environment variable ``CALFAT_BLOCK_PLUGINS`` leaves distributions or entry points out.
@@ -87,9 +100,12 @@ class Registry:
         Args:
             entry_points: whether to discover installed distributions (tests say no).
             plugins: further modules or objects with hooks.
+            files: module name to plugin that is a single file (``recipe.plugin_files``); an installed plugin that is a
+                module of this name is left out.
 
         Raises:
-            PluginError: when two plugins offer one name of one kind, or one of ``plugins`` breaks the contract.
+            PluginError: when two plugins offer one name of one kind, or one of ``plugins`` or ``files`` breaks the
+                contract.
         """
         from calfat_plugin import builtin
 
@@ -97,13 +113,24 @@ class Registry:
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
             name = getattr(plugin, "__name__", type(plugin).__name__)
-            registry._register(plugin, Provider("passed in", name, name))
+            registry._register(plugin, Provider(_PASSED_IN, name, name))
             registry._check_hooks(plugin)
+        for file in files.values():
+            registry._add_file(file)
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
-            registry._discover({_normal(name) for name in blocked if name.strip()})
+            registry._discover({_normal(name) for name in blocked if name.strip()}, files)
         registry._collect()
         return registry
+
+    @classmethod
+    def for_recipe(cls, document: Document) -> Registry:
+        """Collect the built-ins, installed plugins, and the plugin files of a recipe.
+
+        Raises:
+            RecipeError, PluginError: as :meth:`load` and ``plugin_files``.
+        """
+        return cls.load(files=plugin_files(document))
 
     # --- lookups ------------------------------------------------------------------------------------------------------
 
@@ -164,9 +191,19 @@ class Registry:
         self._providers[provider.key] = provider
         self._manager.register(plugin, name=provider.key)
 
-    def _discover(self, blocked: set[str]) -> None:
+    def _add_file(self, file: PluginFile) -> None:
+        """Add a plugin that the user asked for by name: what is wrong with it is an error, not a report."""
+        module = file.load()
+        provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
+        try:
+            self._register(module, provider)
+            self._check_hooks(module)
+        except (PluginError, pluggy.PluginValidationError) as error:
+            raise PluginError(f"{file.path}: {' '.join(str(error).split())}") from None
+
+    def _discover(self, blocked: set[str], files: Container[str]) -> None:
         for point, provider in sorted(_entry_points(), key=lambda found: (str(found[1]), found[0].name)):
-            if _normal(provider.distribution) in blocked or _normal(point.name) in blocked:
+            if _normal(provider.distribution) in blocked or _normal(point.name) in blocked or point.module in files:
                 continue
             try:
                 plugin = point.load()
@@ -186,9 +223,7 @@ class Registry:
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
-        text = " ".join(str(error).split())
-        reason = text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
-        self.failures.append(Failure(provider.plugin, provider, reason))
+        self.failures.append(Failure(provider.plugin, provider, _reason(error)))
         self._providers.pop(provider.key, None)
         if self._manager.has_plugin(provider.key):
             self._manager.unregister(name=provider.key)
@@ -211,9 +246,13 @@ class Registry:
             try:
                 offers += [(entry, key) for entry in _checked(implementation.function(), kind, hook)]
             except (Exception, SystemExit) as error:
-                if self._providers[key] is BUILT_IN:
+                provider = self._providers[key]
+                if provider is BUILT_IN:
                     raise
-                self._fail(self._providers[key], error)
+                if provider.is_file or provider.distribution == _PASSED_IN:
+                    who = provider.distribution if provider.is_file else provider.plugin
+                    raise PluginError(f"{who}: {_reason(error)}") from error
+                self._fail(provider, error)
         return offers
 
     def _unknown(self, kind: type[entries.Entry], name: str) -> str:
@@ -228,6 +267,12 @@ class Registry:
         if self.failures:
             text += f" Not loaded: {'; '.join(map(str, self.failures)).rstrip('.')}."
         return text
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in a plugin, in one line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _checked(offered: Any, kind: type[entries.Entry], hook: str) -> Iterator[entries.Entry]:
@@ -274,6 +319,9 @@ def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provid
         return f"plugin {first.plugin} ({first}) offers {what} twice."
     if first.distribution == second.distribution:
         return f"{first} offers {what} twice, in its plugins {first.plugin} and {second.plugin}."
+    if second.is_file or first.is_file:
+        file, other = (second, first) if second.is_file else (first, second)
+        return f"{file.distribution} offers {what}, and so does {other}. Give it another name in the file."
     loser = second if second.distribution != BUILT_IN.distribution else first
     return (
         f"two distributions offer {what}: {first} and {second}. "

@@ -26,6 +26,9 @@ REFUSALS = "tests/runs/test_refusals.py"
 RESUME = "tests/runs/test_resume.py"
 POOL = "tests/host/test_pool.py"
 WORKERS = "tests/runs/test_workers.py"
+PLUGIN_WORDS = "tests/cli/test_plugin_files.py"
+PLUGIN_RUNS = "tests/runs/test_plugin_file.py"
+CHECKS = "tests/contract/test_testing.py"
 
 
 class Mutant(NamedTuple):
@@ -310,6 +313,76 @@ MUTANTS = (
         _BEGIN + _FINISH,
         _FINISH + _BEGIN,
         WORKERS,
+    ),
+    Mutant(
+        "a plugin file that has changed is loaded",
+        "recipe/plugin_files.py",
+        "hexdigest()) != self.sha256:",
+        'hexdigest()) == "":',
+        PLUGIN_WORDS,
+    ),
+    Mutant(
+        "a recipe as run forgets its plugin files",
+        "experiment/experiment.py",
+        "if recipe.plugins:",
+        "if not recipe.plugins:",
+        PLUGIN_WORDS,
+    ),
+    Mutant(
+        "an installed plugin is not replaced by its file",
+        "registry.py",
+        " or point.module in files:",
+        ":",
+        PLUGIN_WORDS,
+    ),
+    Mutant(
+        "a plugin file must stay where it was",
+        "experiment/compare.py",
+        "key.startswith(_FREE) or _MOVED_PLUGIN.fullmatch(key)",
+        "key.startswith(_FREE)",
+        PLUGIN_RUNS,
+    ),
+    Mutant(
+        "a run is resumed with another version of its plugin file",
+        "experiment/compare.py",
+        r"plugins\.\w+\.file",
+        r"plugins\.\w+\.\w+",
+        PLUGIN_RUNS,
+    ),
+    Mutant(
+        "the runs of a suite do not get --plugin",
+        "suites/runner.py",
+        'words += ["--plugin", str(file.path)]',
+        "words += []",
+        PLUGIN_RUNS,
+    ),
+    Mutant(
+        "who resumes a run is not told its --plugin",
+        "cli/run.py",
+        'for word in ("--plugin", str(plugin))]',
+        "for word in ()]",
+        PLUGIN_RUNS,
+    ),
+    Mutant(
+        "calfat attack ignores --plugin",
+        "analyses/attack_plan.py",
+        "with_plugins(_with_attacks(document, request), request.plugins)",
+        "_with_attacks(document, request)",
+        PLUGIN_RUNS,
+    ),
+    Mutant(
+        "the check of a trainer compares an update with itself",
+        "testing/trainers.py",
+        "again = _trained(trainer, tiny_task())",
+        "again = update",
+        CHECKS,
+    ),
+    Mutant(
+        "the check's federation is not resumed",
+        "testing/federation.py",
+        "resumed = TinyFederation(experiment, whole.snapshot())",
+        "resumed = whole",
+        CHECKS,
     ),
 )
 

@@ -19,6 +19,7 @@ from calfat_plugin.analyses.loaded_run import find_checkpoint, near
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import check_device
 from calfat_plugin.runs.directory import RunDirectory
@@ -45,6 +46,7 @@ class AttackRequest:
         device: ``cpu``, ``cuda`` or ``cuda:N``; None: as the recipe says.
         data_dir: where data sets are; None: as the recipe says.
         download: whether a missing data set may be fetched.
+        plugins: files with plugins, beside those of the recipe.
     """
 
     attacks: tuple[str, ...]
@@ -58,6 +60,7 @@ class AttackRequest:
     device: str | None = None
     data_dir: str | None = None
     download: bool = False
+    plugins: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
         check_device(request.device, "--device")
     if request.norm is not None and not request.eps:
         raise OptionError(f"--norm {request.norm} needs --eps beside it; the same eps is another budget in each norm.")
-    registry = Registry.load()
-    document = _with_attacks(document, request)
+    document = with_plugins(_with_attacks(document, request), request.plugins)
+    registry = Registry.for_recipe(document)
     for path, value, flag in (
         (("calfat", "evaluation", "batch_size"), request.batch_size, "--batch-size"),
         (("common_args", "random_seed"), request.seed, "--seed"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
@@ -137,7 +138,11 @@ class LoadedRun:
 
 @contextmanager
 def loaded_run(
-    target: Path, checkpoint: str | None, warn: Warn, device: torch.device | None = None
+    target: Path,
+    checkpoint: str | None,
+    warn: Warn,
+    device: torch.device | None = None,
+    plugins: Iterable[Path] = (),
 ) -> Iterator[LoadedRun]:
     """A finished or unfinished run, with the number of threads that its recipe asks for.
 
@@ -145,12 +150,14 @@ def loaded_run(
         target, checkpoint: as for :func:`find_checkpoint`.
         warn: shows the user a finding that stops nothing.
         device: where to compute; None: as the recipe says.
+        plugins: files with plugins, beside those of the recipe.
 
     Raises:
         CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
     """
     weights, run = find_checkpoint(target, checkpoint)
-    experiment = assemble(read_document(RunDirectory(run).recipe), Registry.load())
+    document = with_plugins(read_document(RunDirectory(run).recipe), plugins)
+    experiment = assemble(document, Registry.for_recipe(document))
     with using_threads(experiment):
         yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ def compare_per_class(
     checkpoint: str,
     say: Callable[[str], None],
     warn: Warn,
+    plugins: Iterable[Path] = (),
 ) -> dict[str, Any]:
     """Run the protocol and write ``per_class.json`` into the run directory.
 
@@ -68,6 +69,7 @@ def compare_per_class(
         checkpoint: which global model to start from.
         say: is called with a line for each local model.
         warn: is called with findings that stop nothing.
+        plugins: files with plugins, beside those of the run.
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
@@ -78,7 +80,7 @@ def compare_per_class(
     from calfat_plugin.federation.worker import shards_of
 
     started = time.perf_counter()
-    with loaded_run(directory, checkpoint, warn) as run:
+    with loaded_run(directory, checkpoint, warn, plugins=plugins) as run:
         variants = _variants(run, methods, evaluators)
         for variant in variants.values():
             run.model(variant)  # refuses what cannot start from these weights before anything is trained

@@ -10,6 +10,7 @@ import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
@@ -36,6 +37,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
     metavar="LABEL.OPTION=VALUE",
     help="An option of an attack; repeatable. Example: --set pgd20.restarts=5",
 )
+@plugin_option
 @click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
 @click.option("--norm", type=click.Choice(["linf", "l2"]), help="Default: the recipe's, else linf.")
 @click.option("--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -10,7 +11,7 @@ import yaml
 
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.errors import user_errors, warn
-from calfat_plugin.cli.options import recipe_argument, seed_option, set_option
+from calfat_plugin.cli.options import plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
@@ -21,15 +22,26 @@ from calfat_plugin.runs.request import checked_experiment
 @recipe_argument
 @set_option
 @seed_option
+@plugin_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 @click.option("--strict", is_flag=True, help="Take every warning for an error.")
 @json_option
-def check(recipe: str, overrides: tuple[str, ...], seed: int | None, show: bool, strict: bool, as_json: bool) -> None:
+def check(
+    recipe: str,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    plugins: tuple[Path, ...],
+    show: bool,
+    strict: bool,
+    as_json: bool,
+) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     with user_errors():
         document = read_document(recipe)  # once: it may be a pipe
-        is_suite = "axes" in document.data
-        found = _check_suite(document, overrides, seed) if is_suite else _check_recipe(document, overrides, seed, show)
+        if "axes" in document.data:
+            found = _check_suite(document, overrides, seed, plugins)
+        else:
+            found = _check_recipe(document, overrides, seed, plugins, show)
         warn(*found.warnings)
         if strict and found.warnings:
             number = len(found.warnings)
@@ -49,8 +61,10 @@ class _Found(NamedTuple):
     content: dict[str, Any]
 
 
-def _check_recipe(document: Document, overrides: tuple[str, ...], seed: int | None, show: bool) -> _Found:
-    experiment = checked_experiment(document, overrides, seed)
+def _check_recipe(
+    document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...], show: bool
+) -> _Found:
+    experiment = checked_experiment(document, overrides, seed, plugins=plugins)
     recipe, train = experiment.recipe, experiment.recipe.train
     as_run = experiment.as_run()
     text = (
@@ -66,12 +80,14 @@ def _check_recipe(document: Document, overrides: tuple[str, ...], seed: int | No
     return _Found(recipe.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 
-def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None) -> _Found:
+def _check_suite(
+    document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]
+) -> _Found:
     from calfat_plugin.registry import Registry
     from calfat_plugin.suites.parse import parse_suite
     from calfat_plugin.suites.plan import make_plan
 
-    seeds = None if seed is None else (seed,)
-    plan = make_plan(parse_suite(document), Registry.load(), overrides=overrides, seeds=seeds)
+    suite, seeds = parse_suite(document, plugins), None if seed is None else (seed,)
+    plan = make_plan(suite, Registry.for_recipe(suite.base_document), overrides=overrides, seeds=seeds)
     text = f"{document.file}: good. A suite of {len(plan.cells)} cells and {len(plan.runs)} runs."
     return _Found(plan.warnings, text, {"kind": "suite", "cells": len(plan.cells), "runs": len(plan.runs)})

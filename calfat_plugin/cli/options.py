@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -41,16 +42,29 @@ seed_option: Decorator = click.option(
 download_option: Decorator = click.option(
     "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."
 )
+plugin_option: Decorator = click.option(
+    "--plugin",
+    "plugins",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A Python file with plugins, which need not be installed; repeatable.",
+)
 
 
 def load_experiment(
-    document: Document, overrides: tuple[str, ...], seed: int | None, *, download: bool = False
+    document: Document,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    *,
+    download: bool = False,
+    plugins: tuple[Path, ...] = (),
 ) -> Experiment:
     """The recipe with its overrides, checked; its warnings are printed.
 
     Raises:
         CalfatError: whatever is wrong with it.
     """
-    experiment = checked_experiment(document, overrides, seed, download=download)
+    experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
     warn(*experiment.recipe.warnings)
     return experiment

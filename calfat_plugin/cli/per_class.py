@@ -8,6 +8,7 @@ import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.options import plugin_option
 
 
 @click.command(name="per-class")
@@ -25,8 +26,11 @@ from calfat_plugin.cli.errors import user_errors, warn
     show_default=True,
     help="Global model to start from: last, best-natural or best-robust.",
 )
+@plugin_option
 @json_option
-def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str, as_json: bool) -> None:
+def per_class(
+    run_dir: Path, methods: str, evaluators: str, checkpoint: str, plugins: tuple[Path, ...], as_json: bool
+) -> None:
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
     Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
@@ -44,6 +48,7 @@ def per_class(run_dir: Path, methods: str, evaluators: str, checkpoint: str, as_
             checkpoint=checkpoint,
             say=click.echo,
             warn=warn,
+            plugins=plugins,
         )
         page = write_run_report(run_dir)
         results = run_dir / "per_class.json"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,9 +16,12 @@ from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
 from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Registry
 
 if TYPE_CHECKING:
@@ -32,11 +36,12 @@ _OPTION_KEYS = (
 
 @click.command()
 @click.argument("name", required=False)
+@plugin_option
 @json_option
-def plugins(name: str | None, as_json: bool) -> None:
+def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
     with user_errors():
-        registry = Registry.load()
+        registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
         found = list(_offers(registry) if name is None else _find(registry, name))
     if as_json:
         content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}

@@ -12,6 +12,7 @@ from calfat_plugin.cli.entry_page import entry_page, option_table
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
+from calfat_plugin.recipe.plugin_files import PluginFileOptions
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
 from calfat_plugin.registry import KINDS, Registry
 
@@ -60,6 +61,7 @@ _SECTIONS = {
     "monitor": schema.MonitorOptions,
     "evaluation": schema.EvaluationOptions,
     "runtime": schema.RuntimeOptions,
+    "plugins.<module>": PluginFileOptions,
     "silo": SiloSettings,
     "silo.tls": TLSSettings,
     "silo.mqtt": MQTTSettings,

@@ -16,7 +16,14 @@ import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors
-from calfat_plugin.cli.options import download_option, load_experiment, recipe_argument, seed_option, set_option
+from calfat_plugin.cli.options import (
+    download_option,
+    load_experiment,
+    plugin_option,
+    recipe_argument,
+    seed_option,
+    set_option,
+)
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 @recipe_argument
 @set_option
 @seed_option
+@plugin_option
 @download_option
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where to write; default: runs/<recipe>/<seed>-<time>."
@@ -53,6 +61,7 @@ def run(
     recipe: str,
     overrides: tuple[str, ...],
     seed: int | None,
+    plugins: tuple[Path, ...],
     download: bool,
     run_dir: Path | None,
     resume: bool,
@@ -69,6 +78,7 @@ def run(
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
+    command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]
     flags = (("--download", download), ("--profile", profile), ("--plain", plain))
     command += [flag for flag, given in flags if given]
@@ -83,7 +93,7 @@ def run(
         document = read_document(recipe)
         if "axes" in document.data:
             raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
-        experiment = load_experiment(document, overrides, seed, download=download)
+        experiment = load_experiment(document, overrides, seed, download=download, plugins=plugins)
         from calfat_plugin.host.runtimes import runtime_of
         from calfat_plugin.runs.directory import RunDirectory
         from calfat_plugin.runs.request import Request

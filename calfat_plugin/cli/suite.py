@@ -12,7 +12,7 @@ import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
-from calfat_plugin.cli.options import complete_recipe, set_option
+from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.errors import OptionError
 from calfat_plugin.report.numbers import counted
 
@@ -31,6 +31,7 @@ _MAX_SEED = 2**32 - 1
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs at a time. Default: one a core; on GPU, 1.")
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
+@plugin_option
 @click.option(
     "--only",
     multiple=True,
@@ -46,6 +47,7 @@ def suite(
     jobs: int | None,
     seeds: str | None,
     overrides: tuple[str, ...],
+    plugins: tuple[Path, ...],
     only: tuple[str, ...],
     out: Path | None,
     dry_run: bool,
@@ -62,9 +64,10 @@ def suite(
     from calfat_plugin.suites.plan import make_plan
 
     with json_output(as_json) as show, user_errors():
+        loaded = load_suite(file, plugins)
         plan = make_plan(
-            load_suite(file),
-            Registry.load(),
+            loaded,
+            Registry.for_recipe(loaded.base_document),
             overrides=overrides,
             only=only,
             seeds=None if seeds is None else _seeds(seeds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ _FREE = (
     "calfat.reported.",
     "calfat.silo.",  # addresses, and how patient the parties are
 )
+_MOVED_PLUGIN = re.compile(r"calfat\.plugins\.\w+\.file")  # its SHA-256 says whether it is the same
 _SHOWN = 3  # keys that a message names
 _REASONS = {
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
+    "calfat.plugins.": "Rounds with different versions of a plugin would make a model of neither",
 }
 
 
@@ -29,7 +32,8 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     The number of rounds may differ, and so may what says where and with whom a run is made rather than what it is.
     """
     flat_first, flat_second = flat(first), flat(second)
-    keys = sorted(key for key in set(flat_first) | set(flat_second) if not key.startswith(_FREE))
+    every = sorted(set(flat_first) | set(flat_second))
+    keys = [key for key in every if not (key.startswith(_FREE) or _MOVED_PLUGIN.fullmatch(key))]
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
 
@@ -43,7 +47,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 
 def why_not(keys: list[str]) -> str:
     """Why a change of these keys matters where that is not plain to see: a sentence and a space, or nothing."""
-    return "".join(f"{_REASONS[key]}. " for key in keys if key in _REASONS)
+    return "".join(f"{why}. " for what, why in _REASONS.items() if any(key.startswith(what) for key in keys))
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -228,6 +228,8 @@ class Experiment:
             "loggers": [pick.as_run() for pick in self.loggers],
             "reported": {"source": recipe.reported.source, **recipe.reported.percent},
         }
+        if recipe.plugins:
+            sections["calfat"]["plugins"] = {name: file.as_run() for name, file in recipe.plugins.items()}
         if TRAINING_TYPES[recipe.common.training_type] or recipe.document.has(("calfat", "silo")):
             sections["calfat"]["silo"] = recipe.silo.as_run()
         return sections

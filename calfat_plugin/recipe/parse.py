@@ -13,6 +13,7 @@ from calfat_plugin.recipe import schema, silo
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
 from calfat_plugin.recipe.host_sections import read_host_sections
+from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import options_at, section_at
 from calfat_plugin.threat import ThreatModel, parse_number
 
@@ -30,6 +31,7 @@ CALFAT_KEYS = (
     "runtime",
     "silo",
     "loggers",
+    "plugins",
     "reported",
 )
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
@@ -91,6 +93,7 @@ def parse_recipe(document: Document) -> schema.Recipe:
         runtime=options_at(document, ("calfat", "runtime"), schema.RuntimeOptions),
         silo=_silo(document, train.client_num_in_total),
         loggers=_picks(document, ("calfat", "loggers"), calfat.get("loggers"), "logger"),
+        plugins=plugin_files(document),
         reported=_reported(document, [choice.label for choice in evaluators], warnings),
         warnings=tuple(warnings),
     )

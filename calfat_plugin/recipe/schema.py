@@ -14,6 +14,7 @@ from typing import Any
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.threat import ThreatModel
 
@@ -204,6 +205,7 @@ class Recipe:
         evaluation, runtime: how to compute.
         silo: the parties of a cross-silo run.
         loggers: further observers of the run.
+        plugins: module name to plugin that is a single file.
         reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
     """
@@ -231,6 +233,7 @@ class Recipe:
     runtime: RuntimeOptions
     silo: Silo = field(default_factory=Silo)
     loggers: tuple[Choice, ...] = ()
+    plugins: Mapping[str, PluginFile] = field(default_factory=dict)
     reported: Reported = field(default_factory=Reported)
     warnings: tuple[str, ...] = field(default=())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import settled
 
@@ -38,7 +39,12 @@ class Request:
 
 
 def checked_experiment(
-    document: Document, overrides: Iterable[str] = (), seed: int | None = None, *, download: bool = False
+    document: Document,
+    overrides: Iterable[str] = (),
+    seed: int | None = None,
+    *,
+    download: bool = False,
+    plugins: Iterable[str | Path] = (),
 ) -> Experiment:
     """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
 
@@ -47,15 +53,16 @@ def checked_experiment(
         overrides: ``SECTION.KEY=VALUE`` texts.
         seed: instead of the recipe's.
         download: fetch a missing data set.
+        plugins: files with plugins that it may name.
 
     Raises:
         CalfatError: whatever is wrong with it.
     """
-    document = document.with_overrides(overrides)
+    document = with_plugins(document.with_overrides(overrides), plugins)
     if seed is not None:
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
     if download:
         document = document.with_value(("calfat", "dataset", "download"), True, "--download")
-    experiment = assemble(document, Registry.load())
+    experiment = assemble(document, Registry.for_recipe(document))
     supported_runtime(experiment)
     return experiment

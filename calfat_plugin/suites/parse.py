@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
+from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.sections import failing_at, section_at
 from calfat_plugin.shipped import shipped_files
 from calfat_plugin.suites.schema import Axes, Reported, Selector, Setting, Suite, SuiteOptions, slug
@@ -25,20 +26,25 @@ _FORBIDDEN_IN_LABELS = "/*?[]"
 SEED_PATH: KeyPath = ("common_args", "random_seed")
 
 
-def load_suite(path: str | Path) -> Suite:
-    """Read a suite file and its base recipe.
+def load_suite(path: str | Path, plugins: Iterable[Path] = ()) -> Suite:
+    """Read a suite file and its base recipe; as :func:`parse_suite`.
 
     Raises:
         RecipeError: with file, line, key, what was found and what was wanted.
     """
-    return parse_suite(read_document(path, SUITE))
+    return parse_suite(read_document(path, SUITE), plugins)
 
 
-def parse_suite(document: Document) -> Suite:
+def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
     """Check the structure of a whole suite.
 
+    Args:
+        document: the suite.
+        plugins: files with plugins that its recipes may name, beside those of its base.
+
     Raises:
-        RecipeError: as :func:`load_suite`.
+        RecipeError: with file, line, key, what was found and what was wanted.
+        PluginError: there is no such plugin file.
     """
     plain = {key: value for key, value in document.data.items() if key not in STRUCTURED_KEYS}
     options = parse_options(SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=STRUCTURED_KEYS)
@@ -61,7 +67,7 @@ def parse_suite(document: Document) -> Suite:
         title=options.title or name,
         document=document,
         base=base,
-        base_document=base_document,
+        base_document=with_plugins(base_document, plugins),
         settings=_settings(document, ("set",)),
         axes=axes,
         seeds=_seeds(document),

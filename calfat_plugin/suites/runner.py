@@ -77,6 +77,8 @@ def command(plan: Plan, run: PlannedRun) -> list[str]:
     words = ["run", str(plan.suite.base)]
     for override in (*(setting.override for setting in run.cell.settings), *plan.overrides):
         words += ["--set", override]
+    for file in run.experiment.recipe.plugins.values():
+        words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     return words if run.state == "new" else [*words, "--resume"]
 

@@ -22,7 +22,7 @@ class Point:
     """An entry point that need not be installed."""
 
     def __init__(self, name: str, plugin: Any) -> None:
-        self.name, self._plugin = name, plugin
+        self.name, self.module, self._plugin = name, name.replace("-", "_"), plugin
 
     def load(self) -> Any:
         if isinstance(self._plugin, Exception):

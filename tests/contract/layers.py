@@ -37,7 +37,7 @@ FLOORS = (
     ("host", "FedML; no other package imports it", "host"),
     ("runs", "run directories, and the reports and analyses made from them", "runs report analyses suites"),
     ("commands", "the command line", "cli"),
-    ("Python", "what programs and notebooks call; `__init__` offers it", "api"),
+    ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),
 )
 FLOOR_OF = {part: number for number, (_, _, parts) in enumerate(FLOORS) for part in parts.split()}
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.runner import COMMAND, Ended, python
+from tests.cli.runner import Ended
 from tests.contract.distributions import install
+from tests.contract.new_environment import NewEnvironment
 from tests.contract.test_hooks import PAGE
 
 DIARY = """
@@ -51,13 +52,14 @@ def quoted(file: str) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A folder with the distributions and the recipe."""
+    """A folder with the recipe, and an environment with the distributions."""
 
     folder: Path
+    environment: NewEnvironment
 
     def calfat(self, *arguments: str) -> Ended:
-        """Run ``calfat`` as a process that finds the distributions."""
-        return python(COMMAND, *arguments, cwd=self.folder, path=(self.folder,))
+        """Run ``calfat`` in the environment."""
+        return self.environment.shell(shlex.join(["calfat", *arguments]), self.folder)
 
     @property
     def diary(self) -> list[dict[str, Any]]:
@@ -67,16 +69,14 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("site")
-    setup = configparser.ConfigParser()
-    setup.read_string(quoted("setup.cfg"))
-    (point,) = setup["options.entry_points"]["calfat_plugin"].split("\n")[1:]
-    name, _, target = point.partition(" = ")
-    module = setup["options"]["py_modules"]
-    metadata = setup["metadata"]
-    install(folder, metadata["name"], metadata["version"], {module: quoted("half_fat.py")}, **{name: target})
-    install(folder, "my-diary", "1", {"my_diary": DIARY}, diary="my_diary")
-    (folder / "half_fat.yaml").write_text(quoted("half_fat.yaml"))
-    return Site(folder)
+    environment = NewEnvironment.make(folder / "environment")
+    for file in ("half_fat.py", "pyproject.toml", "half_fat.yaml"):
+        (folder / file).write_text(quoted(file))
+    (command,) = re.findall(r"^```sh\n(pip install .*)\n```", PAGE, re.MULTILINE)
+    done = environment.shell(command, folder)
+    assert done.code == 0, done.err
+    install(environment.site_packages, "my-diary", "1", {"my_diary": DIARY}, diary="my_diary")
+    return Site(folder, environment)
 
 
 def test_it_is_as_short_as_the_page_says() -> None:

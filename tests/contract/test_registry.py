@@ -317,6 +317,16 @@ def test_who_passes_a_plugin_in_hears_of_it_at_once() -> None:
     assert str(raised.value) == "there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
 
 
+def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
+    class Broken:
+        @hookimpl
+        def calfat_local_trainers(self) -> Any:
+            raise KeyError("x")
+
+    with pytest.raises(PluginError, match=r"^Broken: KeyError: 'x'$"):
+        Registry.load(entry_points=False, plugins=[Broken()])
+
+
 def test_a_module_without_hooks_is_harmless() -> None:
     registry = Registry.load(entry_points=False, plugins=[SimpleNamespace()])
     assert registry.failures == []

@@ -10,30 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.datasets.data import NO_AUGMENTATION
+from calfat_plugin import testing
+from calfat_plugin.datasets import Dataset
 from calfat_plugin.entries import AggregatorEntry, ModifierEntry, TrainerEntry
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.federation.server import Server, Snapshot
-from calfat_plugin.federation.worker import Worker
-from calfat_plugin.interfaces import (
-    AggregationTask,
-    Aggregator,
-    ClientLoss,
-    LocalCorrection,
-    LocalTask,
-    LocalTrainer,
-    TrainSettings,
-)
-from calfat_plugin.observer import RunObserver
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.interfaces import AggregationTask, Aggregator, ClientLoss, LocalTask, LocalTrainer, TrainSettings
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import Registry
-from calfat_plugin.results import LocalUpdate, RoundRecord
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.testing.federation import TinyFederation
+from calfat_plugin.testing.tiny import CPU as CPU
+from calfat_plugin.testing.tiny import SETTINGS as SETTINGS
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
-CPU = torch.device("cpu")
+# What the tests of plugins have, too, under the names that these tests use.
+TinyNet, same_bits = testing.TinyModel, testing.same_bits
+tiny_data, local_task = testing.tiny_images, testing.tiny_task
 
 # The vectors of docs/methods.md: clean and adversarial logits of a batch of two, labels, class counts, one row f.
 Z_NAT = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
@@ -43,9 +36,7 @@ COUNTS = torch.tensor([50, 30, 20, 0])
 F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
 
 
-@cache
-def registry() -> Registry:
-    return Registry.load(entry_points=False)
+registry = cache(testing.builtin_registry)
 
 
 def build_modifier(name: str, **options: Any) -> Any:
@@ -116,66 +107,9 @@ def attack_batch(loss: ClientLoss) -> AttackBatch:
 # --- one client -------------------------------------------------------------------------------------------------------
 
 
-class TinyNet(nn.Module):
-    """A convolution and a linear layer under the names that built-in models use; weights from a seed."""
-
-    def __init__(self, seed: int = 0, channels: int = 3, side: int = 4, classes: int = 4) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Flatten())
-        self.classifier: nn.Module = nn.Linear(channels * (side - 2) ** 2, classes)
-        stream = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=stream) * 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.body(x))
-        return logits
-
-
-def tiny_data(seed: int = 0, count: int = 10, classes: int = 4, side: int = 4) -> ImageData:
-    stream = torch.Generator().manual_seed(seed + 1_000_003)
-    return ImageData(
-        torch.rand(count, 1, side, side, generator=stream), torch.randint(classes, (count,), generator=stream)
-    )
-
-
-SETTINGS = TrainSettings(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9, weight_decay=1e-3, num_rounds=10)
-
-
-def local_task(
-    model: nn.Module | None = None,
-    data: ImageData | None = None,
-    *,
-    settings: TrainSettings = SETTINGS,
-    threat: ThreatModel | None = None,
-    correction: LocalCorrection | None = None,
-    **others: Any,
-) -> LocalTask:
-    data = tiny_data() if data is None else data
-    return LocalTask(
-        model=TinyNet() if model is None else model,
-        data=data,
-        class_counts=others.pop("class_counts", torch.bincount(data.y, minlength=4)),
-        threat=threat or ThreatModel(eps="0.1", step_size="0.04", steps=3),
-        settings=settings,
-        augment=NO_AUGMENTATION,
-        device=CPU,
-        seed=others.pop("seed", 0),
-        round=others.pop("round", 1),
-        client=others.pop("client", 0),
-        correction=correction or LocalCorrection(),
-        **others,
-    )
-
-
 def train(method: LocalTrainer, task: LocalTask) -> LocalUpdate:
     """The method's real local training on its own copy of the architecture."""
     return method.fit(dataclasses.replace(task, model=method.adapt_model(task.model)))
-
-
-def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 # --- an aggregator with clients that need no data ---------------------------------------------------------------------
@@ -272,31 +206,8 @@ def small_digits() -> Dataset:
     )
 
 
-class Federation:
-    """Server and worker of an experiment in this process, as a runtime would drive them."""
+class Federation(TinyFederation):
+    """Server and worker of an experiment on :func:`small_digits` in this process."""
 
     def __init__(self, experiment: Experiment, snapshot: Snapshot | None = None) -> None:
-        dataset = small_digits()
-        # Skewed on purpose: sorted by label, so that each client misses classes.
-        order = torch.argsort(dataset.train.y, stable=True)
-        parts = torch.tensor_split(order, experiment.num_clients)
-        shards = {client: dataset.train.subset(part.tolist()) for client, part in enumerate(parts)}
-        self.server = Server(experiment, dataset, CPU, RunObserver())
-        self.worker = Worker(experiment, dataset, shards, CPU, RunObserver())
-        if snapshot is not None:
-            self.server.restore(snapshot)
-            self.worker.client_states.update(snapshot.client_states)
-
-    def play(self) -> RoundRecord:
-        """One round."""
-        number = self.server.round + 1
-        clients = self.server.start_round(number)
-        downlink = self.server.downlink()
-        uploads = {c: (self.worker.num_examples(c), self.worker.fit(c, number, downlink)) for c in clients}
-        return self.server.finish_round(number, uploads)
-
-    def snapshot(self) -> Snapshot:
-        server = self.server
-        return Snapshot(
-            server.round, server.state, server.server_state, server.broadcast, dict(self.worker.client_states)
-        )
+        super().__init__(experiment, snapshot, small_digits())

@@ -1,0 +1,149 @@
+"""``calfat new-plugin NAME --kind KIND``: a package of one's own to start from, which works as it is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.errors import PluginError
+
+_NAME = re.compile(r"[a-z]([a-z0-9_-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the templates need to know about a kind of plugin.
+
+    Attributes:
+        what: it in words.
+        does: what the template's plugin does.
+        other: an option of it and a value that is not its default, as a call writes them.
+    """
+
+    what: str
+    does: str
+    other: str = ""
+
+
+KINDS = {
+    "trainer": Kind("local trainer", "a loss on adversarial and on clean examples, mixed.", "share=0.25"),
+    "aggregator": Kind("aggregator", "a part of the way to the clients' mean.", "step=0.5"),
+    "evaluator": Kind("evaluator", "the worst of several random points of the ball.", "draws=2"),
+    "dataset": Kind("data set", "stripes in four directions."),
+    "model": Kind("model", "two layers on the flat image.", "width=5"),
+    "partition": Kind("partition", "clients of unequal size.", "ratio=1.0"),
+    "modifier": Kind("loss modifier", "label smoothing by the share of a class.", "smoothing=0.3"),
+    "logger": Kind("logger", "a line of text for each round."),
+}
+
+
+@click.command(name="new-plugin")
+@click.argument("name", metavar="NAME")
+@click.option("--kind", type=click.Choice(list(KINDS)), required=True, help="What it offers.")
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    metavar="FOLDER",
+    help="Where to put it; default: the current folder.",
+)
+def new_plugin(name: str, kind: str, into: Path) -> None:
+    """Write the package of a plugin of your own into a new folder NAME.
+
+    It has a module that works and is to be changed, its tests, a recipe that uses it, and the metadata to install it.
+    """
+    with user_errors():
+        folder = into / name
+        module = _module_of(name)
+        _refuse_taken(name)
+        files = render(name, kind)
+        try:
+            folder.mkdir(parents=True)
+            (folder / "tests").mkdir()
+            for path, text in files.items():
+                (folder / path).write_text(text, encoding="utf-8")
+        except FileExistsError:
+            raise PluginError(f"{folder}: it is there already. Choose another name, or a folder with --into.") from None
+        except OSError as error:
+            raise PluginError(f"{folder}: cannot be written ({error.strerror}).") from None
+    where = shlex.quote(str(folder))
+    click.echo(
+        f"{folder}: a package for a plugin ({KINDS[kind].what}) in {module}.py, which works and is yours to change.\n"
+        f"  cd {where}\n"
+        f"  calfat run {module}.yaml --plugin {module}.py\n"
+        "  python -m pytest\n"
+        "  pip install --no-build-isolation -e ."
+    )
+
+
+def render(name: str, kind: str) -> dict[str, str]:
+    """File name to text of a package.
+
+    Args:
+        name: of the distribution and of the plugin.
+        kind: one of :data:`KINDS`.
+
+    Raises:
+        PluginError: no plugin can have this name.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    module = _module_of(name)
+    environment = Environment(
+        loader=PackageLoader("calfat_plugin.cli", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates = {
+        "pyproject.toml": "pyproject.toml.jinja",
+        "README.md": "README.md.jinja",
+        f"{module}.py": f"{kind}.py.jinja",
+        f"{module}.yaml": "recipe.yaml.jinja",
+        f"tests/test_{module}.py": "test.py.jinja",
+    }
+    title = "".join(word.capitalize() for word in module.split("_"))
+    known = {"name": name, "module": module, "title": title, "kind": kind, **vars(KINDS[kind])}
+    files = {path: environment.get_template(template).render(known) for path, template in templates.items()}
+    if re.search(rf"\bimport\b.*\b{title}(Options|Loss)?\b", files[f"{module}.py"]):
+        raise PluginError(f"'{name}' would name a class {title} like one that it imports; {_another(name)}")
+    return files
+
+
+def _module_of(name: str) -> str:
+    """The module of a plugin.
+
+    Raises:
+        PluginError: recipes could not write the name, or Python could not import it or has another module of it.
+    """
+    module = name.replace("-", "_")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(module):
+        raise PluginError(
+            f"'{name}' cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and "
+            "contain only lower-case letters, digits, '-', '_', such as my-fat."
+        )
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.origin is not None:
+        raise PluginError(f"there is a module '{module}' already ({spec.origin}); {_another(name)}")
+    return module
+
+
+def _refuse_taken(name: str) -> None:
+    from calfat_plugin import registry
+
+    known = registry.Registry.load()
+    for kind in registry.KINDS:
+        for entry, provider in known.offers(kind):
+            if entry.name == name:
+                raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")
+
+
+def _another(name: str) -> str:
+    return f"choose another name, such as my-{name}."

@@ -1,0 +1,154 @@
+"""Plugins that are a single file: which ones a recipe has (``calfat.plugins``), and how such a file becomes a module.
+
+A recipe as run has each file's place and SHA-256, so a run goes on with the very code that it was started with, in this
+process and in every other one that reads the recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from calfat_plugin.disk import read_bytes
+from calfat_plugin.errors import PluginError, did_you_mean
+from calfat_plugin.options import option
+from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.sections import options_at, section_at
+
+PLUGINS: KeyPath = ("calfat", "plugins")
+_MAX_BYTES = 1_000_000  # what goes beyond is no program that somebody wrote
+
+
+@dataclass(frozen=True)
+class PluginFileOptions:
+    """``calfat.plugins.<module>``: a plugin that is a single file."""
+
+    file: str = option(help="the file, `<module>.py`; `--plugin FILE` writes it here with its whole path")
+    sha256: str | None = option(None, help="of its content; null: as it is now. A recipe as run has it")
+
+
+@dataclass(frozen=True)
+class PluginFile:
+    """A Python file with hooks.
+
+    Attributes:
+        path: where it is.
+        sha256: of its content, in hexadecimal digits.
+    """
+
+    path: Path
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """What it is called as a module."""
+        return self.path.stem
+
+    def as_run(self) -> dict[str, str]:
+        """As a recipe as run has it."""
+        return {"file": str(self.path), "sha256": self.sha256}
+
+    def load(self) -> ModuleType:
+        """The module; it is run once a process for each content.
+
+        Raises:
+            PluginError: the file is missing, has changed, has the name of another module, or fails.
+        """
+        content = _content(self.path)
+        if (now := hashlib.sha256(content).hexdigest()) != self.sha256:
+            raise PluginError(
+                f"{self.path}: this plugin has changed: its SHA-256 was {self.sha256[:12]}…, it is {now[:12]}… now. "
+                "Restore it, or start a new run with it as it is."
+            )
+        loaded = sys.modules.get(self.name)
+        if loaded is not None and getattr(loaded, "__sha256__", None) == self.sha256:
+            return loaded
+        self._refuse_taken_name(loaded)
+        module = ModuleType(self.name)
+        module.__file__ = str(self.path)
+        vars(module)["__sha256__"] = self.sha256
+        sys.modules[self.name] = module  # dataclasses look their module up, and so does build="<module>:Class"
+        try:
+            exec(compile(content, str(self.path), "exec"), vars(module))
+        except (Exception, SystemExit) as error:  # an author's file may raise anything
+            del sys.modules[self.name]
+            raise PluginError(self._failure(error)) from error
+        return module
+
+    def _refuse_taken_name(self, loaded: ModuleType | None) -> None:
+        if loaded is not None:
+            taken = None if hasattr(loaded, "__sha256__") else getattr(loaded, "__file__", None) or "Python itself"
+        else:
+            spec = importlib.util.find_spec(self.name)
+            taken = None if spec is None else spec.origin or "a folder"
+        if taken is not None and Path(taken).resolve() != self.path.resolve():
+            raise PluginError(f"{self.path}: there is a module '{self.name}' already ({taken}); rename the file.")
+
+    def _failure(self, error: BaseException) -> str:
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(self.path)]
+        place = f"{self.path}:{lines[-1]}" if lines else str(self.path)
+        text = " ".join(str(error).split())
+        return f"{place}: {type(error).__name__}: {text}".removesuffix(": ")
+
+
+def plugin_files(document: Document) -> dict[str, PluginFile]:
+    """Module name to plugin file, as ``calfat.plugins`` of a recipe lists them.
+
+    Raises:
+        RecipeError: with place, key path, what was found and what was wanted.
+        PluginError: a file whose SHA-256 is not in the recipe cannot be read.
+    """
+    found = {}
+    for name in section_at(document, PLUGINS, "a section of plugin files, by module name"):
+        options = options_at(document, (*PLUGINS, name), PluginFileOptions)
+        path = Path(options.file).expanduser().absolute()
+        if path.name != f"{name}.py" or not name.isidentifier():
+            raise document.error(
+                (*PLUGINS, name, "file"), f"got '{options.file}', expected a Python file of the module '{name}'."
+            )
+        found[name] = PluginFile(path, options.sha256 or _digest(path))
+    return found
+
+
+def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
+    """A copy of a recipe with these plugin files, each as it is now, instead of any of the same module name.
+
+    Raises:
+        PluginError: a file is missing, or its name is no module's.
+    """
+    for file in files:
+        path, place = Path(file).expanduser().absolute(), f"--plugin {file}"
+        if path.suffix != ".py" or not path.stem.isidentifier():
+            raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
+        if not path.is_file():
+            raise PluginError(f"{place}: no such file.{did_you_mean(path.name, _beside(path))}")
+        now = PluginFile(path, _digest(path))
+        document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
+    return document
+
+
+def _beside(path: Path) -> list[str]:
+    return [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(_content(path)).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = read_bytes(path, _MAX_BYTES)
+    except OSError as error:
+        raise PluginError(
+            f"{path}: the plugin file cannot be read ({error.strerror}). Restore it, or name it where it is now with "
+            "--plugin FILE."
+        ) from None
+    if len(content) > _MAX_BYTES:
+        raise PluginError(f"{path}: more than {_MAX_BYTES // 1000} kB are too many for a plugin file.")
+    return content

@@ -1,0 +1,37 @@
+"""Checks for the tests of a plugin: one call holds it to everything that its kind must keep.
+
+::
+
+    from calfat_plugin.testing import check_trainer
+
+    def test_it_keeps_the_contract() -> None:
+        check_trainer("my-fat")
+
+A check works on tiny images and a tiny model, in a second or so, on the CPU and without files. What breaks the contract
+raises ``AssertionError`` with what was expected; what the framework itself refuses raises its own error.
+"""
+
+from calfat_plugin.testing.aggregators import check_aggregator
+from calfat_plugin.testing.evaluators import check_evaluator
+from calfat_plugin.testing.inputs import check_dataset, check_model, check_partition
+from calfat_plugin.testing.loggers import check_logger
+from calfat_plugin.testing.modifiers import check_modifier
+from calfat_plugin.testing.tiny import TinyModel, builtin_registry, same_bits, tiny_dataset, tiny_images, tiny_task
+from calfat_plugin.testing.trainers import check_trainer
+
+__all__ = [
+    "TinyModel",
+    "builtin_registry",
+    "check_aggregator",
+    "check_dataset",
+    "check_evaluator",
+    "check_logger",
+    "check_model",
+    "check_modifier",
+    "check_partition",
+    "check_trainer",
+    "same_bits",
+    "tiny_dataset",
+    "tiny_images",
+    "tiny_task",
+]

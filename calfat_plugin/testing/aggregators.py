@@ -1,0 +1,87 @@
+"""What every aggregator must keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.registry import Registry
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import TinyModel, require, same_bits, tiny_experiment, unchanged
+
+_TOLERANCE = 1e-6  # of a sum of weights
+
+
+def check_aggregator(
+    name: str, *, registry: Registry | None = None, trainer: str = "fedpgd", extras: bool = False, **options: Any
+) -> None:
+    """Hold an aggregator to its contract.
+
+    It returns a model with the tensors of the global one, finite; leaves updates and global model alone; gives the same
+    bits for the same task; weighs the round's clients with shares that sum to 1, if it states any; takes a round of one
+    client; a federation of two rounds goes through, and is resumed to the same bits.
+
+    Args:
+        name: as recipes name it.
+        registry: where it is; None: among the built-ins and what is installed.
+        trainer: local trainer of the federation.
+        extras: whether it needs what its ``correction`` makes clients send beside their models; made-up updates lack
+            that, so only the federation is played.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    experiment = tiny_experiment(registry, trainer=trainer, aggregator={"name": name, **options})
+    aggregator = experiment.build_aggregator()
+    for count in (3, 1) if not extras else ():
+        task = _task(count)
+        states = [task.global_state, *(update.state for update in task.updates.values())]
+        with unchanged(f"{name}: what combine is given", *(tensor for state in states for tensor in state.values())):
+            found = _combined(aggregator, task)
+        check_update(found.state, task.global_state, who=f"{name}, a round of {count}")
+        _check_weights(name, found, task)
+        later = dataclasses.replace(task, round=2, server_state=_copied(found.server_state))
+        _combined(aggregator, later)
+        again = _combined(aggregator, task)
+        for part in ("state", "server_state", "broadcast"):
+            same = same_bits(getattr(found, part), getattr(again, part))
+            require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
+    check_federation(experiment)
+
+
+def _task(count: int) -> AggregationTask:
+    model = TinyModel()
+    updates = {
+        client: LocalUpdate(dict(TinyModel(client + 1).state_dict()), 10 + client, metrics={"loss": 1.0 + client})
+        for client in range(count)
+    }
+    names = [name for name, _ in model.named_parameters()]
+    return AggregationTask(dict(model.state_dict()), updates, {}, names, num_clients=3, round=1)
+
+
+def _combined(aggregator: Aggregator, task: AggregationTask) -> Aggregate:
+    with seeded_world(task.round):
+        return aggregator.combine(task)
+
+
+def _check_weights(name: str, found: Aggregate, task: AggregationTask) -> None:
+    if not found.weights:
+        return
+    require(set(found.weights) == set(task.updates), f"{name}: weights must be of the round's clients, each once.")
+    shares = list(found.weights.values())
+    right = min(shares) >= 0 and abs(math.fsum(shares) - 1) <= _TOLERANCE
+    require(right, f"{name}: weights must be shares that sum to 1; got {shares}.")
+
+
+def _copied(state: Any) -> dict[str, Tensor]:
+    return {name: torch.clone(tensor) for name, tensor in state.items()}

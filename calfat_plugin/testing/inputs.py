@@ -1,0 +1,175 @@
+"""What every data set, model and partition must keep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from calfat_plugin.datasets import Dataset, pixels
+from calfat_plugin.evaluators.base import are_probabilities
+from calfat_plugin.models.building import seeded
+from calfat_plugin.registry import Registry
+from calfat_plugin.testing.tiny import require, same_bits, tiny_experiment, unchanged
+
+
+def check_dataset(name: str, root: Path, *, registry: Registry | None = None, **options: Any) -> Dataset:
+    """Hold a data set to its contract.
+
+    It has the classes and the shape that its entry says, pixels in [0, 1], and is the same when it is read again.
+
+    Args:
+        name: as recipes name it.
+        root: folder of its files (``data_args.data_cache_dir``).
+        registry: where it is; None: among the built-ins and what is installed.
+        options: instead of its defaults.
+
+    Returns:
+        The data set, for tests of its own.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it; ``DataError``: files are missing or damaged.
+    """
+    names = {"dataset": name, "data_cache_dir": str(root)}
+    experiment = tiny_experiment(registry, data_args=names, dataset=options)
+    entry, found, again = experiment.dataset.entry, experiment.load_dataset(), experiment.load_dataset()
+    require(found.name == name, f"{name}: its name must be '{name}'; got '{found.name}'.")
+    classes = entry.num_classes in (None, found.num_classes)
+    require(classes, f"{name}: the entry says {entry.num_classes} classes, the data have {found.num_classes}.")
+    shape = (found.in_channels, *found.image_size)
+    require(entry.image_shape in (None, shape), f"{name}: the entry says images {entry.image_shape}; they are {shape}.")
+    for split, data, other in (("training", found.train, again.train), ("test", found.test, again.test)):
+        low, high = (float(end) for end in pixels(data.x).aminmax())
+        inside = low >= 0 and high <= 1
+        require(inside, f"{name}: {split} images must be in [0, 1], or bytes; they run from {low:g} to {high:g}.")
+        require(high > low, f"{name}: the {split} images are all of one grey, {low:g}.")
+        same = torch.equal(data.x, other.x) and torch.equal(data.y, other.y)
+        require(same, f"{name}: the {split} split must be the same whenever it is read.")
+    return found
+
+
+def check_model(
+    name: str,
+    *,
+    registry: Registry | None = None,
+    in_channels: int = 3,
+    image_size: tuple[int, int] = (8, 8),
+    num_classes: int = 7,
+    **options: Any,
+) -> nn.Module:
+    """Hold a model to its contract.
+
+    It gives raw logits, (N, num_classes), that depend on nothing but its image; leaves images alone; has the same
+    initial weights for the same seed; both images and all parameters get a gradient; its memory layout does not matter.
+
+    Args:
+        name: as recipes name it, or ``module:factory``.
+        registry: where it is; None: among the built-ins and what is installed.
+        in_channels, image_size, num_classes: of the images and labels to try it with.
+        options: instead of its defaults.
+
+    Returns:
+        The model in evaluation mode, for tests of its own.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it; ``ModelError``: it cannot take these images.
+    """
+    experiment = tiny_experiment(registry, model_args={"model": name}, model=options)
+    shape = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
+
+    def build() -> nn.Module:
+        model: nn.Module = experiment.model.entry.load()(**shape, **asdict(experiment.model.options))
+        return model
+
+    model, again = seeded(build, 0), seeded(build, 0)
+    require(isinstance(model, nn.Module), f"{name} must build a torch.nn.Module; got {type(model).__name__}.")
+    same = same_bits(model.state_dict(), again.state_dict())
+    require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
+    _check_gradients(name, model, (4, in_channels, *image_size), num_classes)
+    return _check_evaluation(name, again.eval(), torch.rand(4, in_channels, *image_size))
+
+
+def _check_gradients(name: str, model: nn.Module, shape: tuple[int, ...], num_classes: int) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    logits = model(x)
+    wanted = (shape[0], num_classes)
+    require(tuple(logits.shape) == wanted, f"{name} must give logits {wanted}; got {tuple(logits.shape)}.")
+    require(not are_probabilities(logits), f"{name} must give raw logits; every row is a probability distribution.")
+    logits.logsumexp(1).sum().backward()
+    require(x.grad is not None and bool(x.grad.any()), f"{name}: images must get a gradient; attacks need it.")
+    without = [key for key, value in model.named_parameters() if value.requires_grad and value.grad is None]
+    require(not without, f"{name}: these parameters take no part in the logits: {', '.join(without)}.")
+
+
+def _check_evaluation(name: str, model: nn.Module, x: torch.Tensor) -> nn.Module:
+    with torch.no_grad():
+        with unchanged(f"{name}: the images", x):
+            logits = model(x)
+        require(bool(logits.isfinite().all()), f"{name} must give finite logits.")
+        alone = torch.cat([model(one[None]) for one in x])
+        alike = _close(alone, logits)
+        require(alike, f"{name}: in evaluation mode, an image's logits must not depend on the others of its batch.")
+        last = torch.channels_last
+        turned = model.to(memory_format=last)(x.to(memory_format=last))  # type: ignore[call-overload]
+    alike = _close(turned, logits)
+    require(alike, f"{name}: the memory layout must not matter; use flatten, not view.")
+    return model
+
+
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether these are the same logits, computed in another layout or with other images."""
+    return torch.allclose(first, second, atol=1e-5, rtol=1e-4)
+
+
+def check_partition(name: str, *, registry: Registry | None = None, num_examples: int = 120, **options: Any) -> None:
+    """Hold a partition to its contract.
+
+    Each client gets examples, none of them two; the same seed gives the same split, and neither the labels nor numpy's
+    global generator are changed.
+
+    Args:
+        name: as recipes name it, also with a number (``label2``).
+        registry: where it is; None: among the built-ins and what is installed.
+        num_examples: how many there are to split, of six classes.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        CalfatError: the framework refuses it.
+    """
+    labels = np.random.RandomState(0).randint(0, 6, num_examples)
+    before, state = labels.copy(), _numpy_state()
+    for clients in (1, 3):
+        experiment = tiny_experiment(
+            registry,
+            data_args={"partition_method": name},
+            train_args={"client_num_in_total": clients},
+            partition=options,
+        )
+        parts, again = experiment.split(labels), experiment.split(labels)
+        who = f"{name}, {clients} clients"
+        require(len(parts) == clients, f"{who}: it must give {clients} index arrays; got {len(parts)}.")
+        whole = all(np.issubdtype(np.asarray(part).dtype, np.integer) for part in parts)
+        require(whole, f"{who}: index arrays must be of whole numbers.")
+        require(all(len(part) > 0 for part in parts), f"{who}: every client must get examples.")
+        given = np.concatenate(parts)
+        low, high = int(given.min()), int(given.max())
+        inside = low >= 0 and high < num_examples
+        require(inside, f"{who}: indices must be 0 to {num_examples - 1}; they run from {low} to {high}.")
+        require(len(np.unique(given)) == len(given), f"{who}: an example must go to one client; some go to several.")
+        require(all(map(np.array_equal, parts, again)), f"{who}: the same seed must give the same split.")
+    require(bool((labels == before).all()), f"{name}: the labels must be left as they are.")
+    untouched = bool((_numpy_state() == state).all())
+    require(untouched, f"{name}: draw from a generator of the seed, not from numpy's global one.")
+
+
+def _numpy_state() -> npt.NDArray[np.uint32]:
+    key: npt.NDArray[np.uint32] = np.random.get_state(legacy=False)["state"]["key"]
+    return key.copy()

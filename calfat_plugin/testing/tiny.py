@@ -1,0 +1,149 @@
+"""A registry that does not depend on what is installed, and data, a model and tasks that cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.datasets import NO_AUGMENTATION, Dataset, ImageData
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.interfaces import LocalTask, TrainSettings
+from calfat_plugin.models.base import ImageClassifier
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.registry import Registry
+from calfat_plugin.threat import ThreatModel
+
+CPU = torch.device("cpu")
+NUM_CLASSES = 4
+SIDE = 4
+SETTINGS = TrainSettings(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9, weight_decay=1e-3, num_rounds=10)
+THREAT: dict[str, Any] = {"eps": "0.1", "step_size": "0.04", "steps": 3}
+
+
+def require(condition: bool, what: str) -> None:
+    """Hold a plugin to the contract, also where Python runs without assertions (``-O``).
+
+    Raises:
+        AssertionError: with ``what``, a sentence.
+    """
+    if not condition:
+        raise AssertionError(what)
+
+
+def builtin_registry(*plugins: Any) -> Registry:
+    """The built-in plugins and these modules or objects with hooks, whatever else is installed.
+
+    Raises:
+        PluginError: one of them breaks the contract of hooks.
+    """
+    return Registry.load(entry_points=False, plugins=plugins)
+
+
+class TinyModel(ImageClassifier):
+    """A convolution and a linear layer; weights from ``seed``.
+
+    Args:
+        seed: of the initial weights; the global generator is not used.
+        channels: of the convolution.
+        side: of the images, (N, 1, side, side).
+        classes: logits an image has.
+    """
+
+    def __init__(self, seed: int = 0, channels: int = 3, side: int = SIDE, classes: int = NUM_CLASSES) -> None:
+        body = nn.Sequential(nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Flatten())
+        super().__init__(body, nn.Linear(channels * (side - 2) ** 2, classes))
+        stream = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=stream) * 0.5)
+
+
+def build_tiny_model(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    """:class:`TinyModel` as a recipe names it; weights from the global generator, as of every model."""
+    model = TinyModel(side=image_size[0], classes=num_classes)
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            layer.reset_parameters()
+    return model
+
+
+def tiny_images(seed: int = 0, count: int = 10, classes: int = NUM_CLASSES, side: int = SIDE) -> ImageData:
+    """``count`` random grey images with random labels: (N, 1, side, side) float32 in [0, 1], (N,) int64."""
+    stream = torch.Generator().manual_seed(seed + 1_000_003)
+    images = torch.rand(count, 1, side, side, generator=stream)
+    return ImageData(images, torch.randint(classes, (count,), generator=stream))
+
+
+def tiny_dataset() -> Dataset:
+    """Thirty training and twelve test images of :func:`tiny_images`."""
+    names = tuple(f"class {number}" for number in range(NUM_CLASSES))
+    return Dataset("tiny", tiny_images(0, 30), tiny_images(1, 12), NUM_CLASSES, names)
+
+
+def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **others: Any) -> LocalTask:
+    """One client's work in round 1.
+
+    Args:
+        model: default: a :class:`TinyModel`.
+        data: default: :func:`tiny_images`.
+        others: further fields of ``LocalTask``; None means what it would be without.
+    """
+    data = tiny_images() if data is None else data
+    fields: dict[str, Any] = {
+        "class_counts": torch.bincount(data.y, minlength=NUM_CLASSES),
+        "threat": ThreatModel(**THREAT),
+        "settings": SETTINGS,
+        "augment": NO_AUGMENTATION,
+        "device": CPU,
+        "seed": 0,
+        "round": 1,
+        "client": 0,
+    }
+    fields |= {name: value for name, value in others.items() if value is not None}
+    return LocalTask(model=TinyModel() if model is None else model, data=data, **fields)
+
+
+def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Whether two mappings have the same names and the same tensors, bit for bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
+    """A recipe of three clients and four rounds on tiny images, resolved.
+
+    Args:
+        registry: None: the built-ins and what is installed.
+        sections: values of ``calfat:``, and of other sections under their names, such as ``data_args={...}``.
+
+    Raises:
+        CalfatError: a name or an option is wrong, as ``calfat check`` would report it.
+    """
+    train = {"client_num_in_total": 3, "comm_round": 4, "batch_size": 4, "learning_rate": 0.1}
+    data: dict[str, Any] = {
+        "data_args": {"dataset": "digits"},  # its images are never read: tiny ones stand in for them
+        "model_args": {"model": f"{__name__}:build_tiny_model"},
+        "train_args": train,
+        "calfat": {"threat": dict(THREAT), "evaluators": ["natural"], "monitor": {"evaluators": ["natural"]}},
+    }
+    for name, value in sections.items():
+        if name.endswith("_args"):
+            data[name] |= value
+        else:
+            data["calfat"][name] = value
+    return assemble(Document("the check's recipe", data), Registry.load() if registry is None else registry)
+
+
+@contextmanager
+def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
+    """Hold a plugin to leaving these tensors as they are.
+
+    Raises:
+        AssertionError: it changed one.
+    """
+    before = [tensor.clone() for tensor in tensors]
+    yield
+    require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")

@@ -1,0 +1,119 @@
+"""``calfat new-plugin``: what it writes works as it is, whatever the kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from calfat_plugin import __version__
+from calfat_plugin.cli.new_plugin import KINDS
+from tests.cli.runner import ROOT, calfat
+from tests.environment import bare
+
+NAMES = {kind: f"my-{kind}" for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a package of each kind."""
+    folder = tmp_path_factory.mktemp("plugins")
+    for kind, name in NAMES.items():
+        assert calfat("new-plugin", name, "--kind", kind, "--into", str(folder)).code == 0
+    return folder
+
+
+def tool(*words: str, cwd: Path) -> str:
+    """What a tool prints; it must find nothing."""
+    env = bare(PYTHONPATH=str(ROOT), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1", PATH=os.environ["PATH"])
+    done = subprocess.run([sys.executable, "-m", *words], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_says_what_it_wrote_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = calfat("new-plugin", "my-fat", "--kind", "trainer")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == (
+        "my-fat: a package for a plugin (local trainer) in my_fat.py, which works and is yours to change.\n"
+        "  cd my-fat\n"
+        "  calfat run my_fat.yaml --plugin my_fat.py\n"
+        "  python -m pytest\n"
+        "  pip install --no-build-isolation -e .\n"
+    )
+    files = sorted(str(path.relative_to(tmp_path / "my-fat")) for path in (tmp_path / "my-fat").rglob("*.*"))
+    assert files == ["README.md", "my_fat.py", "my_fat.yaml", "pyproject.toml", "tests/test_my_fat.py"]
+
+
+def test_the_tests_of_every_kind_pass(written: Path) -> None:
+    """In one process, because it is the imports that take long; the plugins are found without being installed."""
+    folders = [str(written / name) for name in NAMES.values()]
+    path = [f"pythonpath={' '.join(folders)}"]
+    said = tool("pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(written), "-o", *path,
+                "--import-mode=importlib", *folders, cwd=written)  # fmt: skip
+    assert said.splitlines()[-1].startswith(f"{2 * len(KINDS) - 1} passed in ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recipe_of_every_kind_is_good(written: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(written / NAMES[kind])
+    module = f"my_{kind}"
+    ended = calfat("check", "--strict", f"{module}.yaml", "--plugin", f"{module}.py")
+    assert (ended.code, ended.err) == (0, "")
+    assert NAMES[kind] in ended.out or kind in ("evaluator", "logger", "modifier")
+    shown = calfat("check", f"{module}.yaml", "--plugin", f"{module}.py", "--show").out
+    assert shown.count(NAMES[kind]) >= 1
+    sys.modules.pop(module)
+
+
+def test_it_is_clean_for_ruff(written: Path) -> None:
+    select = ["--no-cache", "--select", "E,F,W,I,N,B,C4,PT,RUF,SIM,UP", "--ignore", "N812"]
+    tool("ruff", "check", *select, ".", cwd=written)
+    tool("ruff", "format", "--no-cache", "--check", ".", cwd=written)
+
+
+@pytest.mark.slow
+def test_it_is_clean_for_mypy(written: Path, tmp_path: Path) -> None:
+    """And the example."""
+    files = [*(str(written / name) for name in NAMES.values()), str(ROOT / "examples" / "trimmed_mean")]
+    found = tool("mypy", "--strict", "--cache-dir", str(tmp_path), "--explicit-package-bases", *files, cwd=written)
+    assert found.startswith("Success: no issues found")
+
+
+NO_NAME = (
+    "cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and contain only lower-case "
+    "letters, digits, '-', '_', such as my-fat."
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("My-FAT", f"'My-FAT' {NO_NAME}"),
+        ("my-", f"'my-' {NO_NAME}"),
+        ("class", f"'class' {NO_NAME}"),
+        ("taken", "taken: it is there already. Choose another name, or a folder with --into."),
+        ("torch", f"there is a module 'torch' already ({torch.__file__}); choose another name, such as my-torch."),
+        (
+            "iterable",
+            "'iterable' would name a class Iterable like one that it imports; choose another name, such as "
+            "my-iterable.",
+        ),
+        (
+            "fedavg",
+            f"there is a plugin 'fedavg' already (aggregator, calfat-plugin {__version__}); choose another name, such "
+            "as my-fedavg.",
+        ),
+    ],
+)
+def test_names_that_cannot_be(name: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    ended = calfat("new-plugin", name, "--kind", "model" if name != "iterable" else "aggregator")
+    assert (ended.code, ended.out, ended.err) == (2, "", f"error: {complaint}\n")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "taken"]

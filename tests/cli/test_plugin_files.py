@@ -1,0 +1,196 @@
+"""``--plugin FILE``: which files are taken, and what is said about the others; in this process, without a run."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calfat_plugin import __version__
+from calfat_plugin.cli.fedml import is_ours
+from tests.cli.runner import RECIPES, Ended, calfat
+from tests.contract.distributions import install
+
+METHOD = """\
+from dataclasses import dataclass
+from calfat_plugin import TrainerEntry, hookimpl, option
+
+@dataclass(frozen=True)
+class Options:
+    share: float = option(0.5, low=0, high=1, help="a share")
+
+@hookimpl
+def calfat_local_trainers():
+    yield TrainerEntry("{name}", build="{module}:Method", config=Options, summary="of a test")
+"""
+RECIPE = "model_args: {model: cnn_small}\ncalfat: {trainer: my-fat, evaluators: [natural]}\n"
+FLAG = ("--plugin", "my_fat.py")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(RECIPE)
+    Path("my_fat.py").write_text(METHOD.format(name="my-fat", module="my_fat"))
+    before = set(sys.modules)
+    yield tmp_path
+    for module in set(sys.modules) - before:
+        if not module.startswith("calfat_plugin"):
+            del sys.modules[module]
+
+
+def digest() -> str:
+    return hashlib.sha256(Path("my_fat.py").read_bytes()).hexdigest()
+
+
+def error(*arguments: str) -> str:
+    ended = calfat(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    return ended.err.replace(str(Path.cwd()), "HERE").removeprefix("error: ").rstrip("\n")
+
+
+def test_a_recipe_can_name_what_the_file_offers() -> None:
+    assert calfat("check", "r.yaml", *FLAG).out.startswith("r.yaml: good. my-fat with fedavg on ")
+    assert error("check", "r.yaml").startswith("r.yaml:2: calfat.trainer: no local trainer called 'my-fat'.")
+
+
+def test_its_options_are_checked_like_any_others() -> None:
+    assert error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}") == (
+        "--set calfat.trainer={name: my-fat, share: 2}: calfat.trainer.share: got 2 (int), expected a number, "
+        "0 <= value <= 1."
+    )
+
+
+def test_a_recipe_as_run_has_the_file_and_its_digest_and_is_a_recipe_again(folder: Path) -> None:
+    shown = calfat("check", "r.yaml", *FLAG, "--show").out
+    assert yaml.safe_load(shown)["calfat"]["plugins"] == {
+        "my_fat": {"file": str(folder / "my_fat.py"), "sha256": digest()}
+    }
+    Path("shown.yaml").write_text(shown)
+    assert calfat("check", "shown.yaml", "--show") == Ended(0, shown, "")
+
+
+def test_a_recipe_may_name_the_file_itself() -> None:
+    Path("r.yaml").write_text(RECIPE.replace("my-fat,", "my-fat, plugins: {my_fat: {file: my_fat.py}},"))
+    assert digest() in calfat("check", "r.yaml", "--show").out
+
+
+def test_a_recipe_without_plugin_files_is_written_as_before() -> None:
+    assert "plugins" not in yaml.safe_load(calfat("check", str(RECIPES / "calfat_digits.yaml"), "--show").out)["calfat"]
+
+
+def test_calfat_plugins_explains_it_and_says_where_it_is_from(folder: Path) -> None:
+    shown = calfat("plugins", "my-fat", *FLAG).out.replace("\n", " ")
+    assert shown.startswith(
+        f"my-fat (local trainer), offered by {folder / 'my_fat.py'} sha256:{digest()[:12]} (my_fat)"
+    )
+
+
+def test_two_files_the_second_of_which_imports_the_first() -> None:
+    Path("more.py").write_text(METHOD.format(name="more-fat", module="more") + "import my_fat\n")
+    assert calfat("check", "r.yaml", *FLAG, "--plugin", "more.py", "--set", "calfat.trainer=more-fat").code == 0
+
+
+def test_a_changed_file_is_loaded_anew_in_one_process() -> None:
+    assert calfat("check", "r.yaml", *FLAG).code == 0
+    Path("my_fat.py").write_text(METHOD.format(name="renamed", module="my_fat"))
+    assert calfat("check", "r.yaml", *FLAG, "--set", "calfat.trainer=renamed").code == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [
+        ("my_fatt.py", "--plugin my_fatt.py: no such file. Did you mean 'my_fat.py'?"),
+        ("nowhere/x.py", "--plugin nowhere/x.py: no such file."),
+        ("r.yaml", "--plugin r.yaml: expected a Python file whose name is a module's, such as my_method.py."),
+        ("my-fat.py", "--plugin my-fat.py: expected a Python file whose name is a module's, such as my_method.py."),
+    ],
+)
+def test_a_file_that_is_no_plugin(file: str, complaint: str) -> None:
+    assert error("check", "r.yaml", "--plugin", file) == complaint
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("\n\nimport no_such", "HERE/bad.py:3: ModuleNotFoundError: No module named 'no_such'"),
+        ("def broken(:", "HERE/bad.py: SyntaxError: invalid syntax (bad.py, line 1)"),
+        ("raise SystemExit", "HERE/bad.py:1: SystemExit"),
+        (
+            METHOD.format(name="x", module="bad").replace("calfat_local_trainers", "calfat_local_trainer"),
+            "HERE/bad.py: there is no hook 'calfat_local_trainer'. Did you mean 'calfat_local_trainers'?",
+        ),
+        (
+            METHOD.format(name="x", module="bad").replace("yield", ""),
+            "HERE/bad.py: calfat_local_trainers must yield TrainerEntry objects, got nothing; is a 'yield' or 'return' "
+            "missing?",
+        ),
+        (
+            METHOD.format(name="calfat", module="bad"),
+            f"HERE/bad.py offers a local trainer called 'calfat', and so does calfat-plugin {__version__}. Give it "
+            "another name in the file.",
+        ),
+    ],
+)
+def test_a_broken_file_is_an_error_and_not_a_report(source: str, complaint: str) -> None:
+    """An installed plugin that is broken is left out; this one was asked for."""
+    Path("bad.py").write_text(source)
+    assert error("check", str(RECIPES / "calfat_digits.yaml"), "--plugin", "bad.py") == complaint
+
+
+def test_an_installed_plugin_is_replaced_by_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who changes an installed plugin tries it with --plugin."""
+    install(folder, "my-fat", "1.0", {}, my_fat="my_fat")
+    monkeypatch.syspath_prepend(folder)
+    assert "offered by my-fat 1.0 (my-fat)" in calfat("plugins", "my-fat").out
+    del sys.modules["my_fat"]
+    assert f"offered by {folder / 'my_fat.py'} sha256:" in calfat("plugins", "my-fat", *FLAG).out.replace("\n", " ")
+    assert "not loaded" not in calfat("plugins", *FLAG).out
+
+
+def test_fedml_run_takes_it_too() -> None:
+    assert is_ours(["run", *FLAG, "r.yaml"])
+
+
+def test_a_file_called_like_a_module_is_refused() -> None:
+    Path("json.py").write_text("")
+    assert error("check", "r.yaml", "--plugin", "json.py").startswith(
+        "HERE/json.py: there is a module 'json' already (/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("plugins", "complaint"),
+    [
+        ("my_fat.py", "calfat.plugins: got 'my_fat.py' (text), expected a section of plugin files, by module name."),
+        ("{my_fat: {}}", "calfat.plugins.my_fat: section 'my_fat' needs the option 'file': a text."),
+        (
+            "{fat: {file: my_fat.py}}",
+            "calfat.plugins.fat.file: got 'my_fat.py', expected a Python file of the module 'fat'.",
+        ),
+    ],
+)
+def test_a_section_of_a_recipe_that_lists_no_files(plugins: str, complaint: str) -> None:
+    Path("r.yaml").write_text(RECIPE.replace("my-fat,", f"calfat, plugins: {plugins},"))
+    assert error("check", "r.yaml") == f"r.yaml:2: {complaint}"
+
+
+def test_a_file_that_is_not_what_the_recipe_says() -> None:
+    then = digest()
+    named = f"my-fat, plugins: {{my_fat: {{file: my_fat.py, sha256: {then}}}}},"
+    Path("r.yaml").write_text(RECIPE.replace("my-fat,", named))
+    assert calfat("check", "r.yaml").code == 0
+    Path("my_fat.py").write_text("# another\n")
+    assert error("check", "r.yaml") == (
+        f"HERE/my_fat.py: this plugin has changed: its SHA-256 was {then[:12]}…, it is {digest()[:12]}… now. Restore "
+        "it, or start a new run with it as it is."
+    )
+    Path("my_fat.py").unlink()
+    assert error("check", "r.yaml") == (
+        "HERE/my_fat.py: the plugin file cannot be read (No such file or directory). Restore it, or name it where it "
+        "is now with --plugin FILE."
+    )

@@ -1,0 +1,475 @@
+"""Every check of ``calfat_plugin.testing`` can fail: plugins with one mistake each, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from calfat_plugin import entries, testing
+from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.entries import Entry
+from calfat_plugin.errors import BudgetError, UpdateError
+from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
+from calfat_plugin.evaluators.natural import Natural
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import Aggregate, ClientLoss, LossModifier
+from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.testing.tiny import build_tiny_model
+from calfat_plugin.trainers.fedpgd import FedPGD
+
+
+def registry(entry: Entry) -> Registry:
+    """The built-ins and this entry."""
+
+    @hookimpl
+    def offer(self: Any) -> list[Entry]:
+        return [entry]
+
+    return testing.builtin_registry(type("Plugin", (), {KINDS[type(entry)]: offer})())
+
+
+def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: Any) -> str:
+    with pytest.raises((AssertionError, UpdateError, BudgetError, TypeError)) as raised:
+        check(entry.name, *more, registry=registry(entry), **options)
+    return str(raised.value)
+
+
+COUNTER = itertools.count(1)  # what a plugin with a memory of its own would have
+
+
+# --- trainers ---------------------------------------------------------------------------------------------------------
+
+
+class Forgetful(FedPGD):
+    """Returns a part of the model."""
+
+    def fit(self, task):
+        update = super().fit(task)
+        return dataclasses.replace(update, state={"classifier.bias": update.state["classifier.bias"]})
+
+
+class Miscounting(FedPGD):
+    def fit(self, task):
+        return dataclasses.replace(super().fit(task), num_examples=1)
+
+
+class Idle(FedPGD):
+    """Returns the model as it got it."""
+
+    def fit(self, task):
+        state = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+        return dataclasses.replace(super().fit(task), state=state)
+
+
+class Remembering(FedPGD):
+    def train_loss(self, batch):
+        return super().train_loss(batch) * (1 + 1e-3 * next(COUNTER))
+
+
+class KeepsInObject(FedPGD):
+    """Its second round depends on an attribute that a resumed run does not have; single tasks do not show it."""
+
+    def fit(self, task):
+        update = super().fit(task)
+        if task.settings.num_rounds != 4:  # as the federation has it
+            return update
+        self.rounds = getattr(self, "rounds", 0) + 1
+        return dataclasses.replace(update, client_state={"rounds": torch.tensor([float(self.rounds)])})
+
+
+class Spoiling(FedPGD):
+    def fit(self, task):
+        update = super().fit(task)
+        task.data.x.mul_(0.5)
+        return update
+
+
+class Overstepping(FedPGD):
+    def backward(self, batch):
+        batch.x_adv.fill_(1.0)
+        return super().backward(batch)
+
+
+class NoSingles(FedPGD):
+    """Not defined for a batch of one: a division by zero."""
+
+    def train_loss(self, batch):
+        logits = batch.logits_adv
+        return super().train_loss(batch) + 0 * logits.sum() / (len(logits) - 1)
+
+
+TRAINERS = [
+    (Forgetful, "x with plain: tensor 'body.0.weight' is missing"),
+    (Miscounting, "x with plain: num_examples must be 10, the client's."),
+    (Idle, "x with plain: a round of training must change the model; no tensor changed."),
+    (Remembering, "x with plain: the same task must give the same state, whichever client was trained in between."),
+    (
+        KeepsInObject,
+        "a run that is resumed after round 1 must end with the same client states; keep no state in objects.",
+    ),
+    (Spoiling, "the client's data must not be changed in place."),
+    (Overstepping, "x with plain: 4 of 4 adversarial examples left the linf ball of eps 0.1; "),
+    (NoSingles, "client 0, round 1, epoch 1: the training loss is nan by batch 1 of 1."),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), TRAINERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_trainer(broken: Any, text: str) -> None:
+    assert complaint(testing.check_trainer, entries.TrainerEntry("x", build=broken)).startswith(text)
+
+
+# --- aggregators ------------------------------------------------------------------------------------------------------
+
+
+def doubled(name: str, values: dict[str, Any]) -> Any:
+    """FedAvg whose ``combine`` has these things changed afterwards."""
+
+    class Changed(FedAvg):
+        def combine(self, task):
+            return dataclasses.replace(super().combine(task), **{key: make(task) for key, make in values.items()})
+
+    Changed.__name__ = name
+    return Changed
+
+
+class InPlace(FedAvg):
+    def combine(self, task):
+        found = super().combine(task)
+        next(iter(task.updates[0].state.values())).zero_()
+        return found
+
+
+class Remembers(FedAvg):
+    def combine(self, task):
+        found = super().combine(task)
+        return dataclasses.replace(found, broadcast={"x/n": torch.tensor([float(next(COUNTER))])})
+
+
+class NeedsTwo(FedAvg):
+    def combine(self, task):
+        first, second = list(task.updates.values())[:2] if len(task.updates) > 1 else (None, None)
+        state = {name: (first.state[name] + second.state[name]) / 2 for name in task.global_state} if first else {}
+        return Aggregate(state)
+
+
+AGGREGATORS = [
+    (InPlace, "x: what combine is given must not be changed in place."),
+    (Remembers, "x: the same task must give the same broadcast, whichever round came in between."),
+    (NeedsTwo, "x, a round of 1: tensor 'body.0.weight' is missing"),
+    (
+        doubled("Heavy", {"weights": lambda task: dict.fromkeys(task.updates, 1.0)}),
+        "x: weights must be shares that sum to 1; got [1.0, 1.0, 1.0].",
+    ),
+    (
+        doubled("Strange", {"weights": lambda task: {99: 1.0}}),
+        "x: weights must be of the round's clients, each once.",
+    ),
+    (
+        doubled("Infinite", {"state": lambda task: {k: v / 0 for k, v in task.global_state.items()}}),
+        "x, a round of 3: tensor 'body.0.weight' holds 27 nan or inf among 27 values",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), AGGREGATORS, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_aggregator(broken: Any, text: str) -> None:
+    entry = entries.AggregatorEntry("x", build=broken, config=FedAvgOptions)
+    assert complaint(testing.check_aggregator, entry).startswith(text)
+
+
+# --- evaluators -------------------------------------------------------------------------------------------------------
+
+
+class Attack(BudgetedAttack):
+    """Does nothing."""
+
+    def settings(self, task):
+        return {}
+
+    def craft(self, task, x, y, noise):
+        return x
+
+
+class Wavering(Attack):
+    def evaluate(self, task, label):
+        share = next(COUNTER) % 12 / 12
+        return dataclasses.replace(super().evaluate(task, label), accuracy=share, accuracy_strict=0.0)
+
+
+class Cheating(Attack):
+    def craft(self, task, x, y, noise):
+        return 1 - x
+
+
+class Harsh(Attack):
+    """Counts every example as wrong, also with eps 0."""
+
+    def evaluate(self, task, label):
+        found = super().evaluate(task, label)
+        return dataclasses.replace(found, accuracy=0.0, accuracy_strict=0.0)
+
+
+class Changed(Natural):
+    """One value of the result replaced by that of the class attribute ``values``."""
+
+    values: dict[str, Any] = {}  # noqa: RUF012
+
+    def evaluate(self, task, label):
+        return dataclasses.replace(super().evaluate(task, label), **self.values)
+
+
+def changed(**values: Any) -> Any:
+    return type(f"With{next(iter(values)).title()}", (Changed,), {"values": values})
+
+
+EVALUATORS = [
+    (Wavering, "x: the same model, images and seed must give the same result; draw from EvaluationTask.seed alone."),
+    (Cheating, "evaluator 'x': "),
+    (Harsh, "x: with eps 0 it must find the natural accuracy "),
+    (changed(num_examples=99), "x: num_examples must be those that it counted."),
+    (changed(accuracy=0.123), "x: accuracy must be a share of its 12 examples; got 0.123."),
+    (changed(accuracy=0.0, accuracy_strict=0.5), "x: accuracy_strict must be at most accuracy and the natural "),
+    (changed(per_class=()), "x: per_class and per_class_strict must have a value for each of the 4 classes."),
+    (changed(details={"x": object()}), "Object of type object is not JSON serializable"),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), EVALUATORS, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_evaluator(broken: Any, text: str) -> None:
+    entry = entries.EvaluatorEntry("x", build=broken, config=BudgetOptions)
+    assert complaint(testing.check_evaluator, entry).startswith(text)
+
+
+# --- modifiers --------------------------------------------------------------------------------------------------------
+
+
+def modifier(loss: Any, adapt: Callable[[nn.Module], nn.Module] = lambda model: model) -> Any:
+    class Modifier(LossModifier):
+        def __init__(self, options):
+            pass
+
+        def adapt_model(self, model):
+            return adapt(model)
+
+        def bind(self, class_counts):
+            return loss(class_counts)
+
+    return Modifier
+
+
+class Loss(ClientLoss):
+    def __init__(self, class_counts):
+        self.counts = class_counts
+
+
+class Mean(Loss):
+    def cross_entropy(self, logits, y):
+        return super().cross_entropy(logits, y).mean()
+
+
+class Log(Loss):
+    def attack_logits(self, logits):
+        return logits + self.counts.log()
+
+
+class Batchwise(Loss):
+    def kl_logits(self, logits):
+        return logits - logits.mean(dim=0)
+
+
+class Drawing(Loss):
+    def __init__(self, class_counts):
+        self.shift = next(COUNTER) * torch.arange(4)
+
+    def margin_logits(self, logits):
+        return logits + self.shift
+
+
+class Writing(Loss):
+    def attack_logits(self, logits):
+        return logits.mul_(2)
+
+
+class Counting(Loss):
+    def __init__(self, class_counts):
+        class_counts += 1
+
+
+MODIFIERS = [
+    (modifier(Mean), "x, counts [5, 3, 2, 1]: cross_entropy must give (6,); got ()."),
+    (modifier(Log), "x, counts [7, 0, 0, 2]: attack_logits must be finite for finite logits; got "),
+    (
+        modifier(Batchwise),
+        "x, counts [5, 3, 2, 1]: kl_logits: an example's value must not depend on the others of its batch.",
+    ),
+    (modifier(Drawing), "x, counts [5, 3, 2, 1]: margin_logits: the same counts must give the same values."),
+    (modifier(Writing), "x, counts [5, 3, 2, 1]: attack_logits: its input must not be changed in place."),
+    (modifier(Counting), "x: the class counts must not be changed in place."),
+    (modifier(Loss, lambda model: model.body), "x: the adapted model must give logits (3, 4); got (3, 12)."),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), MODIFIERS)
+def test_a_modifier(broken: Any, text: str) -> None:
+    entry = entries.ModifierEntry("x", build=broken, methods=("fedpgd",))
+    assert complaint(testing.check_modifier, entry).startswith(text)
+
+
+# --- data sets, models, partitions, loggers ---------------------------------------------------------------------------
+
+
+def dataset(name: str = "x", scale: float = 1.0, seed: Callable[[], int] = lambda: 0) -> Any:
+    def load(root: Path) -> Dataset:
+        found = testing.tiny_dataset()
+        train = ImageData(testing.tiny_images(seed(), 30).x * scale, found.train.y)
+        return dataclasses.replace(found, name=name, train=train)
+
+    return load
+
+
+DATASETS = [
+    (dataset("y"), {}, "x: its name must be 'x'; got 'y'."),
+    (dataset(), {"num_classes": 3}, "x: the entry says 3 classes, the data have 4."),
+    (dataset(), {"image_shape": (1, 8, 8)}, "x: the entry says images (1, 8, 8); they are (1, 4, 4)."),
+    (dataset(scale=255.0), {}, "x: training images must be in [0, 1], or bytes; they run from "),
+    (dataset(scale=0.0), {}, "x: the training images are all of one grey, 0."),
+    (dataset(seed=lambda: next(COUNTER)), {}, "x: the training split must be the same whenever it is read."),
+]
+
+
+@pytest.mark.parametrize(("build", "known", "text"), DATASETS)
+def test_a_data_set(build: Any, known: dict[str, Any], text: str, tmp_path: Path) -> None:
+    entry = entries.DatasetEntry("x", build=build, **known)
+    assert complaint(testing.check_dataset, entry, tmp_path).startswith(text)
+
+
+class Batch(nn.Module):
+    """A tiny model, wrapped by something that is wrong."""
+
+    def __init__(self, wrong: Callable[[Any, torch.Tensor], torch.Tensor], **shape: Any) -> None:
+        super().__init__()
+        self.inner, self.wrong = build_tiny_model(**shape), wrong
+
+    def forward(self, x):
+        return self.wrong(lambda images: self.inner(images.mean(dim=1, keepdim=True)), x)
+
+
+def model(wrong: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
+    return lambda **shape: Batch(wrong, **shape)
+
+
+def seeded_elsewhere(**shape: Any) -> nn.Module:
+    built = build_tiny_model(**shape)
+    nn.init.constant_(next(built.parameters()), float(next(COUNTER)))
+    return built
+
+
+def with_spare(**shape: Any) -> nn.Module:
+    built = build_tiny_model(**shape)
+    built.spare = nn.Linear(1, 1)
+    return built
+
+
+MODELS = [
+    (lambda **shape: "a text", "x must build a torch.nn.Module; got str."),
+    (seeded_elsewhere, "x: initial weights must come from torch's generator alone, so that a seed says what they are."),
+    (model(lambda inner, x: inner(x)[:, :3]), "x must give logits (4, 7); got (4, 3)."),
+    (model(lambda inner, x: inner(x).softmax(1)), "x must give raw logits; every row is a probability distribution."),
+    (model(lambda inner, x: inner(x.detach())), "x: images must get a gradient; attacks need it."),
+    (with_spare, "x: these parameters take no part in the logits: spare.weight, spare.bias."),
+    (
+        model(lambda inner, x: inner(x) - inner(x).mean(dim=0)),
+        "x: in evaluation mode, an image's logits must not depend on the others of its batch.",
+    ),
+    (model(lambda inner, x: inner(x.data.mul_(0.5) + x)), "x: the images must not be changed in place."),
+    (
+        model(lambda inner, x: inner(x) * (1 + x.is_contiguous(memory_format=torch.channels_last))),
+        "x: the memory layout must not matter; use flatten, not view.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "text"), MODELS)
+def test_a_model(build: Any, text: str) -> None:
+    grey = {"in_channels": 1} if build in (seeded_elsewhere, with_spare) else {}
+    assert complaint(testing.check_model, entries.ModelEntry("x", build=build), **grey).startswith(text)
+
+
+def split(change: Callable[[list[Any]], list[Any]]) -> Any:
+    return lambda labels, num_clients: change([np.arange(len(labels))[i::num_clients] for i in range(num_clients)])
+
+
+def sorting(labels: Any, num_clients: int) -> Any:
+    labels.sort()
+    return np.array_split(np.arange(len(labels)), num_clients)
+
+
+def drawing(labels: Any, num_clients: int) -> Any:
+    np.random.seed(0)
+    return np.array_split(np.random.permutation(len(labels)), num_clients)
+
+
+PARTITIONS = [
+    (split(lambda parts: parts[1:]), "x, 1 clients: it must give 1 index arrays; got 0."),
+    (split(lambda parts: [part / 1 for part in parts]), "x, 1 clients: index arrays must be of whole numbers."),
+    (split(lambda parts: [part[:0] for part in parts]), "x, 1 clients: every client must get examples."),
+    (
+        split(lambda parts: [part + 1 for part in parts]),
+        "x, 1 clients: indices must be 0 to 119; they run from 1 to 120.",
+    ),
+    (
+        split(lambda parts: [*parts[:-1], np.append(parts[-1], parts[0][0])]),
+        "x, 1 clients: an example must go to one client; some go to several.",
+    ),
+    (
+        split(lambda parts: [np.roll(part, next(COUNTER) % 7) for part in parts]),
+        "x, 1 clients: the same seed must give the same split.",
+    ),
+    (sorting, "x: the labels must be left as they are."),
+    (drawing, "x: draw from a generator of the seed, not from numpy's global one."),
+]
+
+
+@pytest.mark.parametrize(("build", "text"), PARTITIONS)
+def test_a_partition(build: Any, text: str) -> None:
+    assert complaint(testing.check_partition, entries.PartitionEntry("x", build=build)) == text
+
+
+class Deaf:
+    def __init__(self, options: Any) -> None:
+        pass
+
+
+class Failing(Deaf):
+    @hookimpl
+    def calfat_run_stopped(self, run: Any) -> None:
+        raise OSError("disk full")
+
+
+def test_a_logger(tmp_path: Path) -> None:
+    assert complaint(testing.check_logger, entries.LoggerEntry("x", build=Deaf), tmp_path) == (
+        "x: it has none of the hooks calfat_run_started, calfat_round_finished, calfat_run_finished, "
+        "calfat_run_stopped."
+    )
+    assert complaint(testing.check_logger, entries.LoggerEntry("x", build=Failing), tmp_path) == (
+        "logger 'x' failed in calfat_run_stopped and is off for this run: OSError: disk full"
+    )
+
+
+def test_without_a_registry_it_is_the_built_ins_and_what_is_installed() -> None:
+    testing.check_modifier("fedlc", tau=0.5)
+
+
+def test_what_is_public_is_described() -> None:
+    assert sorted(testing.__all__) == testing.__all__
+    for name in testing.__all__:
+        assert getattr(testing, name).__doc__

@@ -1,0 +1,219 @@
+"""A run whose method is a file of the user's own: every process gets the same one, and a resumed run, too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import calfat_plugin
+from calfat_plugin.recipe import read_document
+from calfat_plugin.runs.request import checked_experiment
+from tests.cli.runner import calfat
+from tests.runs.processes import RECIPE, SABOTEUR, WarmServer, cold, environment, sabotage
+from tests.runs.test_resume import rows
+
+METHOD = """\
+from calfat_plugin import AdversarialTrainer, TrainerEntry, hookimpl
+
+class MyFAT(AdversarialTrainer):
+    def train_loss(self, batch):
+        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+
+@hookimpl
+def calfat_local_trainers():
+    yield TrainerEntry("my-fat", build=MyFAT)
+"""
+MORE = """\
+from calfat_plugin import BudgetedAttack, BudgetOptions, EvaluatorEntry, TrainerEntry, hookimpl
+from calfat_plugin.trainers.standard import Standard
+
+class Corner(BudgetedAttack):
+    def settings(self, task):
+        return {}
+
+    def craft(self, task, x, y, noise):
+        return (x + float(task.threat.eps)).clamp(0, 1)
+
+@hookimpl
+def calfat_evaluators():
+    yield EvaluatorEntry("corner", build=Corner, config=BudgetOptions)
+
+@hookimpl
+def calfat_local_trainers():
+    yield TrainerEntry("clean", build=Standard)
+"""
+FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
+SMALL = "train_args.comm_round=3"
+CROSS_SILO = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
+OVER_MPI = "comm_args.backend=MPI"
+RUN = ("run", "tiny.yaml", "--plugin", str(FILE), "--set", SMALL)
+
+
+def write(folder: Path) -> Path:
+    """A recipe of a method that only the file has."""
+    recipe = yaml.safe_load(RECIPE)
+    recipe["calfat"]["trainer"] = "my-fat"
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / FILE).parent.mkdir()
+    (folder / FILE).write_text(METHOD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe, the file and a finished run."""
+    folder = write(tmp_path_factory.mktemp("finished"))
+    done = warm.run(*RUN, "--run-dir", "run", cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    recipe = copy / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(str(finished), str(copy)))
+    return copy
+
+
+def test_the_run_directory_says_which_file_it_was(finished: Path) -> None:
+    digest = hashlib.sha256(METHOD.encode()).hexdigest()
+    recipe = yaml.safe_load((finished / "run" / "recipe.yaml").read_text())
+    assert recipe["calfat"]["plugins"] == {"my_fat": {"file": str(finished / FILE), "sha256": digest}}
+    environment = json.loads((finished / "run" / "environment.json").read_text())
+    assert f"{finished / FILE} sha256:{digest[:12]} (my_fat)" in environment["plugins"]
+
+
+def test_a_finished_run_is_attacked_without_naming_the_file(warm: WarmServer, finished: Path) -> None:
+    done = warm.run("attack", "run", "--attacks", "fgsm", "--examples", "20", cwd=finished)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_finished_run_is_analysed_with_more_files(warm: WarmServer, folder: Path) -> None:
+    (folder / "mine" / "more.py").write_text(MORE)
+    more = ("--plugin", "mine/more.py")
+    done = warm.run("attack", "run", "--attacks", "corner", "--examples", "20", *more, cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    assert "corner" in done.out
+    done = warm.run("per-class", "run", "--methods", "my-fat,clean", "--evaluators", "natural", *more, cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    per_class = json.loads((folder / "run" / "per_class.json").read_text())
+    assert list(per_class["trainers"]) == ["my-fat", "clean"]
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What this process imports is forgotten after a test."""
+    before = set(sys.modules)
+    yield
+    for module in {"my_fat", "tiny_model"} - before:
+        sys.modules.pop(module, None)
+
+
+def test_its_model_is_loaded_without_naming_the_file(
+    finished: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    assert calfat_plugin.load_model(finished / "run")(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_a_run_in_python_takes_files(
+    finished: Path, forgotten: None, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    monkeypatch.chdir(finished)
+    few = {"train_args.comm_round": 1}
+    run = calfat_plugin.run("tiny.yaml", plugins=[FILE], set=few, run_dir="python", progress=False)
+    assert rows(run.directory) == rows(finished / "run")[:1]
+
+
+def test_the_recipe_that_other_processes_get_has_the_file(
+    finished: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers get the document; the parties of ``--local`` and the runs of a suite the flag."""
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    monkeypatch.chdir(finished)
+    experiment = checked_experiment(read_document("tiny.yaml"), plugins=[FILE])
+    again = checked_experiment(experiment.recipe.document)
+    assert again.recipe.plugins == experiment.recipe.plugins
+    assert type(again.build_trainer()).__name__ == "MyFAT"
+
+
+SUITE = "base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\naxes: {size: {a: {}, b: {train_args.batch_size: 64}}}\n"
+
+
+def test_a_suite_passes_the_file_on(finished: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SABOTEUR))
+    monkeypatch.chdir(finished)
+    Path("grid.yaml").write_text(SUITE)
+    assert calfat("check", "grid.yaml", "--plugin", str(FILE)).code == 0
+    shown = calfat("suite", "grid.yaml", "--plugin", str(FILE), "--dry-run")
+    assert f"the first one: calfat run tiny.yaml --plugin {finished / FILE} --seed 0 --run-dir " in shown.out, shown.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", [["--workers", "2"], ["--local", *CROSS_SILO], ["--local", "--set", OVER_MPI]])
+def test_every_process_gets_the_file(warm: WarmServer, finished: Path, tmp_path: Path, door: list[str]) -> None:
+    """Workers of ours, the parties of a cross-silo run, and an MPI job: each ends with the bits of one process."""
+    where = ("--run-dir", str(tmp_path / "run"))
+    done = cold(*RUN, *where, *door, cwd=finished, env=environment(tmp_path / "home", finished))
+    assert done.code == 0, done.out + done.err
+    one, other = (load_file(run / "checkpoints" / "last.safetensors") for run in (tmp_path / "run", finished / "run"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_a_run_is_resumed_with_the_file_wherever_it_is_now(warm: WarmServer, folder: Path) -> None:
+    """The recipe as run names the place where it was; another place with the same content is as good."""
+    (folder / "moved").mkdir()
+    (folder / FILE).rename(folder / "moved" / "my_fat.py")
+    (folder / "run" / "report.html").touch()
+    longer = ("--set", "train_args.comm_round=4", "--resume", "--run-dir", "run")
+    done = warm.run("run", "tiny.yaml", "--plugin", "moved/my_fat.py", *longer, cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    assert [row["round"] for row in rows(folder / "run")] == ["1", "2", "3", "4"]
+
+
+def refusal(warm: WarmServer, folder: Path, *words: str) -> str:
+    done = warm.run(*words, "--set", "train_args.comm_round=4", "--resume", "--run-dir", "run", cwd=folder)
+    assert (done.code, done.out) == (2, "")
+    return done.err.replace(str(folder), "HERE")
+
+
+def test_a_changed_or_missing_file_is_not_resumed_with(warm: WarmServer, folder: Path) -> None:
+    then = hashlib.sha256(METHOD.encode()).hexdigest()
+    (folder / FILE).write_text(METHOD + "\n")
+    now = hashlib.sha256((METHOD + "\n").encode()).hexdigest()
+    assert refusal(warm, folder, *RUN[:-2]) == (
+        "error: run: the recipe is not the one this run was started with. calfat.plugins.my_fat.sha256: "
+        f"'{then}' when started, '{now}' now. Rounds with different versions of a plugin would make a model of "
+        "neither. Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
+    )
+    assert refusal(warm, folder, "run", "run/recipe.yaml") == (
+        f"error: HERE/{FILE}: this plugin has changed: its SHA-256 was {then[:12]}…, it is {now[:12]}… "
+        "now. Restore it, or start a new run with it as it is.\n"
+    )
+    (folder / FILE).unlink()
+    assert refusal(warm, folder, "run", "run/recipe.yaml") == (
+        f"error: HERE/{FILE}: the plugin file cannot be read (No such file or directory). Restore it, or "
+        "name it where it is now with --plugin FILE.\n"
+    )
+
+
+def test_a_stopped_run_says_how_to_resume_it_with_the_file(warm: WarmServer, tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    done = warm.run(*RUN, "--run-dir", "run", cwd=folder, **sabotage("training", 3, "SIGTERM"))
+    assert done.code == 130
+    assert done.err.endswith(
+        "Resume with:\n  calfat run tiny.yaml --set train_args.comm_round=3 --plugin mine/my_fat.py --resume "
+        "--run-dir run\n"
+    )
