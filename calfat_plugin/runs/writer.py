@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from calfat_plugin import __version__
-from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
+from calfat_plugin.results import RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
@@ -117,32 +113,3 @@ def _client_states(directory: RunDirectory, resume_from: Snapshot | None) -> Cli
         states[client] = kept[client]
     states.round = done + 1
     return states
-
-
-def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
-    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
-
-    Raises:
-        RunError: naming evaluator and key, when an evaluator hands over something that JSON cannot hold.
-    """
-    return {
-        field.name: _as_json(getattr(evaluation, field.name), f"evaluator '{evaluation.label}': {field.name}")
-        for field in dataclasses.fields(evaluation)
-    }
-
-
-def _as_json(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise RunError(
-        f"{where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, lists and "
-        "mappings of them. Fix it in the plugin: the run can be resumed for its final evaluation."
-    )
