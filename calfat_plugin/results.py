@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import PluginError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,10 +153,10 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
     """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
 
     Raises:
-        RunError: naming evaluator and key, when an evaluator hands over something that JSON cannot hold.
+        PluginError: naming the key, when an evaluator hands over something that JSON cannot hold.
     """
     return {
-        field.name: _as_json(getattr(evaluation, field.name), f"evaluator '{evaluation.label}': {field.name}")
+        field.name: _as_json(getattr(evaluation, field.name), field.name)
         for field in dataclasses.fields(evaluation)
         if field.name != "metrics" or evaluation.metrics
     }
@@ -175,7 +175,7 @@ def _as_json(value: Any, where: str) -> Any:
         return None
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise RunError(
-        f"{where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, lists and "
-        "mappings of them. Fix it in the plugin: the run can be resumed for its final evaluation."
+    raise PluginError(
+        f"its result's {where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, "
+        "lists and mappings of them."
     )

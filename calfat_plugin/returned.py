@@ -168,7 +168,7 @@ def metrics(value: Any, declared: Mapping[str, str], what: str) -> dict[str, flo
         if name not in declared:
             raise PluginError(
                 f"{what} {name!r}, which its entry does not declare. Declared: {listed(declared)}. Add it to the "
-                "entry, such as metrics={'margin': 'mean margin'}."
+                f"entry: metrics={{{name!r}: 'what it is'}}."
             )
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise PluginError(f"{what} {described(number)} under '{name}'; expected a number.")

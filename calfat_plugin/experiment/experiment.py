@@ -80,6 +80,13 @@ class Experiment:
         return self.recipe.train.comm_round
 
     @property
+    def metric_columns(self) -> tuple[str, ...]:
+        """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
+        measuring: dict[str, Pick[Any]] = {"train": self.trainer, "server": self.aggregator}
+        measuring |= {pick.label: pick for pick in self.monitor_evaluators}
+        return tuple(f"{who}/{name}" for who, pick in measuring.items() for name in pick.entry.metrics)
+
+    @property
     def host_sections(self) -> dict[str, Any]:
         """The host's sections of the recipe, typed, by name."""
         return {name: getattr(self.recipe, name.removesuffix("_args")) for name in HOST_SECTIONS}

@@ -46,8 +46,20 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         ),
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
+    _refuse_twin_columns(experiment)
     warnings = (*recipe.warnings, *_unused_alpha(document, experiment.partition.entry), *_former_names(experiment))
     return dataclasses.replace(experiment, recipe=dataclasses.replace(recipe, warnings=warnings))
+
+
+def _refuse_twin_columns(experiment: Experiment) -> None:
+    """Refuse two measurements under one name in ``rounds.csv``; labels alone are checked where they are read."""
+    labels = [pick.label for pick in experiment.monitor_evaluators]
+    columns = [*experiment.metric_columns, *labels]
+    for column in {"train", "server"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
+        raise experiment.recipe.document.error(
+            ("calfat", "monitor", "evaluators"),
+            f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'.",
+        )
 
 
 def _unused_alpha(document: Document, partition: entries.PartitionEntry) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.evaluators.alarms import find_alarms
+from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RoundRecord, RunResult, evaluation_as_json
@@ -46,7 +46,7 @@ class RunWriter:
     ) -> None:
         self.directory, self.experiment = directory, experiment
         labels = [pick.label for pick in experiment.monitor_evaluators]
-        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients)
+        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients, experiment.metric_columns)
         robust = [label for label in labels if label != NATURAL]
         # The last attack of the list counts as the robust one: recipes list them from weak to strong.
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
@@ -73,13 +73,23 @@ class RunWriter:
         self._save("last", snapshot, {"best": self.best})
         self.client_states.round = record.round + 1
 
+    def _test_images_used(self) -> tuple[Alarm, ...]:
+        """A finding where the aggregator looked at test images: accuracies on them are then no test."""
+        if not self.experiment.aggregator.entry.uses_test_data:
+            return ()
+        text = (
+            f"The aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies on "
+            "them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
+        )
+        return (Alarm("test-images-used", text, ()),)
+
     def _save(self, name: str, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
         save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
         self.client_states.saved(name)
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
-        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds))
+        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds), *self._test_images_used())
         self.directory.write_json(
             self.directory.results,
             {
