@@ -78,8 +78,8 @@ class RunWriter:
         if not self.experiment.aggregator.entry.uses_test_data:
             return ()
         text = (
-            f"The aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies on "
-            "them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
+            f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
+            "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
         )
         return (Alarm("test-images-used", text, ()),)
 

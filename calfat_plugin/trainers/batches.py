@@ -56,6 +56,7 @@ class TrainBatch:
         kappa: (N,) how many iterates of the attack were classified correctly, for methods that set
             ``counts_iterates``; else None.
         task: the client's work this round, for round numbers and the like.
+        index: (N,) positions of the examples in ``task.data``, on its device.
         context: what the method's ``begin_round`` returned.
         recorded: what :meth:`record` was given.
     """
@@ -71,8 +72,10 @@ class TrainBatch:
         attacked: Tensor | None = None,
         kappa: Tensor | None = None,
         context: Any = None,
+        index: Tensor | None = None,
     ) -> None:
         self.model, self.x_nat, self.x_adv, self.y, self.loss = model, x_nat, x_adv, y, loss
+        self.index = y.new_tensor(range(len(y))) if index is None else index
         self.task, self.attacked, self.kappa, self.context = task, attacked, kappa, context
         self.recorded: dict[str, Tensor] = {}
 
@@ -111,7 +114,7 @@ class TrainBatch:
     def again(self) -> TrainBatch:
         """The same examples without their logits and features: for a second step, at the weights after the first."""
         parts = (self.model, self.x_nat, self.x_adv, self.y, self.loss, self.task, self.attacked, self.kappa)
-        batch = TrainBatch(*parts, self.context)
+        batch = TrainBatch(*parts, self.context, self.index)
         batch.recorded = self.recorded
         return batch
 

@@ -217,16 +217,16 @@ def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch
     """The batch with its adversarial examples."""
     method, task, loss, model = work.method, work.task, work.loss, work.task.model
     if not method.attacks:
-        return TrainBatch(model, x_nat, x_nat, y, loss, task, context=work.context)
+        return TrainBatch(model, x_nat, x_nat, y, loss, task, context=work.context, index=index)
     chosen = method.attacked_rows(index, task, noise)
     if chosen is None:
         x_adv, kappa = _craft(work, x_nat, y, noise)
-        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa, context=work.context)
+        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa, context=work.context, index=index)
     chosen, mixed = returned.rows(chosen, len(y), "attacked_rows returned").to(x_nat.device), x_nat.clone()
     where = chosen.nonzero().squeeze(1)
     if len(where):
         mixed[where], _ = _craft(work, x_nat[where], y[where], noise)
-    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen, context=work.context)
+    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen, context=work.context, index=index)
 
 
 def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
