@@ -82,8 +82,16 @@ class Experiment:
     @property
     def metric_columns(self) -> tuple[str, ...]:
         """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
+        return self._metrics(self.monitor_evaluators)
+
+    @property
+    def final_metrics(self) -> tuple[str, ...]:
+        """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
+        return self._metrics(self.evaluators)
+
+    def _metrics(self, evaluators: tuple[Pick[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
         measuring: dict[str, Pick[Any]] = {"train": self.trainer, "server": self.aggregator}
-        measuring |= {pick.label: pick for pick in self.monitor_evaluators}
+        measuring |= {pick.label: pick for pick in evaluators}
         return tuple(f"{who}/{name}" for who, pick in measuring.items() for name in pick.entry.metrics)
 
     @property

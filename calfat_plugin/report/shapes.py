@@ -81,6 +81,7 @@ RECIPE = {
 }
 RESULTS = {
     "recipe?": TEXT,
+    "metrics?": {"*": METRIC},
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,
     "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from calfat_plugin.results import RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile, alarms_of
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of, read_rounds
 
 NATURAL = "natural"
 CONVENTIONS = {
@@ -73,6 +74,13 @@ class RunWriter:
         self._save("last", snapshot, {"best": self.best})
         self.client_states.round = record.round + 1
 
+    def _last_metrics(self) -> dict[str, dict[str, float | None]]:
+        """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
+        names = [name for name in self.experiment.metric_columns if name.startswith(("train/", "server/"))]
+        last = read_rounds(self.directory.rounds)[-1] if names and self.directory.rounds.exists() else {}
+        found = {name: float(last[name]) for name in names if last.get(name)}
+        return {"metrics": {n: value if math.isfinite(value) else None for n, value in found.items()}} if found else {}
+
     def _test_images_used(self) -> tuple[Alarm, ...]:
         """A finding where the aggregator looked at test images: accuracies on them are then no test."""
         if not self.experiment.aggregator.entry.uses_test_data:
@@ -102,6 +110,7 @@ class RunWriter:
                 "model": "global model after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
+                **self._last_metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 "test_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))

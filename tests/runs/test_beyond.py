@@ -1,4 +1,4 @@
-"""Methods beyond two losses, from outside the package and without a ``fit`` of their own; one is docs/beyond_two_losses.md's."""
+"""Methods beyond two losses, from outside the package and without a ``fit``; one is docs/beyond_two_losses.md's."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def test_page_and_results_show_what_was_measured(folder: Path, monkeypatch: pyte
     assert list(fog["metrics"]) == ["change"]
     assert "eps" not in fog["settings"]
     assert {alarm["code"]: alarm["text"] for alarm in results["alarms"]}["test-images-used"] == (
-        "Aggregator 'watching' looks at the test images of the monitor, so accuracies on them are test-selected and too "
-        "high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
+        "Aggregator 'watching' looks at the test images of the monitor, so accuracies on them are test-selected and "
+        "too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
     )
     monkeypatch.undo()  # reports are drawn again
     page = write_run_report(run).read_text()

@@ -1,4 +1,4 @@
-"""Memory-FAT: each client remembers how hard each of its examples has been, and weighs them by it; two steps a batch."""
+"""Memory-FAT: each client remembers how hard its examples have been, and weighs them by it; two steps a batch."""
 
 from __future__ import annotations
 
