@@ -56,7 +56,8 @@ def summary(tmp_path: Path) -> SuiteSummary:
     for run in planned.runs:
         if run.cell.name == "small":
             run.directory.mkdir(parents=True)
-            fog = {"label": "fog", "accuracy": 0.5, "num_examples": 30, "metrics": {"ece": None if run.seed else 0.0625}}
+            fog: dict[str, object] = {"label": "fog", "accuracy": 0.5, "num_examples": 30}
+            fog["metrics"] = {"ece": None if run.seed else 0.0625}
             natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
             content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
             (run.directory / "results.json").write_text(json.dumps(content))
@@ -69,7 +70,8 @@ def test_they_are_shown_as_measured(summary: SuiteSummary) -> None:
     assert [cell.strip() for cell in small.split("|")[1:-1]] == ["small", "2", "50.00 ± 0.00", "0.0625", "2 ± 0.7071"]
     assert caption(summary) == (
         "Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global "
-        "model after the final round. Not in percent, but as measured: ECE, margin. 1 of 2 cells have seeds left to run."
+        "model after the final round. Not in percent, but as measured: ECE, margin. 1 of 2 cells have seeds left to "
+        "run."
     )
 
 
@@ -83,15 +85,16 @@ def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
 def test_one_that_no_plugin_declares_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CalfatError) as raised:
         plan(tmp_path, SUITE.replace("fog/ece", "fog/ecc"))
-    assert str(raised.value).endswith(
-        "metrics: 'fog/ecc' is not among the evaluators of the run: fog, fog/ece, natural, train/margin. Add it to "
-        "calfat.evaluators."
+    assert str(raised.value) == (
+        "tiny.yaml:9: metrics: 'fog/ecc' is not among the evaluators of the run: fog, fog/ece, natural, train/margin. "
+        "Add it to calfat.evaluators. (In cell 'small' of tiny.yaml.)"
     )
 
 
 def test_published_numbers_are_accuracies(tmp_path: Path) -> None:
     with pytest.raises(CalfatError) as raised:
         plan(tmp_path, SUITE + "reported: {source: nowhere, percent: {small: {fog/ece: 3}}}\n")
-    assert str(raised.value).endswith(
-        "reported: 'fog/ece' is no accuracy; published numbers are accuracies in percent. Remove it here."
+    assert str(raised.value) == (
+        "tiny.yaml:10: reported: 'fog/ece' is no accuracy; published numbers are accuracies in percent. Remove it "
+        "here. (In cell 'small' of tiny.yaml.)"
     )
