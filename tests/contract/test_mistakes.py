@@ -36,6 +36,8 @@ from calfat_plugin import (
 )
 from calfat_plugin.entries import Entry
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.host.task import ServerTask
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import KINDS
 from calfat_plugin.trainers.base import AdversarialTrainer
@@ -383,6 +385,16 @@ def test_an_evaluator_without_a_budget_is_not_checked_against_one() -> None:
     play(evaluator(brightest, has_budget=False))
     with pytest.raises(CalfatError, match=r"^evaluator 'wrong': 2 of 2 adversarial examples left the linf ball"):
         play(evaluator(brightest))
+
+
+def test_a_new_run_tries_its_evaluators_and_a_resumed_one_does_not() -> None:
+    run = experiment(evaluator(lambda self, task, x, y, noise: None))
+    task = ServerTask(run, helpers.small_digits(), helpers.CPU, RunObserver(), lambda record, snapshot: None)
+    with pytest.raises(PluginError) as raised:
+        task.start_server()
+    assert str(raised.value) == MISTAKES["an attack that crafts nothing"][2]
+    snapshot = Federation(run).server.snapshot()
+    assert dataclasses.replace(task, resume_from=snapshot).start_server().round == 0
 
 
 def test_a_plugin_without_a_hook_is_refused_by_name() -> None:
