@@ -79,12 +79,12 @@ class TrainBatch:
         self.task, self.attacked, self.kappa, self.context = task, attacked, kappa, context
         self.recorded: dict[str, Tensor] = {}
 
-    @property
+    @cached_property
     def logits_nat(self) -> Tensor:
         """(N, C) logits of the clean images, with gradient; the forward pass happens on first use."""
         return self._nat.logits
 
-    @property
+    @cached_property
     def logits_adv(self) -> Tensor:
         """(N, C) logits of x_adv, with gradient; the forward pass happens on first use."""
         return self._adv.logits
