@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from calfat_plugin.errors import PluginError
+from calfat_plugin.errors import PluginError, listed
 from calfat_plugin.options import NoOptions, describe_options
 
 if TYPE_CHECKING:
     from calfat_plugin.recipe.schema import Recipe
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_METRIC = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Entry:
         former_names: names that recipes may still use; a note says the present one.
         check: called with (options, recipe) when a recipe that picks this plugin is checked; raises ``OptionError``
             for options that do not fit the rest of the recipe (more favoured clients than clients, say).
+        metrics: what a trainer, aggregator or evaluator measures beside loss and accuracy: name to what it is, such as
+            ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after them.
 
     Raises:
         PluginError: for a name that recipes could not write, or options that recipes could not express.
@@ -70,6 +73,7 @@ class Entry:
 
     kind: ClassVar[str] = "entry"
     reserved: ClassVar[tuple[str, ...]] = ("name", "preset", "label")  # what recipes write beside a plugin's options
+    reserved_metrics: ClassVar[tuple[str, ...]] = ()  # what is measured anyway
 
     name: str
     build: str | Callable[..., Any]
@@ -81,6 +85,7 @@ class Entry:
     number_option: str | None = None
     former_names: tuple[str, ...] = ()
     check: Callable[[Any, Recipe], None] = lambda options, recipe: None
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -92,6 +97,13 @@ class Entry:
             known = {info.name for info in describe_options(self.config)}
         except TypeError as error:
             raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
+        for metric in self.metrics:
+            if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
+                taken = f" ({listed(self.reserved_metrics)} is there already)" if self.reserved_metrics else ""
+                raise PluginError(
+                    f"{self.kind} '{self.name}' has a metric {metric!r}; a metric's name must begin with a letter and "
+                    f"contain only lower-case letters, digits, '_'{taken}."
+                )
         reserved = known.intersection(self.reserved)
         if reserved:
             raise PluginError(
@@ -139,6 +151,7 @@ class TrainerEntry(Entry):
 
     kind: ClassVar[str] = "local trainer"
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
+    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss",)
     modifiers: tuple[str, ...] = ("plain",)
     conflicts: Mapping[str, str] = field(default_factory=dict)
 
@@ -162,10 +175,12 @@ class AggregatorEntry(Entry):
 
     Attributes:
         conflicts: local trainer name to the reason why it cannot work with this aggregator.
+        uses_test_data: whether ``combine`` looks at the server's test images (``task.monitored``). Results say so.
     """
 
     kind: ClassVar[str] = "aggregator"
     conflicts: Mapping[str, str] = field(default_factory=dict)
+    uses_test_data: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,10 +227,12 @@ class PartitionEntry(Entry):
 
     Attributes:
         uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
+        may_leave_out: whether some training examples may go to no client.
     """
 
     kind: ClassVar[str] = "partition"
     uses_alpha: bool = False
+    may_leave_out: bool = False
 
 
 @dataclass(frozen=True)

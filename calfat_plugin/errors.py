@@ -25,6 +25,8 @@ class RecipeError(CalfatError):
 class PluginError(CalfatError):
     """Plugins clash, break the contract, or do not offer what a recipe names."""
 
+    named = False  # True: the text says whose plugin it is
+
 
 class DataError(CalfatError):
     """A data set is missing, corrupt, or too small for what was asked of it."""

@@ -217,7 +217,12 @@ class Registry:
         if isinstance(plugin, type):
             raise PluginError(f"the entry point names the class {plugin.__name__}; name an instance or a module.")
         known = {name for name in dir(hookspecs) if name.startswith("calfat_")}
-        for caller in self._manager.get_hookcallers(plugin) or ():
+        callers = self._manager.get_hookcallers(plugin) or []
+        if not callers:
+            unmarked = sorted(name for name in known if callable(getattr(plugin, name, None)))
+            where = f" above '{unmarked[0]}'" if unmarked else f"? Hooks: {listed(known)}"
+            raise PluginError(f"it implements no hook; is @hookimpl missing{where}{'?' if unmarked else '.'}")
+        for caller in callers:
             if caller.name not in known:
                 raise PluginError(f"there is no hook '{caller.name}'.{did_you_mean(caller.name, known)}")
 

@@ -1,11 +1,15 @@
-"""What flows between the parts of a run: updates, records, results. Data only."""
+"""What flows between the parts of a run: updates, records, results. Data only, and what of it files hold."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.errors import PluginError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +28,8 @@ class LocalUpdate:
         state: the trained model's tensors, named as in its ``state_dict``.
         num_examples: training examples on this client, >= 1.
         extras: what the aggregator or the method needs besides, under a namespaced name (``scaffold/delta/...``).
-        metrics: numbers for the record, such as ``loss`` (mean training loss of the last local epoch).
+        metrics: numbers for the record: ``loss`` (mean training loss of the last local epoch), and what the trainer's
+            entry declares.
         client_state: what this client keeps for its next round. It never leaves the client.
     """
 
@@ -51,6 +56,7 @@ class EvaluationResult:
         implementation: package and version that made the adversarial examples.
         seconds: wall-clock time.
         details: further findings of this evaluator, ready for JSON.
+        metrics: figures beside accuracy, under names that the evaluator's entry declares.
     """
 
     label: str
@@ -63,6 +69,7 @@ class EvaluationResult:
     implementation: str
     seconds: float
     details: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class RoundRecord:
         peak_memory_mb: largest resident memory of the server's process in the round, in 10^6 bytes; None where the
             system does not measure it.
         peak_gpu_memory_mb: largest memory of torch's tensors on the server's GPU, likewise; None without one.
+        metrics: what plugins measured beside: ``train/<name>``, the mean over clients by their examples;
+            ``server/<name>``, the aggregator's; ``<label>/<name>``, a monitored evaluator's.
     """
 
     round: int
@@ -99,6 +108,7 @@ class RoundRecord:
     alarms: tuple[str, ...] = ()
     peak_memory_mb: float | None = None
     peak_gpu_memory_mb: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def accuracy(self, label: str) -> float | None:
         """The monitored accuracy of one evaluator in this round, or None."""
@@ -140,3 +150,35 @@ class RunResult:
     evaluations: tuple[EvaluationResult, ...]
     num_rounds: int
     seconds: float
+
+
+def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
+    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
+
+    Raises:
+        PluginError: naming the key, when an evaluator hands over something that JSON cannot hold.
+    """
+    return {
+        field.name: _as_json(getattr(evaluation, field.name), field.name)
+        for field in dataclasses.fields(evaluation)
+        if field.name != "metrics" or evaluation.metrics
+    }
+
+
+def _as_json(value: Any, where: str) -> Any:
+    import numpy  # here, not above: recipes are checked without it
+
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, numpy.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise PluginError(
+        f"its result's {where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, "
+        "lists and mappings of them."
+    )

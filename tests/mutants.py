@@ -118,16 +118,16 @@ MUTANTS = (
     ),
     Mutant(
         "the final evaluation is on the monitored images",
-        "federation/server.py",
-        "self._measure(self._test, final=True",
-        "self._measure(self._monitored, final=True",
+        "federation/measurements.py",
+        "state, self._test, self._experiment.evaluators",
+        "state, self.subset, self._experiment.evaluators",
         EVALUATION,
     ),
     Mutant(
         "the rounds are evaluated on all images",
-        "federation/server.py",
-        "self._measure(self._monitored, final=False)",
-        "self._measure(self._test, final=False)",
+        "federation/measurements.py",
+        "state, self.subset, self._experiment.monitor",
+        "state, self._test, self._experiment.monitor",
         EVALUATION,
     ),
     Mutant(
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "the method's broadcast is not sent",
         "federation/server.py",
-        "{**aggregate.broadcast, **self._trainer.broadcast(usable)}",
+        "{**aggregate.broadcast, **extras}",
         "{**aggregate.broadcast}",
         TRAINING,
     ),
@@ -187,12 +187,12 @@ MUTANTS = (
         "personal=frozenset(),",
         TRAINING,
     ),
-    Mutant("weights are never decayed", "trainers/loop.py", "=settings.weight_decay,", "=0.0,", TRAINING),
+    Mutant("weights are never decayed", "trainers/base.py", "=settings.weight_decay,", "=0.0,", TRAINING),
     Mutant(
         "the loss is that of the first epoch",
         "trainers/loop.py",
-        "        mean_loss = meter.mean()\n",
-        "        mean_loss = mean_loss if epoch else meter.mean()\n",
+        "        metrics = meter.means()\n",
+        "        metrics = metrics or meter.means()\n",
         TRAINING,
     ),
     Mutant(

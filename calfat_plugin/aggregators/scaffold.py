@@ -61,6 +61,8 @@ class ControlVariates(LocalCorrection):
 
 
 class _ActiveVariates(ActiveCorrection):
+    needs_sgd = True
+
     def __init__(self, task: LocalTask, options: ScaffoldOptions) -> None:
         self.task, self.options = task, options
         self.parameters = task.shared_parameters()

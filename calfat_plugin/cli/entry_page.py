@@ -60,6 +60,7 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
     yield f"In recipes: {WHERE[kind_of(entry)]}"
     if entry.former_names:
         yield f"Formerly: {_names(entry.former_names)}"
+    yield from (f"Metric `{name}`: {what}" for name, what in entry.metrics.items())
     if entry.number_option is not None:
         yield f"`{entry.name}20` is `{{name: {entry.name}, {entry.number_option}: 20}}`"
     if isinstance(entry, entries.TrainerEntry):

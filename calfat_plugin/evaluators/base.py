@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from calfat_plugin import __version__
+from calfat_plugin import __version__, returned
 from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
@@ -37,7 +37,7 @@ class AttackEvaluator(Evaluator):
     """Counts, in both conventions, what a crafted batch does to the model. Subclasses are final and stateless."""
 
     implementation = f"calfat-plugin {__version__}"
-    has_budget: ClassVar[bool] = True  #: False where nothing is changed, so that no eps is reported
+    has_budget: ClassVar[bool] = True  #: False where no ball bounds the images, so that no eps is checked or reported
     gives_examples = True
 
     def __init__(self, options: Any) -> None:
@@ -73,7 +73,9 @@ class AttackEvaluator(Evaluator):
         """Craft, re-check and count batch by batch.
 
         Raises:
-            BudgetError: what :meth:`craft` returned is outside eps, outside the pixel range, or not finite.
+            BudgetError: what :meth:`craft` returned is outside eps, outside the pixel range, or not finite; not where
+                there is no budget.
+            PluginError: it returned something else than images.
             ModelError: the model is in training mode.
         """
         import torch
@@ -83,14 +85,21 @@ class AttackEvaluator(Evaluator):
         refuse_training_mode(task.model)
         started = time.perf_counter()
         tally: Counter[str] = Counter()
-        task = dataclasses.replace(self.narrow(task), tally=lambda name, count: tally.update({name: count}))
+        numbers: dict[str, list[Tensor]] = {}
+        task = dataclasses.replace(
+            self.narrow(task),
+            tally=lambda name, count: tally.update({name: count}),
+            record=lambda name, values: numbers.setdefault(name, []).append(values.detach().cpu().double()),
+        )
         noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
         verdicts: list[Tensor] = []
         probabilities = True
         done = correct = 0
         for x, y, _ in batches(task.data, task.batch_size, task.device):
-            x_adv = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
-            threat.check(x_adv, x, who=f"evaluator '{label}'")
+            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
+            x_adv = returned.like(crafted, x, "craft returned")
+            if self.has_budget:
+                threat.check(x_adv, x, who=f"evaluator '{label}'")
             task.on_examples(torch.arange(done, done + len(y)), x_adv)
             with torch.no_grad():
                 logits = task.model(x_adv)
@@ -109,6 +118,7 @@ class AttackEvaluator(Evaluator):
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
+            metrics={name: float(torch.cat(parts).mean()) for name, parts in numbers.items()},
         )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from calfat_plugin import entries
+from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.options import options_to_plain, to_plain
 from calfat_plugin.recipe.document import KeyPath, dotted
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
-    from calfat_plugin.interfaces import Aggregator, Evaluator, LocalTrainer, TrainSettings
+    from calfat_plugin.experiment.building import CheckedEvaluator
+    from calfat_plugin.interfaces import Aggregator, LocalTrainer, TrainSettings
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -79,6 +80,21 @@ class Experiment:
         return self.recipe.train.comm_round
 
     @property
+    def metric_columns(self) -> tuple[str, ...]:
+        """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
+        return self._metrics(self.monitor_evaluators)
+
+    @property
+    def final_metrics(self) -> tuple[str, ...]:
+        """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
+        return self._metrics(self.evaluators)
+
+    def _metrics(self, evaluators: tuple[Pick[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
+        measuring: dict[str, Pick[Any]] = {"train": self.trainer, "server": self.aggregator}
+        measuring |= {pick.label: pick for pick in evaluators}
+        return tuple(f"{who}/{name}" for who, pick in measuring.items() for name in pick.entry.metrics)
+
+    @property
     def host_sections(self) -> dict[str, Any]:
         """The host's sections of the recipe, typed, by name."""
         return {name: getattr(self.recipe, name.removesuffix("_args")) for name in HOST_SECTIONS}
@@ -114,20 +130,56 @@ class Experiment:
 
     # --- building: imports torch --------------------------------------------------------------------------------------
 
+    def who(self, pick: Pick[Any]) -> str:
+        """A plugin as messages name it: ``evaluator 'mim' (my-attacks 1.2)``."""
+        return f"{pick.entry.kind} '{pick.name}' ({self.registry.provider(type(pick.entry), pick.entry.name)})"
+
+    def naming(self, pick: Pick[Any]) -> AbstractContextManager[None]:
+        """Let errors about a plugin that are raised inside begin with its name."""
+        return returned.naming(self.who(pick), pick.entry.config)
+
     def build_trainer(self) -> LocalTrainer:
-        """The local trainer, composed with its loss modifier."""
-        modifier = self.modifier.entry.load()(self.modifier.options)
-        trainer: LocalTrainer = self.trainer.entry.load()(self.trainer.options, modifier)
-        return trainer
+        """The local trainer, composed with its loss modifier.
+
+        Raises:
+            PluginError: one of the two cannot be built.
+        """
+        from calfat_plugin.experiment.building import built
+        from calfat_plugin.interfaces import LocalTrainer, LossModifier
+
+        with self.naming(self.modifier):
+            modifier = built(self.modifier.entry.load(), LossModifier, self.modifier.options)
+        with self.naming(self.trainer):
+            options = self.trainer.options
+            return built(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")
 
     def build_aggregator(self) -> Aggregator:
-        """The aggregator."""
-        aggregator: Aggregator = self.aggregator.entry.load()(self.aggregator.options)
-        return aggregator
+        """The aggregator.
 
-    def build_evaluators(self, picks: tuple[Pick[entries.EvaluatorEntry], ...]) -> list[tuple[str, Evaluator]]:
-        """(label, evaluator) for each pick."""
-        return [(pick.label, pick.entry.load()(pick.options)) for pick in picks]
+        Raises:
+            PluginError: it cannot be built.
+        """
+        from calfat_plugin.experiment.building import built
+        from calfat_plugin.interfaces import Aggregator
+
+        with self.naming(self.aggregator):
+            return built(self.aggregator.entry.load(), Aggregator, self.aggregator.options)
+
+    def build_evaluators(self, picks: tuple[Pick[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
+        """(label, evaluator) for each pick.
+
+        Raises:
+            PluginError: one cannot be built.
+        """
+        from calfat_plugin.experiment.building import CheckedEvaluator, built
+        from calfat_plugin.interfaces import Evaluator
+
+        made = []
+        for pick in picks:
+            with self.naming(pick):
+                evaluator = built(pick.entry.load(), Evaluator, pick.options)
+            made.append((pick.label, CheckedEvaluator(evaluator, pick.entry, self.who(pick))))
+        return made
 
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set.
@@ -138,12 +190,16 @@ class Experiment:
 
         Raises:
             DataError: it is missing or damaged.
+            PluginError: what the plugin gives is no data set.
         """
+        from calfat_plugin.datasets import Dataset
+        from calfat_plugin.experiment.building import built
+
         root, options = self.recipe.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
-        dataset: Dataset = self.dataset.entry.load()(Path(root).expanduser(), **options)
-        return dataset
+        with self.naming(self.dataset):
+            return built(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Index arrays, one a client, ascending client id.
@@ -153,33 +209,43 @@ class Experiment:
 
         Raises:
             DataError: the labels cannot be split as asked.
+            PluginError: what the plugin gives is no partition.
         """
+        from calfat_plugin.experiment.building import built, checked_split
+
+        entry, clients = self.partition.entry, self.num_clients
         arguments = asdict(self.partition.options)
         if arguments.get("seed", 0) is None:
             arguments["seed"] = self.seed
-        if self.partition.entry.uses_alpha:
+        if entry.uses_alpha:
             arguments["alpha"] = self.recipe.data.partition_alpha
-        with self._complaints_at(("data_args", "partition_method")):
-            shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
-        return shards
+        with self._complaints_at(("data_args", "partition_method")), self.naming(self.partition):
+            shards = built(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
+            return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
 
     def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
         """The global model with its initial weights, a function of the seed alone; on the CPU.
 
         Raises:
-            ModelError: the model cannot take this data set's images.
+            ModelError: the model cannot take this data set's images, or is none.
+            PluginError: the trainer makes something else of it.
         """
-        from calfat_plugin.models.building import seeded
+        from torch import nn
+
+        from calfat_plugin.models.building import built_model, seeded
         from calfat_plugin.seeds import derive_seed
 
         def build() -> nn.Module:
-            model: nn.Module = self.model.entry.load()(
+            model = built_model(
+                self.model.entry.load(),
+                f"model {self.model.name}" if ":" in self.model.name else self.who(self.model),
                 in_channels=dataset.in_channels,
                 image_size=dataset.image_size,
                 num_classes=dataset.num_classes,
                 **asdict(self.model.options),
             )
-            return trainer.adapt_model(model)
+            with self.naming(self.trainer):
+                return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 
         with self._complaints_at(("model_args", "model")):
             return seeded(build, derive_seed(self.seed, "weights"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
@@ -15,9 +15,6 @@ from calfat_plugin.recipe.parse import parse_recipe
 from calfat_plugin.recipe.schema import Choice, Recipe
 from calfat_plugin.recipe.sections import failing_at
 from calfat_plugin.registry import Registry
-
-if TYPE_CHECKING:
-    from torch import nn
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -49,8 +46,20 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         ),
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
+    _refuse_twin_columns(experiment)
     warnings = (*recipe.warnings, *_unused_alpha(document, experiment.partition.entry), *_former_names(experiment))
     return dataclasses.replace(experiment, recipe=dataclasses.replace(recipe, warnings=warnings))
+
+
+def _refuse_twin_columns(experiment: Experiment) -> None:
+    """Refuse two measurements under one name in ``rounds.csv``; labels alone are checked where they are read."""
+    labels = [pick.label for pick in experiment.monitor_evaluators]
+    columns = [*experiment.metric_columns, *labels]
+    for column in {"train", "server"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
+        raise experiment.recipe.document.error(
+            ("calfat", "monitor", "evaluators"),
+            f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'.",
+        )
 
 
 def _unused_alpha(document: Document, partition: entries.PartitionEntry) -> Iterator[str]:
@@ -157,10 +166,11 @@ def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
         return _pick(recipe, registry, entries.ModelEntry, choice, name_at=("model_args", "model"))
     path = choice.name
 
-    def build(**arguments: Any) -> nn.Module:
-        from calfat_plugin.models.building import model_from_factory
+    def build(**arguments: Any) -> Any:
+        from calfat_plugin.models.building import factory_at
 
-        return model_from_factory(path, **arguments)
+        made: Any = factory_at(path)(**arguments)
+        return made
 
     entry = entries.ModelEntry("own", build=build, summary=f"built by {path}")
     fail = failing_at(recipe.document, choice.path)

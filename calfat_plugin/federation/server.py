@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calfat_plugin.datasets import Dataset, ImageData, pixels
+from calfat_plugin import returned
+from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.evaluators.base import subset
-from calfat_plugin.evaluators.measure import logits_of, measure
+from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
@@ -81,9 +82,7 @@ class Server:
         self._trainer = experiment.build_trainer()
         self._aggregator = experiment.build_aggregator()
         self._model = experiment.build_model(dataset, self._trainer)
-        self._num_classes = dataset.num_classes
-        self._test = dataset.test.to(device)
-        self._monitored = subset(self._test, experiment.recipe.monitor.max_examples)
+        self._measurements = Measurements(experiment, self._model, dataset, device, observer)
         self._personal = sorted(self._trainer.personal_names(self._model))
         self._parameter_names = [
             name
@@ -154,7 +153,9 @@ class Server:
             usable, refused = self._usable(round, dict(sorted(uploads.items())))
             aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
-        self.broadcast = {**aggregate.broadcast, **self._trainer.broadcast(usable)}
+        with self.experiment.naming(self.experiment.trainer):
+            extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned")
+        self.broadcast = {**aggregate.broadcast, **extras}
         norms = {client: update_norm(update.state, previous, names) for client, update in usable.items()}
         alarms = norm_alarms(norms)
         for alarm in alarms:
@@ -171,14 +172,20 @@ class Server:
             bytes_down=bytes_down,
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
             alarms=alarms,
+            metrics={**self._of_clients(usable), **{f"server/{n}": value for n, value in aggregate.metrics.items()}},
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
         """Complete the record of the round that was aggregated last: evaluations where the recipe asks, and costs."""
-        evaluations = self._monitor(record.round)
+        due = record.round % self.experiment.recipe.monitor.every == 0 or record.round == self.experiment.num_rounds
+        evaluations = self._measurements.of_round(self.state, record.round) if due else {}
+        measured = {
+            f"{label}/{name}": value for label, result in evaluations.items() for name, value in result.metrics.items()
+        }
         return replace(
             record,
             evaluations=evaluations,
+            metrics={**record.metrics, **measured},
             seconds=time.perf_counter() - self._started,
             peak_memory_mb=self._memory.of_process(),
             peak_gpu_memory_mb=self._memory.of_gpu(),
@@ -191,7 +198,15 @@ class Server:
             scratch: where long evaluations keep what they need to continue after a crash.
         """
         begin_part("final evaluation")
-        return tuple(self._measure(self._test, final=True, scratch=scratch).values())
+        return tuple(self._measurements.final(self.state, scratch).values())
+
+    def try_evaluators(self) -> None:
+        """Measure a few images for nobody: a mistake in an evaluator shows before the first round.
+
+        Raises:
+            CalfatError: as :meth:`final_evaluation` would.
+        """
+        self._measurements.try_all(self.state)
 
     def _usable(
         self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]
@@ -222,7 +237,7 @@ class Server:
         """
         while True:
             with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
-                aggregate = self._aggregator.combine(
+                aggregate = self._combined(
                     AggregationTask(
                         global_state=self.state,
                         updates=dict(usable),
@@ -232,7 +247,6 @@ class Server:
                         round=round,
                     )
                 )
-                check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
                 personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
                 state = {**aggregate.state, **personal}
                 problem = self._problem_of(aggregate, state)
@@ -244,6 +258,39 @@ class Server:
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
 
+    def _combined(self, task: AggregationTask) -> Aggregate:
+        """What the aggregator makes of the updates, if it is an aggregate of this model.
+
+        Raises:
+            PluginError: it is something else.
+            UpdateError: it does not fit the model.
+        """
+        pick = self.experiment.aggregator
+        if pick.entry.uses_test_data:
+            task = replace(task, monitored=self._measurements.monitored)
+        with self.experiment.naming(pick):
+            aggregate = returned.instance(
+                self._aggregator.combine(task), Aggregate, "combine returned", "Return Aggregate(state=...)."
+            )
+            for name in ("state", "server_state", "broadcast"):
+                returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds")
+            metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
+        check_form(aggregate.state, self.state, who=f"aggregator '{pick.name}'")
+        return replace(aggregate, metrics=metrics)
+
+    def _of_clients(self, usable: Mapping[int, LocalUpdate]) -> dict[str, float]:
+        """``train/<name>``: the mean over clients, by their examples, of each metric that the trainer declares.
+
+        What else a client sends under the name of a metric is left aside.
+        """
+        found = {}
+        for name in self.experiment.trainer.entry.metrics:
+            sent = [(u.num_examples, u.metrics[name]) for u in usable.values() if name in u.metrics]
+            if sent:
+                total = sum(examples for examples, _ in sent)
+                found[f"train/{name}"] = math.fsum(examples * value for examples, value in sent) / total
+        return found
+
     def _problem_of(self, aggregate: Aggregate, state: State) -> str:
         """Why nobody could go on from the outcome of a round, in words; an empty text where all is well."""
         for tensors in (state, aggregate.server_state, aggregate.broadcast):
@@ -252,7 +299,7 @@ class Server:
                     return f"the aggregate's '{name}' {problem}"
         self._model.load_state_dict(dict(state))
         with torch.no_grad():
-            logits = logits_of(self._model, pixels(self._monitored.x[:_PROBED]))
+            logits = logits_of(self._model, pixels(self._measurements.subset.x[:_PROBED]))
         problem = value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
         return f"a logit of the global model {problem}" if problem else ""
 
@@ -262,30 +309,6 @@ class Server:
         return math.hypot(
             update_norm(update.state, self.state, self.state), update_norm(update.extras, zero, update.extras)
         )
-
-    def _monitor(self, round: int) -> dict[str, EvaluationResult]:
-        due = round % self.experiment.recipe.monitor.every == 0 or round == self.experiment.num_rounds
-        return self._measure(self._monitored, final=False) if due else {}
-
-    def _measure(self, data: ImageData, *, final: bool, scratch: Path | None = None) -> dict[str, EvaluationResult]:
-        experiment = self.experiment
-        picks = experiment.evaluators if final else experiment.monitor_evaluators
-        self._model.load_state_dict(dict(self.state))
-        round = 0 if final else self.round
-        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
-            return measure(
-                self._model,
-                data,
-                experiment.build_evaluators(picks),
-                num_classes=self._num_classes,
-                threat=experiment.recipe.threat,
-                batch_size=experiment.recipe.evaluation.batch_size,
-                device=self.device,
-                seed=experiment.seed,
-                round=round,
-                scratch=scratch,
-                on_progress=self.observer.evaluation_progress,
-            )
 
 
 def _refuse_empty_round(round: int, usable: Mapping[int, LocalUpdate], refused: Mapping[int, str]) -> None:

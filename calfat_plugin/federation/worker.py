@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalTask, State
+from calfat_plugin.interfaces import LocalCorrection, LocalTask, State
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
@@ -57,7 +59,9 @@ class Worker:
         self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
-        self._correction = experiment.build_aggregator().correction()
+        aggregator = experiment.build_aggregator()
+        with experiment.naming(experiment.aggregator):
+            self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = self._trainer.personal_names(self._model)
         self._precision = chosen(experiment.recipe.runtime.precision, device)
@@ -125,8 +129,14 @@ class Worker:
         return pack_update(update)
 
     def _trained(self, task: LocalTask) -> LocalUpdate:
+        trainer = self.experiment.trainer
         try:
-            return self._trainer.fit(task)
+            with self.experiment.naming(trainer):
+                update = returned.instance(self._trainer.fit(task), LocalUpdate, "fit returned")
+                returned.tensors(update.extras, "its update's extras hold")
+                returned.tensors(update.client_state, "its update's client_state holds")
+                declared = {**trainer.entry.metrics, "loss": "mean training loss"}
+                return replace(update, metrics=returned.metrics(update.metrics, declared, "its update has the metric"))
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise

@@ -65,11 +65,14 @@ class ServerTask:
 
         Raises:
             UpdateError: when the snapshot does not fit this experiment's model.
+            CalfatError: an evaluator fails, which the first process of a run tries.
         """
         from calfat_plugin.federation.server import Server
 
         server = Server(self.experiment, self.dataset, self.device, self.observer)
-        if self.resume_from is not None:
+        if self.resume_from is None:
+            server.try_evaluators()
+        else:
             server.restore(self.resume_from)
         return server
 

@@ -18,6 +18,7 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     }
     for result in record.evaluations.values():
         numbers |= accuracies("accuracy", result)
+    numbers |= record.metrics
     peaks = {"peak_memory_mb": record.peak_memory_mb, "peak_gpu_memory_mb": record.peak_gpu_memory_mb}
     numbers |= {name: peak for name, peak in peaks.items() if peak is not None}
     if record.losses:
@@ -30,3 +31,9 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
 def accuracies(group: str, result: EvaluationResult) -> dict[str, float]:
     """Both counting conventions of one evaluation: ``accuracy/pgd20`` and ``accuracy/pgd20_strict``."""
     return {f"{group}/{result.label}": result.accuracy, f"{group}/{result.label}_strict": result.accuracy_strict}
+
+
+def final_scalars(result: EvaluationResult) -> dict[str, float]:
+    """One final evaluation: its accuracies, and figures beside them as ``final/pgd20/ece``; finite ones only."""
+    beside = {f"final/{result.label}/{name}": number for name, number in result.metrics.items()}
+    return {**accuracies("final", result), **{name: number for name, number in beside.items() if math.isfinite(number)}}

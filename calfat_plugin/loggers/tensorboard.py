@@ -10,7 +10,7 @@ from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers.public import public_recipe_text
-from calfat_plugin.loggers.scalars import accuracies, round_scalars
+from calfat_plugin.loggers.scalars import final_scalars, round_scalars
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class TensorBoard:
     @hookimpl
     def calfat_run_finished(self, result: RunResult) -> None:
         for evaluation in result.evaluations:
-            self._write(accuracies("final", evaluation), result.num_rounds)
+            self._write(final_scalars(evaluation), result.num_rounds)
         self._close()
 
     @hookimpl

@@ -15,7 +15,7 @@ from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers.public import public_recipe
-from calfat_plugin.loggers.scalars import accuracies, round_scalars
+from calfat_plugin.loggers.scalars import final_scalars, round_scalars
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Wandb:
     @hookimpl
     def calfat_run_finished(self, result: RunResult) -> None:
         for evaluation in result.evaluations:
-            self._run.summary.update(accuracies("final", evaluation))
+            self._run.summary.update(final_scalars(evaluation))
         self._run.finish(exit_code=0)
 
     @hookimpl

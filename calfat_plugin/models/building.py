@@ -1,4 +1,4 @@
-"""Build a model from a seed, and from a user's own ``module:factory``."""
+"""Build a model from a seed, and from a user's own ``module:factory``; try it before it is used."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.errors import ModelError, did_you_mean
+from calfat_plugin.maths.attacks import attack_mode
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,9 +31,7 @@ def model_from_factory(
     """Build a user's own model.
 
     Args:
-        path: ``package.module:factory``. The factory is called with keywords in_channels, image_size (H, W),
-            num_classes and the options, and returns a module that maps (N, C, H, W) float pixels in [0, 1] to (N,
-            num_classes) logits. Methods that read features or replace the last layer need an :class:`ImageClassifier`.
+        path: ``package.module:factory``; see :func:`built_model` for what it is.
         in_channels: colour channels of the data set.
         image_size: height and width in pixels.
         num_classes: of the data set.
@@ -41,35 +40,54 @@ def model_from_factory(
     Raises:
         ModelError: the factory cannot be found or called, or what it builds gives other shapes.
     """
-    factory = _factory(path)
+    return built_model(factory_at(path), f"model {path}", in_channels, image_size, num_classes, **options)
+
+
+def built_model(
+    factory: Callable[..., object],
+    who: str,
+    in_channels: int,
+    image_size: tuple[int, int],
+    num_classes: int,
+    **options: Any,
+) -> nn.Module:
+    """Build a model, and try it on two black images, which leaves it as it was.
+
+    Args:
+        factory: is called with keywords in_channels, image_size (H, W), num_classes and the options, and returns a
+            module that maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features
+            or replace the last layer need an :class:`ImageClassifier`.
+        who: the model, as a message names it.
+        in_channels, image_size, num_classes: of the data set.
+        options: passed on.
+
+    Raises:
+        ModelError: the factory cannot be called, or what it builds gives other shapes.
+    """
     try:
         model = factory(in_channels=in_channels, image_size=image_size, num_classes=num_classes, **options)
     except TypeError as error:
         raise ModelError(
-            f"model {path}: calling it with in_channels, image_size, num_classes"
+            f"{who}: calling it with in_channels, image_size, num_classes"
             f"{''.join(f', {name}' for name in options)} failed: {error}."
         ) from error
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model {path}: it returned {type(model).__name__}; expected a torch.nn.Module.")
+        raise ModelError(f"{who}: it returned {type(model).__name__}; expected a torch.nn.Module.")
     shape = (2, in_channels, *image_size)
-    was_training = model.training
     try:
-        with torch.no_grad():
-            logits = model.eval()(torch.zeros(shape))
+        with torch.no_grad(), attack_mode(model), torch.random.fork_rng(devices=[]):
+            logits = model(torch.zeros(shape))
     except Exception as error:  # somebody else's code may fail in any way
         raise ModelError(
-            f"model {path}: a forward pass on images of shape {shape} failed ({type(error).__name__}: {error})."
+            f"{who}: a forward pass on images of shape {shape} failed ({type(error).__name__}: {error})."
         ) from error
-    model.train(was_training)
     if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != (2, num_classes):
         found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise ModelError(
-            f"model {path}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}."
-        )
+        raise ModelError(f"{who}: images of shape {shape} gave {found}; expected logits of shape {(2, num_classes)}.")
     return model
 
 
-def _factory(path: str) -> Callable[..., object]:
+def factory_at(path: str) -> Callable[..., object]:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ModelError(f"model {path}: expected package.module:factory.")

@@ -86,6 +86,19 @@ def losses(run: RunFiles) -> Chart | None:
     return line_chart("losses", "Training loss", caption, lines, "mean training loss")
 
 
+def own_metrics(run: RunFiles) -> list[Chart]:
+    """What plugins measured beside loss and accuracy, round by round: a chart each."""
+    charts = []
+    for index, column in enumerate(run.metrics):
+        points, (where, _, name) = run.curve(column), column.rpartition("/")
+        by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
+        caption = f"{by.get(where, f'Measured by the evaluator {where}.')} Last round: {points[-1][1]:.4g}."
+        if len(points) > 1:
+            title = column.replace("_", " ")
+            charts.append(line_chart(f"metric-{index}", title, caption, [Line(name, 0, points)], name))
+    return charts
+
+
 def compared(
     name: str,
     title: str,

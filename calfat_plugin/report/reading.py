@@ -117,6 +117,13 @@ class RunFiles:
         return tuple(label for label in labels if label and self.curve(label))
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Columns of what plugins measured beside: ``train/margin``, ``pgd20/ece``; those that hold numbers."""
+        accuracies = {column for label in self.monitored for column in (label, f"{label}_strict")}
+        columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
+        return tuple(column for column in columns if column not in accuracies and self.curve(column))
+
+    @property
     def robust_label(self) -> str | None:
         """The monitored attack that measures robustness: the last of the list, which goes from weak to strong."""
         attacks = [label for label in self.monitored if label != NATURAL]

@@ -11,7 +11,7 @@ from calfat_plugin.report import words
 from calfat_plugin.report.analyses import attacks_view, evaluation_row, per_class_view, tsne_chart
 from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, Drawing, render
-from calfat_plugin.report.curves import heterogeneity, learning_curves, losses
+from calfat_plugin.report.curves import heterogeneity, learning_curves, losses, own_metrics
 from calfat_plugin.report.groups import reported_of
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
@@ -41,7 +41,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
         sections={
             "results": some(
                 final=_final(run),
-                figures=drawn(learning_curves(run), final_per_class(run)),
+                figures=drawn(learning_curves(run), final_per_class(run), *own_metrics(run)),
                 rounds=_rounds(run),
             ),
             "clients": some(
@@ -99,11 +99,13 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
-    """(evaluator, settings and implementation)."""
+    """(evaluator, figures beside its accuracy, settings and implementation)."""
+    figures = ((name, value) for name, value in (evaluation.get("metrics") or {}).items() if value is not None)
+    beside = ", ".join(f"{name.replace('_', ' ')} = {value:.4g}" for name, value in figures)
     settings = (evaluation.get("settings") or {}).items()
     known = ", ".join(f"{key.replace('_', ' ')} {words.plain(value)}" for key, value in settings if value is not None)
     by = f"by {evaluation['implementation']}" if evaluation.get("implementation") else ""
-    return str(evaluation["label"]), "; ".join(filter(None, (known, by)))
+    return str(evaluation["label"]), "; ".join(filter(None, (beside, known, by)))
 
 
 def _rounds(run: RunFiles) -> dict[str, Any] | None:
@@ -112,6 +114,7 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
         return None
     names = {**{label: f"{label} %" for label in run.monitored}, "heterogeneity": "s²", "seconds": "seconds"}
     names |= {"peak_memory_mb": "peak memory, MB", "peak_gpu_memory_mb": "peak on the GPU, MB"}
+    names |= {column: column for column in run.metrics}
     columns = [column for column in names if run.curve(column)]
 
     def shown(column: str, value: float | None) -> str:

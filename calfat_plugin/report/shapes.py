@@ -47,6 +47,7 @@ COUNT = _is("a whole number, 0 or more", lambda v: isinstance(v, int) and not is
 NUMBER = _is("a number", lambda value: _number(value) and abs(value) < 1e15)
 FRACTION = _is("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
 PER_CLASS = _is("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
+METRIC = _is("a number, or null", lambda value: value is None or _number(value))
 EPS = _is("a number such as 8/255", _exact)
 PICK = _is("a name, or a mapping with one", lambda value: isinstance(value, (str, Mapping)))
 
@@ -59,6 +60,7 @@ _EVALUATION = {
     "per_class?": [PER_CLASS],
     "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
     "seconds?": NUMBER,
+    "metrics?": {"*": METRIC},
     "*": ANYTHING,
 }
 _ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]
@@ -80,6 +82,7 @@ RECIPE = {
 RESULTS = {
     "format?": COUNT,
     "recipe?": TEXT,
+    "metrics?": {"*": METRIC},
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,
     "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],

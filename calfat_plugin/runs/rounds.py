@@ -29,10 +29,11 @@ class RoundsFile:
         path: the file.
         labels: monitored evaluators, a column each (strict counting beside it).
         num_clients: clients in total, for a column of losses and of update norms each.
+        metrics: what plugins measure beside, a column each (``RoundRecord.metrics``).
     """
 
-    def __init__(self, path: Path, labels: Sequence[str], num_clients: int) -> None:
-        self.path, self.labels, self.num_clients = path, tuple(labels), num_clients
+    def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
+        self.path, self.labels, self.num_clients, self.metrics = path, tuple(labels), num_clients, tuple(metrics)
 
     @property
     def columns(self) -> list[str]:
@@ -46,6 +47,7 @@ class RoundsFile:
             "refused",
             *(f"loss_{client}" for client in clients),
             *(f"update_norm_{client}" for client in clients),
+            *self.metrics,
             "bytes_down",
             "bytes_up",
             "seconds",
@@ -108,6 +110,7 @@ class RoundsFile:
             row[label], row[f"{label}_strict"] = repr(result.accuracy), repr(result.accuracy_strict)
         row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})
         row.update({f"update_norm_{client}": repr(norm) for client, norm in record.update_norms.items()})
+        row.update({name: repr(value) for name, value in record.metrics.items()})
         return row
 
 

@@ -8,18 +8,15 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from calfat_plugin import __version__
-from calfat_plugin.errors import RunError
-from calfat_plugin.evaluators.alarms import find_alarms
+from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, RoundRecord, RunResult
+from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
 from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile, alarms_of
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of, read_rounds
 
 NATURAL = "natural"
 CONVENTIONS = {
@@ -50,7 +47,7 @@ class RunWriter:
     ) -> None:
         self.directory, self.experiment = directory, experiment
         labels = [pick.label for pick in experiment.monitor_evaluators]
-        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients)
+        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients, experiment.metric_columns)
         robust = [label for label in labels if label != NATURAL]
         # The last attack of the list counts as the robust one: recipes list them from weak to strong.
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
@@ -77,13 +74,30 @@ class RunWriter:
         self._save("last", snapshot, {"best": self.best})
         self.client_states.round = record.round + 1
 
+    def _last_metrics(self) -> dict[str, dict[str, float | None]]:
+        """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
+        names = [name for name in self.experiment.metric_columns if name.startswith(("train/", "server/"))]
+        last = read_rounds(self.directory.rounds)[-1] if names and self.directory.rounds.exists() else {}
+        found = {name: float(last[name]) for name in names if last.get(name)}
+        return {"metrics": {n: value if math.isfinite(value) else None for n, value in found.items()}} if found else {}
+
+    def _test_images_used(self) -> tuple[Alarm, ...]:
+        """A finding where the aggregator looked at test images: accuracies on them are then no test."""
+        if not self.experiment.aggregator.entry.uses_test_data:
+            return ()
+        text = (
+            f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
+            "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
+        )
+        return (Alarm("test-images-used", text, ()),)
+
     def _save(self, name: str, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
         save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
         self.client_states.saved(name)
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
-        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds))
+        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds), *self._test_images_used())
         self.directory.write_json(
             self.directory.results,
             {
@@ -97,6 +111,7 @@ class RunWriter:
                 "model": "global model after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
+                **self._last_metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 "test_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
@@ -118,32 +133,3 @@ def _client_states(directory: RunDirectory, resume_from: Snapshot | None) -> Cli
         states[client] = kept[client]
     states.round = done + 1
     return states
-
-
-def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
-    """A result, ready for strict JSON: nan and infinity, which JSON lacks, become null.
-
-    Raises:
-        RunError: naming evaluator and key, when an evaluator hands over something that JSON cannot hold.
-    """
-    return {
-        field.name: _as_json(getattr(evaluation, field.name), f"evaluator '{evaluation.label}': {field.name}")
-        for field in dataclasses.fields(evaluation)
-    }
-
-
-def _as_json(value: Any, where: str) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise RunError(
-        f"{where} is a {type(value).__name__}, which results.json cannot hold; expected numbers, texts, lists and "
-        "mappings of them. Fix it in the plugin: the run can be resumed for its final evaluation."
-    )

@@ -238,8 +238,14 @@ def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], over
         document = document.with_value(setting.path, setting.value, setting.place)
     experiment = assemble(document.with_overrides(overrides), registry)
     supported_runtime(experiment)
-    measured = [pick.label for pick in experiment.evaluators]
+    accuracies = [pick.label for pick in experiment.evaluators]
+    measured = [*accuracies, *experiment.final_metrics]
+    published = {label for cell in suite.reported.values() for label in cell.accuracy}
     for label in suite.metrics:
+        if label in published and label in measured and label not in accuracies:
+            raise suite.document.error(
+                ("reported",), f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
+            )
         if label not in measured:
             raise suite.document.error(
                 ("metrics",),

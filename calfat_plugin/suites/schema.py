@@ -106,7 +106,8 @@ class Suite:
         settings: changes that all cells share.
         axes: the grid; a cell is one label of each.
         seeds: seeds of every cell.
-        metrics: the columns: an evaluator's label in the final evaluation to the column's heading.
+        metrics: the columns: an evaluator's label in the final evaluation, or a plugin's figure (``train/margin``,
+            ``pgd20/ece``), to the column's heading.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
         skip: cells that are not run, with the reason that the table shows.

@@ -25,6 +25,7 @@ class Score:
     """One number of the table. Accuracies are fractions in [0, 1].
 
     Attributes:
+        is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
         values: one a finished seed, in the order of the seeds.
         reported: the published number, or None.
         tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
@@ -33,6 +34,7 @@ class Score:
     values: tuple[float, ...]
     reported: float | None = None
     tolerance: float | None = None
+    is_accuracy: bool = True
 
     @property
     def mean(self) -> float | None:
@@ -71,12 +73,15 @@ class RunSummary:
     message: str
     results: Mapping[str, Any]
 
-    def accuracy(self, label: str) -> float | None:
-        """Accuracy of one evaluator by the convention of the paper's tables."""
+    def value(self, metric: str) -> float | None:
+        """Accuracy of one evaluator by the convention of the paper's tables, or a plugin's figure."""
+        found = dict(self.results.get("metrics") or {})
         for evaluation in self.results.get("evaluations", ()):
-            if evaluation["label"] == label:
-                return float(evaluation["accuracy"])
-        return None
+            beside = evaluation.get("metrics") or {}
+            found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
+            found[evaluation["label"]] = evaluation["accuracy"]
+        number = found.get(metric)
+        return None if number is None else float(number)
 
 
 @dataclass(frozen=True)
@@ -155,12 +160,14 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
 def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     reported = suite.reported.get(cell.name)
     scores = {}
+    figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
-        measured = (run.accuracy(label) for run in runs)  # None for a run without results
+        measured = (run.value(label) for run in runs)  # None for a run without results
         published = None if reported is None else reported.accuracy.get(label)
         points = suite.tolerance.get(label)
         tolerance = None if points is None else points / 100
-        scores[label] = Score(tuple(value for value in measured if value is not None), published, tolerance)
+        values = tuple(value for value in measured if value is not None)
+        scores[label] = Score(values, published, tolerance, label not in figures)
     return CellSummary(cell, tuple(runs), scores, None if reported is None else reported.source)
 
 

@@ -32,6 +32,7 @@ _LATEX = {
 # What Markdown would read as HTML, an entity, emphasis, code or a link.
 _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
 _CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
+_CSV_FIGURES = ("mean", "std")  # of what is no accuracy; only in tables that have such a column
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -41,7 +42,8 @@ def measured(score: Score) -> str:
     """``61.35 ± 0.42``; without the deviation for a single seed, ``-`` for none."""
     if score.mean is None:
         return NOTHING
-    return percent(score.mean) if score.std is None else f"{percent(score.mean)} ± {percent(score.std)}"
+    shown = percent if score.is_accuracy else "{:.4g}".format
+    return shown(score.mean) if score.std is None else f"{shown(score.mean)} ± {shown(score.std)}"
 
 
 def beside(score: Score) -> str:
@@ -60,6 +62,10 @@ def caption(summary: SuiteSummary) -> str:
         f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
         "the global model after the final round."
     )
+    figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
+    if figures:
+        shown = ", ".join(heading for label, heading in summary.suite.metrics.items() if label in figures)
+        text += f" Not in percent, but as measured: {shown}."
     fewer = [
         f"{heading} on {found}" for label, heading in summary.suite.metrics.items() if (found := _fewer(summary, label))
     ]
@@ -82,8 +88,8 @@ def _fewer(summary: SuiteSummary, label: str) -> str:
     found: dict[str, None] = {}
     for evaluations in (run.results.get("evaluations", ()) for cell in summary.cells for run in cell.runs):
         number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
-        if number.get(label, 0) < (most := max(number.values(), default=0)):
-            found[f"{number.get(label, 0):,} of {most:,}"] = None
+        if label in number and number[label] < (most := max(number.values(), default=0)):
+            found[f"{number[label]:,} of {most:,}"] = None
     return " or ".join(found)
 
 
@@ -148,10 +154,14 @@ def as_csv(summary: SuiteSummary) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     axes = list(summary.suite.axes)
-    writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note"])
+    figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
+    more = _CSV_FIGURES if figures else ()
+    writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note", *more])
     for cell in summary.cells:
         for label, score in cell.scores.items():
             numbers = (score.mean, score.std, score.reported, score.difference)
+            plain = ("",) * 2 if score.is_accuracy else tuple("" if n is None else repr(n) for n in numbers[:2])
+            numbers = numbers if score.is_accuracy else (None,) * 4
             writer.writerow(
                 [
                     *cell.cell.labels,
@@ -161,6 +171,7 @@ def as_csv(summary: SuiteSummary) -> str:
                     "" if score.beyond is None else str(score.beyond).lower(),
                     (cell.source or "") if score.reported is not None else "",
                     "; ".join(cell.notes),
+                    *plain[: len(more)],
                 ]
             )
     return text.getvalue()

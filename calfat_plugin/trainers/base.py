@@ -1,16 +1,21 @@
-"""The base of every built-in method: a method defines its two losses, the loop does the rest."""
+"""The base of every built-in method: a method defines its two losses, and hooks around them; the loop does the rest."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, LossModifier
+from calfat_plugin import returned
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, LossModifier, RoundEnd
 from calfat_plugin.options import option
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from calfat_plugin.results import LocalUpdate
 
@@ -32,9 +37,11 @@ def start_noise_option() -> Any:
 class AdversarialTrainer(LocalTrainer):
     """A method is two losses and named constants; subclasses are final and keep no state.
 
-    A subclass overrides :meth:`train_loss`, and :meth:`attack_loss` with :meth:`start` where it attacks; a method whose
-    step takes more than one gradient overrides :meth:`backward`, too. It never touches devices, layouts, batch
-    splitting, optimisers or modes: those belong to ``trainers.loop``.
+    A subclass overrides :meth:`train_loss`, and :meth:`attack_loss` with :meth:`start` where it attacks. What else a
+    method may need has a hook with a default: :meth:`begin_round` and :meth:`end_round` (a teacher, an average of
+    weights, what a client keeps), :meth:`make_optimizer` and :meth:`make_schedule`, :meth:`take_steps` (something after
+    each step, or several steps a batch), :meth:`backward` (a step of more than one gradient). It never touches devices,
+    layouts, batch splitting or modes: those belong to ``trainers.loop``.
 
     Attributes:
         options: an instance of the entry's options.
@@ -54,6 +61,56 @@ class AdversarialTrainer(LocalTrainer):
     def bind_loss(self, class_counts: Tensor) -> ClientLoss:
         """The client's loss operators; ``class_counts``: (C,) on the training device."""
         return self.modifier.bind(class_counts)
+
+    def begin_round(self, task: LocalTask) -> Any:
+        """What the losses see as ``batch.context`` during a client's round; default: nothing (None).
+
+        Called when ``task.model`` holds the global weights, before the first step. ``task.client_state`` is the state
+        that :meth:`end_round` gave in this client's previous round.
+        """
+        return None
+
+    def end_round(self, task: LocalTask, context: Any) -> RoundEnd:
+        """What the client keeps, and numbers for the record; default: neither. Called after the last step.
+
+        Args:
+            task: the client's work; ``task.model`` is what will be sent.
+            context: what :meth:`begin_round` returned.
+        """
+        return RoundEnd()
+
+    def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer:
+        """The optimiser of a client's round, new in each; default: SGD with the recipe's settings."""
+        from torch.optim import SGD
+
+        settings = task.settings
+        return SGD(
+            parameters,
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+
+    def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None:
+        """How the learning rate changes within a client's round, which has ``num_batches``; default: not at all.
+
+        Its ``step`` is called after each mini-batch. A schedule over rounds needs none: :meth:`make_optimizer` has
+        ``task.round``.
+        """
+        return None
+
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor]) -> Tensor:
+        """The optimiser's steps for one mini-batch; default: one.
+
+        Args:
+            batch: the mini-batch, attacked.
+            step: calls :meth:`backward` and moves the parameters once; returns the loss. For a further step give it
+                ``batch.again()``, since the logits of ``batch`` are those before the first.
+
+        Returns:
+            The loss for the record, a scalar without gradient.
+        """
+        return step(batch)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         """Which rows of a batch to attack: (N,) bool, or None for all.
@@ -87,8 +144,16 @@ class AdversarialTrainer(LocalTrainer):
 
         Returns:
             The loss for the record, a scalar without gradient.
+
+        Raises:
+            PluginError: :meth:`train_loss` returned something else than a scalar that depends on the parameters.
         """
-        loss = self.train_loss(batch)
+        loss = returned.loss(self.train_loss(batch), "train_loss returned")
+        if not loss.requires_grad:
+            raise PluginError(
+                "train_loss returned a number that depends on no parameter of the model; was it detached, or made "
+                "under torch.no_grad()?"
+            )
         loss.backward()
         return loss.detach()
 

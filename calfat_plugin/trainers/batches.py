@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,13 +24,14 @@ class AttackBatch:
         x_nat: (N, C, H, W) clean images, float32 in [0, 1].
         y: (N,) labels.
         loss: the client's loss operators.
+        context: what the method's ``begin_round`` returned.
         logits_adv: (N, C) logits of the running x_adv, with gradient; set anew for each step.
     """
 
     logits_adv: Tensor
 
-    def __init__(self, model: nn.Module, x_nat: Tensor, y: Tensor, loss: ClientLoss) -> None:
-        self.model, self.x_nat, self.y, self.loss = model, x_nat, y, loss
+    def __init__(self, model: nn.Module, x_nat: Tensor, y: Tensor, loss: ClientLoss, context: Any = None) -> None:
+        self.model, self.x_nat, self.y, self.loss, self.context = model, x_nat, y, loss, context
 
     @cached_property
     def logits_nat(self) -> Tensor:
@@ -53,6 +56,9 @@ class TrainBatch:
         kappa: (N,) how many iterates of the attack were classified correctly, for methods that set
             ``counts_iterates``; else None.
         task: the client's work this round, for round numbers and the like.
+        index: (N,) positions of the examples in ``task.data``, on its device.
+        context: what the method's ``begin_round`` returned.
+        recorded: what :meth:`record` was given.
     """
 
     def __init__(
@@ -65,18 +71,86 @@ class TrainBatch:
         task: LocalTask,
         attacked: Tensor | None = None,
         kappa: Tensor | None = None,
+        context: Any = None,
+        index: Tensor | None = None,
     ) -> None:
         self.model, self.x_nat, self.x_adv, self.y, self.loss = model, x_nat, x_adv, y, loss
-        self.task, self.attacked, self.kappa = task, attacked, kappa
+        self.index = y.new_tensor(range(len(y))) if index is None else index
+        self.task, self.attacked, self.kappa, self.context = task, attacked, kappa, context
+        self.recorded: dict[str, Tensor] = {}
 
     @cached_property
     def logits_nat(self) -> Tensor:
         """(N, C) logits of the clean images, with gradient; the forward pass happens on first use."""
-        logits: Tensor = self.model(self.x_nat)
-        return logits
+        return self._nat.logits
 
     @cached_property
     def logits_adv(self) -> Tensor:
         """(N, C) logits of x_adv, with gradient; the forward pass happens on first use."""
-        logits: Tensor = self.model(self.x_adv)
-        return logits
+        return self._adv.logits
+
+    @property
+    def features_nat(self) -> Tensor:
+        """(N, F) penultimate features of the clean images, from the pass of ``logits_nat``.
+
+        Raises:
+            ModelError: the model has none to give; it is no ``ImageClassifier``.
+        """
+        return self._nat.features
+
+    @property
+    def features_adv(self) -> Tensor:
+        """(N, F) penultimate features of x_adv, from the pass of ``logits_adv``; see :attr:`features_nat`."""
+        return self._adv.features
+
+    @cached_property
+    def _nat(self) -> _Pass:
+        return _Pass(self.model, self.x_nat)
+
+    @cached_property
+    def _adv(self) -> _Pass:
+        return _Pass(self.model, self.x_adv)
+
+    def again(self) -> TrainBatch:
+        """The same examples without their logits and features: for a second step, at the weights after the first."""
+        parts = (self.model, self.x_nat, self.x_adv, self.y, self.loss, self.task, self.attacked, self.kappa)
+        batch = TrainBatch(*parts, self.context, self.index)
+        batch.recorded = self.recorded
+        return batch
+
+    def record(self, name: str, values: Tensor) -> None:
+        """Add to the metric ``name``, which the entry declares: the round's number is the mean over all examples.
+
+        Args:
+            name: of the metric.
+            values: (N,), one an example, or (), their mean; of the last call for this batch.
+        """
+        self.recorded[name] = values.detach().mean()
+
+
+class _Pass:
+    """One forward pass, with the penultimate features on request."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        from calfat_plugin.models.base import ImageClassifier
+
+        self._model = model
+        self._features: list[Tensor] = []
+        if not isinstance(model, ImageClassifier):
+            self.logits: Tensor = model(x)
+            return
+        keep = model.classifier.register_forward_pre_hook(lambda layer, inputs: self._features.append(inputs[0]))
+        try:
+            self.logits = model(x)
+        finally:
+            keep.remove()
+
+    @property
+    def features(self) -> Tensor:
+        if not self._features:
+            raise ModelError(
+                f"the method reads penultimate features, which the model {type(self._model).__name__} does not give. "
+                "Choose a model that derives from calfat_plugin.ImageClassifier, as all built-in ones do; in a model "
+                "of your own, derive from it and pass it the body and the last layer."
+            )
+        return self._features[0]

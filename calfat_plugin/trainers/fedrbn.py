@@ -97,12 +97,11 @@ class FedRBN(AdversarialTrainer):
 
     # --- one client ---------------------------------------------------------------------------------------------------
 
-    def fit(self, task: LocalTask) -> LocalUpdate:
+    def begin_round(self, task: LocalTask) -> None:
+        """Give an ``st`` client the noise statistics that it borrows."""
         if not self.options.trains_adversarially(task.client):
-            sources = _received(task.broadcast)
             own = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
-            task.model.load_state_dict(self._lent(own, sources), strict=False)
-        return super().fit(task)
+            task.model.load_state_dict(self._lent(own, _received(task.broadcast)), strict=False)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return None if self.options.trains_adversarially(task.client) else index < 0  # all, or none

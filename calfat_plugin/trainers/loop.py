@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from calfat_plugin import returned
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask
+from calfat_plugin.errors import PluginError, UpdateError
+from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
+_KEPT = "method/"  # namespace of what the method keeps in a client's state; the aggregator's part has its own
 
 
 class Method(Protocol):
@@ -38,6 +43,11 @@ class Method(Protocol):
     @property
     def counts_iterates(self) -> bool: ...
     def bind_loss(self, class_counts: Tensor) -> ClientLoss: ...
+    def begin_round(self, task: LocalTask) -> Any: ...
+    def end_round(self, task: LocalTask, context: Any) -> RoundEnd: ...
+    def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer: ...
+    def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None: ...
+    def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor]) -> Tensor: ...
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor | None: ...
     def start(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor: ...
     def attack_loss(self, batch: AttackBatch) -> Tensor: ...
@@ -49,6 +59,7 @@ class _Work:
     """One client's round as the loop sees it.
 
     Attributes:
+        context: what the method's ``begin_round`` returned.
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
     """
@@ -56,6 +67,7 @@ class _Work:
     method: Method
     task: LocalTask
     loss: ClientLoss
+    context: Any
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
 
@@ -63,62 +75,102 @@ class _Work:
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     """Train ``task.model`` for one round with ``method``'s losses.
 
-    One SGD optimiser a round, so its momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
+    One optimiser a round, so SGD's momentum starts at zero (methods.md 1). Attack in evaluation mode, outer loss in
     training mode.
 
     Returns:
-        The update; ``metrics["loss"]`` is the mean training loss per example of the last epoch.
+        The update; ``metrics`` are means per example of the last epoch, and what the method's ``end_round`` adds.
 
     Raises:
         UpdateError: when the loss left the finite numbers.
+        PluginError: when the method returned something that is no use here.
     """
     model = task.model
-    loss = method.bind_loss(task.class_counts.to(task.device))
+    loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind returned")
     model.train()
     correction = task.correction.begin(task)
+    kept = task.client_state
+    task = replace(task, client_state={n.removeprefix(_KEPT): kept[n] for n in kept if n.startswith(_KEPT)})
     sample = pixels(task.data.x[:PROBED].to(task.device))
     with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
-        work = _Work(method, task, loss, rows, passes_in(task.precision, task.device))
-        mean_loss = _epochs(work, correction)
+        context = method.begin_round(task)
+        work = _Work(method, task, loss, context, rows, passes_in(task.precision, task.device))
+        metrics = _epochs(work, correction)
+        end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
+    own = _copied(returned.tensors(end.state, "end_round's state holds"))
     return LocalUpdate(
-        state={name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()},
+        state=_copied(model.state_dict()),
         num_examples=len(task.data),
-        extras=extras,
-        metrics={"loss": mean_loss},
-        client_state=client_state,
+        extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
+        metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics},
+        client_state={**client_state, **{_KEPT + name: tensor for name, tensor in own.items()}},
     )
 
 
-def _epochs(work: _Work, correction: ActiveCorrection) -> float:
-    """Train; the mean loss per example of the last epoch."""
-    task, model, settings = work.task, work.task.model, work.task.settings
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, in the layout that files and messages have."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+
+
+def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
+    """Train; means per example of the last epoch: the loss, and what the method recorded."""
+    method, task, model = work.method, work.task, work.task.model
     if correction.wants_full_gradient:
         with timed("full gradient"):
             correction.take_full_gradient(_full_gradient(work))
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
-    mean_loss = float("nan")
-    for epoch in range(settings.epochs):
+    optimizer, schedule = _optimizer(method, task)
+    if correction.needs_sgd and not (_is_the_recipes(optimizer, task) and schedule is None):
+        raise PluginError(
+            f"it makes an optimiser of its own ({type(optimizer).__name__}), but this aggregator's correction of local "
+            "steps holds for SGD with the recipe's constant learning rate only. Choose another aggregator, such as "
+            "fedavg."
+        )
+
+    def step(batch: TrainBatch) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        with work.passes():
+            value = returned.loss(method.backward(batch), "backward returned")
+        correction.after_backward(model)
+        optimizer.step()
+        correction.after_step(model, optimizer.param_groups[0]["lr"])
+        return value
+
+    metrics: dict[str, float] = {}
+    for epoch in range(task.settings.epochs):
         meter = _LossMeter(task, epoch)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y, index in timed_each("data", _one_epoch(task, "batches", epoch)):
             with timed("attack"):
                 batch = _attacked(work, x_nat, y, index, noise)
             with timed("outer step"):
-                optimizer.zero_grad(set_to_none=True)
-                with work.passes():
-                    value = work.method.backward(batch)
-                correction.after_backward(model)
-                optimizer.step()
-                correction.after_step(model, settings.learning_rate)
-            meter.add(value, len(y))
-        mean_loss = meter.mean()
-    return mean_loss
+                value = returned.loss(method.take_steps(batch, step), "take_steps returned")
+                if schedule is not None:
+                    schedule.step()
+            meter.add(value, len(y), batch.recorded)
+        metrics = meter.means()
+    return metrics
+
+
+def _optimizer(method: Method, task: LocalTask) -> tuple[Optimizer, LRScheduler | None]:
+    """The method's optimiser of the model's parameters, and its schedule."""
+    optimizer = returned.instance(
+        method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"
+    )
+    schedule = method.make_schedule(optimizer, task, task.settings.epochs * _batches_of_epoch(task))
+    if schedule is not None:
+        returned.instance(schedule, LRScheduler, "make_schedule returned")
+    return optimizer, schedule
+
+
+def _is_the_recipes(optimizer: Optimizer, task: LocalTask) -> bool:
+    """Whether it takes steps of SGD with the learning rate and momentum of the recipe."""
+    wanted = {"lr": task.settings.learning_rate, "momentum": task.settings.momentum}
+    return type(optimizer) is torch.optim.SGD and all(
+        group[name] == value for group in optimizer.param_groups for name, value in wanted.items()
+    )
 
 
 def _full_gradient(work: _Work) -> dict[str, Tensor]:
@@ -165,16 +217,16 @@ def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch
     """The batch with its adversarial examples."""
     method, task, loss, model = work.method, work.task, work.loss, work.task.model
     if not method.attacks:
-        return TrainBatch(model, x_nat, x_nat, y, loss, task)
+        return TrainBatch(model, x_nat, x_nat, y, loss, task, context=work.context, index=index)
     chosen = method.attacked_rows(index, task, noise)
     if chosen is None:
         x_adv, kappa = _craft(work, x_nat, y, noise)
-        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa)
-    chosen, mixed = chosen.to(x_nat.device), x_nat.clone()
+        return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa, context=work.context, index=index)
+    chosen, mixed = returned.rows(chosen, len(y), "attacked_rows returned").to(x_nat.device), x_nat.clone()
     where = chosen.nonzero().squeeze(1)
     if len(where):
         mixed[where], _ = _craft(work, x_nat[where], y[where], noise)
-    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen)
+    return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen, context=work.context, index=index)
 
 
 def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
@@ -184,12 +236,12 @@ def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tup
     not depend on how the batch is cut.
     """
     method, task, threat = work.method, work.task, work.task.threat
-    start = method.start(x_nat, task, noise)
+    start = returned.like(method.start(x_nat, task, noise), x_nat, "start returned")
     x_adv = torch.empty_like(x_nat)
     kappa = torch.zeros_like(y) if method.counts_iterates else None
     with attack_mode(task.model):
         for part in micro_batches(len(y), work.rows):
-            batch = AttackBatch(task.model, x_nat[part], y[part], work.loss)
+            batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
             x_adv[part] = gradient_ascent(
                 task.model,
                 batch.x_nat,
@@ -208,21 +260,28 @@ def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: T
     if kappa is not None:  # on the device: nothing waits for it
         kappa.add_(logits.argmax(dim=1) == batch.y)
     batch.logits_adv = logits
-    return method.attack_loss(batch)
+    return returned.loss(method.attack_loss(batch), "attack_loss returned")
+
+
+def _batches_of_epoch(task: LocalTask) -> int:
+    return num_batches(len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model))
 
 
 class _LossMeter:
-    """Running mean loss of one epoch; keeps the sum on the device and looks at it now and then."""
+    """Running means of one epoch; keeps the sums on the device and looks at the loss now and then."""
 
     def __init__(self, task: LocalTask, epoch: int) -> None:
         self.task, self.epoch = task, epoch
-        self.in_epoch = num_batches(len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model))
+        self.in_epoch = _batches_of_epoch(task)
         self.total = torch.zeros((), dtype=torch.float64, device=task.device)
+        self.recorded: dict[str, Tensor] = {}
         self.examples = 0
         self.batches = 0
 
-    def add(self, loss: Tensor, count: int) -> None:
+    def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         self.total += loss.double() * count
+        for name, mean in recorded.items():
+            self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
         self.examples += count
         self.batches += 1
         every = 1 if self.task.device.type == "cpu" else _REPORT_EVERY
@@ -230,6 +289,14 @@ class _LossMeter:
             done = self.epoch * self.in_epoch + self.batches
             whole = self.task.settings.epochs * self.in_epoch
             self.task.on_batch(BatchProgress(self.task.client, done, whole, self.mean()))
+
+    def means(self) -> dict[str, float]:
+        """The mean loss per example, and those of all that was recorded.
+
+        Raises:
+            UpdateError: when the loss is not finite.
+        """
+        return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
 
     def mean(self) -> float:
         """Mean loss per example so far.

@@ -190,12 +190,12 @@ def test_a_round_whose_outcome_is_of_no_use_whoever_is_left_out_ends_the_run(mon
     assert (federation.server.state, federation.server.round) == (before, 0)
 
 
-def test_a_model_that_returns_no_tensor_is_reported_by_the_evaluation() -> None:
-    federation = Federation(experiment(Plugin(), model_args__model="two_outputs"))
+def test_a_model_that_returns_no_tensor_is_refused_before_the_first_round() -> None:
     with pytest.raises(ModelError) as error:
-        federation.server.finish_round(1, {0: moved(federation, 1.0)})
+        Federation(experiment(Plugin(), model_args__model="two_outputs"))
     assert str(error.value) == (
-        "the model returned a tuple for 20 images of shape (1, 8, 8); expected logits of shape (20, 10)."
+        "--set model_args.model=two_outputs: model_args.model: model 'two_outputs' (passed in Plugin): images of shape "
+        "(2, 1, 8, 8) gave tuple; expected logits of shape (2, 10)."
     )
 
 
@@ -258,8 +258,8 @@ def test_parties_compute_on_their_device_and_the_global_model_stays_on_the_cpu()
     server = Server(run, dataset, meta, RunObserver())
     worker = Worker(run, dataset, shards, meta, RunObserver())
     assert [worker.num_examples(client) for client in range(5)] == [18] * 5
-    there = [*(part for shard in shards.values() for part in (shard.x, shard.y)), server._test.x, server._monitored.y]
-    there += [*server._model.parameters(), *worker._model.parameters()]
+    there = [*(part for shard in shards.values() for part in (shard.x, shard.y)), server._measurements._test.x]
+    there += [server._measurements.subset.y, *server._model.parameters(), *worker._model.parameters()]
     assert {tensor.device for tensor in there} == {meta}
     assert {tensor.device for tensor in server.state.values()} == {CPU}
     assert not server._model.training

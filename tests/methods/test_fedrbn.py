@@ -13,7 +13,6 @@ from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import DualNorm, dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers import loop
-from calfat_plugin.trainers.loop import train_locally
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -317,11 +316,12 @@ def test_a_round_starts_from_the_clients_own_tensors_and_the_borrowed_statistics
     before = dict(worker.client_states)
     started = {}
 
-    def watched(method, task):
-        started[task.client] = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
-        return train_locally(method, task)
+    def watched(work, correction):
+        started[work.task.client] = {name: tensor.clone() for name, tensor in work.task.model.state_dict().items()}
+        return epochs(work, correction)
 
-    monkeypatch.setattr(loop, "train_locally", watched)
+    epochs = loop._epochs
+    monkeypatch.setattr(loop, "_epochs", watched)
     for client in (0, 1):
         worker.fit(client, 2, downlink)
         for name, found in started[client].items():

@@ -53,9 +53,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         watched.on = True
         return attacked(*arguments)
 
-    def over(meter: Any, loss: Tensor, count: int) -> None:
+    def over(meter: Any, *arguments: Any) -> None:
         watched.on = False
-        add(meter, loss, count)
+        add(meter, *arguments)
 
     monkeypatch.setattr(loop, "_attacked", starting)
     monkeypatch.setattr(loop._LossMeter, "add", over)

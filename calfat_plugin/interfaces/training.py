@@ -1,22 +1,13 @@
-"""What a local trainer, a loss modifier, an aggregator and an evaluator must provide.
-
-All of them are stateless: one object may serve every client and every round. What a client or the server keeps
-between rounds is a flat mapping from name to tensor that is handed in and handed back, so that the runtime can store,
-send and checkpoint it. Derive from a class below, or from its built-in child that does most of the work
-(``trainers.base.AdversarialTrainer``, ``evaluators.base.AttackEvaluator``).
-"""
+"""The interfaces of local training: trainers, loss modifiers, and an aggregator's part of it."""
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from calfat_plugin.results import LocalUpdate
-from calfat_plugin.results import State as State
+from calfat_plugin.results import LocalUpdate, State
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +16,6 @@ if TYPE_CHECKING:
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
-    from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
 
 
@@ -99,6 +89,31 @@ class LocalTask:
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and name not in self.personal
         }
+
+    def frozen_copy(self) -> nn.Module:
+        """A copy of ``model`` as it is now, in evaluation mode and without gradients: a teacher.
+
+        In ``begin_round`` that is the global model, and laid out in memory as fast as the model itself.
+        """
+        from copy import deepcopy
+
+        return deepcopy(self.model).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """What a method hands back after a client's last step of a round.
+
+    Attributes:
+        state: what the client keeps for its next round, tensors by name; it comes back as ``LocalTask.client_state``
+            and never leaves the client.
+        metrics: numbers for the record, under names that the entry declares; averaged over clients by examples.
+        extras: what the method's ``broadcast`` reads on the server, under namespaced names (``my-fat/margin``).
+    """
+
+    state: State = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extras: State = field(default_factory=dict)
 
 
 class LocalTrainer(ABC):
@@ -201,6 +216,7 @@ class ActiveCorrection:
     """One client's correction during one round of local training; this one does nothing."""
 
     wants_full_gradient: bool = False  # True: the loop calls take_full_gradient once, before the first step
+    needs_sgd: ClassVar[bool] = False  # True: it holds for steps of SGD with the recipe's constant learning rate only
 
     def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
         """Receive the gradient of the client's whole local loss (attack included) at the weights it starts from.
@@ -218,126 +234,3 @@ class ActiveCorrection:
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return (extras for the server, this client's new state)."""
         return {}, {}
-
-
-@dataclass(frozen=True)
-class AggregationTask:
-    """One round's aggregation.
-
-    Attributes:
-        global_state: the model that the clients started from, on the CPU.
-        updates: client id to checked update (finite, right names and shapes), ascending ids, at least one.
-        server_state: what the aggregator handed back last round; empty at first.
-        parameter_names: names of trainable parameters that are not personal; the other tensors are buffers, or are
-            replaced after the aggregation.
-        num_clients: clients in total (not only this round's).
-        round: 1-based round number.
-    """
-
-    global_state: State
-    updates: Mapping[int, LocalUpdate]
-    server_state: State
-    parameter_names: Sequence[str]
-    num_clients: int
-    round: int
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """The outcome of an aggregation.
-
-    Attributes:
-        state: the new global model.
-        server_state: what the aggregator wants back next round.
-        broadcast: extras for every client, under a namespaced name (``scaffold/c/conv.weight``).
-        weights: client id to the weight its update got, summing to 1.
-    """
-
-    state: State
-    server_state: State = field(default_factory=dict)
-    broadcast: State = field(default_factory=dict)
-    weights: Mapping[int, float] = field(default_factory=dict)
-
-
-class Aggregator(ABC):
-    """Combines client updates into the next global model."""
-
-    def correction(self) -> LocalCorrection:
-        """The aggregator's part of local training."""
-        return LocalCorrection()
-
-    def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
-        """Refuse one client's extras before they can spoil the aggregation; the round continues without that client.
-
-        Args:
-            extras: what came beside the client's model, under namespaced names.
-            parameters: the global model's trainable parameters that are not personal, for names and shapes.
-            who: the sender, as the message should name it.
-
-        Raises:
-            UpdateError: something is missing, misshapen or not finite.
-        """
-        return None  # most aggregators take no extras, so there is nothing to refuse
-
-    @abstractmethod
-    def combine(self, task: AggregationTask) -> Aggregate:
-        """Combine the updates without touching them.
-
-        Raises:
-            UpdateError: when the updates cannot be combined.
-        """
-
-
-@dataclass(frozen=True)
-class EvaluationTask:
-    """One evaluator's work on one model.
-
-    Attributes:
-        model: in evaluation mode, on ``device``; raw logits for pixels in [0, 1].
-        data: test examples.
-        num_classes: C.
-        threat: the budget.
-        batch_size: examples a batch.
-        device: where to compute.
-        seed: derive every stream from (seed, purpose, round).
-        round: round number for derived seeds; 0 for the final evaluation.
-        rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
-            right, but slower.
-        clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
-        scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
-            evaluators use it too, and it is removed once the results are written. None: nothing is kept.
-        on_progress: called with (examples done, examples in all, correct so far).
-        tally: called with (name, count) to add up a number for ``EvaluationResult.details``.
-        on_examples: called with adversarial examples that were checked against the budget: their positions in ``data``,
-            (n,) int64 on the CPU, and the points, (n, C, H, W) float32 on ``device``.
-    """
-
-    model: nn.Module
-    data: ImageData
-    num_classes: int
-    threat: ThreatModel
-    batch_size: int
-    device: torch.device
-    seed: int
-    round: int
-    clean_correct: Tensor
-    rows_at_once: int = sys.maxsize
-    scratch: Path | None = None
-    on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
-    tally: Callable[[str, int], None] = lambda name, count: None
-    on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None
-
-
-class Evaluator(ABC):
-    """Measures a model."""
-
-    gives_examples: ClassVar[bool] = False  #: True where :meth:`evaluate` calls ``task.on_examples``
-
-    @abstractmethod
-    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
-        """Measure ``task.model``; see ``evaluators.base.AttackEvaluator``, which re-checks the budget.
-
-        Raises:
-            BudgetError: when adversarial examples left the budget.
-            ModelError: when the model cannot be evaluated.
-        """

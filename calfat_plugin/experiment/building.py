@@ -1,0 +1,125 @@
+"""How plugins are called to build something, and how what they give is checked and errors are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from calfat_plugin import returned
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.results import EvaluationResult, evaluation_as_json
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from calfat_plugin.entries import EvaluatorEntry
+
+T = TypeVar("T")
+
+
+def built(
+    build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
+) -> T:
+    """What ``build`` makes of its arguments.
+
+    Args:
+        build: of an entry.
+        wanted: the class that its result should be of.
+        arguments: by position.
+        names: what the contract calls them, for the message.
+        options: by name.
+
+    Raises:
+        PluginError: it takes other arguments, or makes something else.
+    """
+    call = ", ".join([names, *options])
+    try:
+        inspect.signature(build).bind(*arguments, **options)
+    except TypeError as error:
+        raise PluginError(
+            f"its build, {getattr(build, '__name__', build)}{inspect.signature(build)}, cannot be called as "
+            f"build({call}): {error}."
+        ) from None
+    except ValueError:  # written in C: it has no signature
+        pass
+    return returned.instance(build(*arguments, **options), wanted, f"build({call}) returned")
+
+
+def checked_split(
+    shards: Any, num_examples: int, num_clients: int, *, may_leave_out: bool
+) -> list[npt.NDArray[np.int64]]:
+    """The clients' positions in the training set, if they are a partition of it.
+
+    Args:
+        shards: what a partition gave: one list or array of positions a client.
+        num_examples: of the training set.
+        num_clients: how many clients share it.
+        may_leave_out: whether some examples may go to nobody.
+
+    Raises:
+        PluginError: they are not.
+    """
+    if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
+        raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
+    arrays = [np.asarray(shard) for shard in shards]
+    if len(arrays) != num_clients:
+        raise PluginError(f"it returned {len(arrays)} index arrays for {num_clients} clients; expected one a client.")
+    for client, array in enumerate(arrays):
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise PluginError(
+                f"it gave client {client} an array of shape {array.shape} and type {array.dtype}; expected "
+                "(examples,) positions in the training set, whole numbers."
+            )
+        if array.size and not (array.min() >= 0 and array.max() < num_examples):
+            raise PluginError(
+                f"it gave client {client} positions from {array.min()} to {array.max()}; expected 0 to "
+                f"{num_examples - 1}, as there are {num_examples} training examples."
+            )
+    indices = [array.astype(np.int64) for array in arrays]
+    counts = np.bincount(np.concatenate(indices), minlength=num_examples)
+    twice, unused = np.flatnonzero(counts > 1), np.flatnonzero(counts == 0)
+    if twice.size:
+        holders = [client for client, array in enumerate(indices) for _ in range(int((array == twice[0]).sum()))]
+        raise PluginError(
+            f"it gave {twice.size} of {num_examples} training examples out more than once, such as example {twice[0]} "
+            f"to clients {' and '.join(map(str, holders[:2]))}; expected each with one client."
+        )
+    if unused.size and not may_leave_out:
+        raise PluginError(
+            f"it gave {unused.size} of {num_examples} training examples to no client, such as example {unused[0]}. If "
+            "that is meant, give its PartitionEntry may_leave_out=True."
+        )
+    return indices
+
+
+class CheckedEvaluator(Evaluator):
+    """A plugin's evaluator, whose errors are named and whose result is checked.
+
+    Args:
+        evaluator: the plugin's.
+        entry: of the plugin.
+        who: kind, name and distribution of the plugin.
+    """
+
+    def __init__(self, evaluator: Evaluator, entry: EvaluatorEntry, who: str) -> None:
+        self.evaluator, self._entry, self._who = evaluator, entry, who
+        self.gives_examples = evaluator.gives_examples  # type: ignore[misc]  # of this one, not of all
+        self.has_budget: bool = getattr(evaluator, "has_budget", True)
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """The evaluator's result.
+
+        Raises:
+            PluginError: it is none, or one that the run's files cannot hold.
+        """
+        with returned.naming(self._who, self._entry.config):
+            result = returned.instance(self.evaluator.evaluate(task, label), EvaluationResult, "evaluate returned")
+            metrics = returned.metrics(result.metrics, self._entry.metrics, "its result has the metric")
+            result = dataclasses.replace(result, metrics=metrics)
+            evaluation_as_json(result)
+        return result

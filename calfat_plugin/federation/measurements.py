@@ -1,0 +1,110 @@
+"""What the server measures on its test images: after rounds, at the end, and once before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.datasets import Dataset, ImageData
+from calfat_plugin.datasets.batches import batches
+from calfat_plugin.entries import EvaluatorEntry
+from calfat_plugin.evaluators.base import subset
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.experiment import Experiment, Pick
+from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.interfaces import State
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.profiling import timed
+from calfat_plugin.results import EvaluationResult
+from calfat_plugin.seeds import derive_seed
+
+_TRIED = 2  # test images on which evaluators are tried before the first round
+
+
+class Measurements:
+    """The recipe's evaluators on the server's test images.
+
+    Args:
+        experiment: what runs.
+        model: the server's, on ``device``, in evaluation mode when it is measured; its tensors are replaced.
+        dataset: its test split is measured on.
+        device: where to compute.
+        observer: is informed of progress.
+
+    Attributes:
+        subset: the images that rounds are monitored on.
+    """
+
+    def __init__(
+        self, experiment: Experiment, model: nn.Module, dataset: Dataset, device: torch.device, observer: RunObserver
+    ) -> None:
+        self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
+        self._num_classes = dataset.num_classes
+        self._test = dataset.test.to(device)
+        self.subset = subset(self._test, experiment.recipe.monitor.max_examples)
+
+    def of_round(self, state: State, round: int) -> dict[str, EvaluationResult]:
+        """Label to result of the monitor's evaluators, for the model with these tensors."""
+        on_progress = self._observer.evaluation_progress
+        return self._measured(state, self.subset, self._experiment.monitor_evaluators, round, on_progress)
+
+    def final(self, state: State, scratch: Path | None) -> dict[str, EvaluationResult]:
+        """Label to result of the recipe's evaluators, on all test images."""
+        on_progress = self._observer.evaluation_progress
+        return self._measured(state, self._test, self._experiment.evaluators, 0, on_progress, scratch)
+
+    def try_all(self, state: State) -> None:
+        """Let every evaluator measure a few images; nobody is told the results."""
+        few = self._test.subset(range(min(_TRIED, len(self._test))))
+        for picks in (self._experiment.monitor_evaluators, self._experiment.evaluators):
+            self._measured(state, few, picks, 0, lambda label, done, total, correct: None)
+
+    def monitored(self) -> Monitored:
+        """The images of :attr:`subset`, for an aggregator whose entry says that it looks at them."""
+        return Monitored(self._model, self.subset, self._experiment.recipe.evaluation.batch_size)
+
+    def _measured(
+        self,
+        state: State,
+        data: ImageData,
+        picks: tuple[Pick[EvaluatorEntry], ...],
+        round: int,
+        on_progress: Callable[[str, int, int, int], None],
+        scratch: Path | None = None,
+    ) -> dict[str, EvaluationResult]:
+        experiment = self._experiment
+        self._model.load_state_dict(dict(state))
+        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
+            return measure(
+                self._model,
+                data,
+                experiment.build_evaluators(picks),
+                num_classes=self._num_classes,
+                threat=experiment.recipe.threat,
+                batch_size=experiment.recipe.evaluation.batch_size,
+                device=self._device,
+                seed=experiment.seed,
+                round=round,
+                scratch=scratch,
+                on_progress=on_progress,
+            )
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """See ``interfaces.MonitoredData``."""
+
+    model: nn.Module
+    data: ImageData
+    batch_size: int
+
+    def logits(self, state: State) -> Tensor:
+        """See ``interfaces.MonitoredData``."""
+        self.model.load_state_dict(dict(state))
+        with torch.no_grad():
+            parts = [self.model(x).cpu() for x, *_ in batches(self.data, self.batch_size, self.data.y.device)]
+        return torch.cat(parts)

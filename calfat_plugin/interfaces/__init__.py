@@ -1,0 +1,39 @@
+"""What a local trainer, a loss modifier, an aggregator and an evaluator must provide.
+
+All of them are stateless: one object may serve every client and every round. What a client or the server keeps
+between rounds is a flat mapping from name to tensor that is handed in and handed back, so that the runtime can store,
+send and checkpoint it. Derive from a class below, or from its built-in child that does most of the work
+(``trainers.base.AdversarialTrainer``, ``evaluators.base.AttackEvaluator``).
+"""
+
+from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
+from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator
+from calfat_plugin.interfaces.training import (
+    ActiveCorrection,
+    ClientLoss,
+    LocalCorrection,
+    LocalTask,
+    LocalTrainer,
+    LossModifier,
+    RoundEnd,
+    TrainSettings,
+)
+from calfat_plugin.results import State
+
+__all__ = [
+    "ActiveCorrection",
+    "Aggregate",
+    "AggregationTask",
+    "Aggregator",
+    "ClientLoss",
+    "EvaluationTask",
+    "Evaluator",
+    "LocalCorrection",
+    "LocalTask",
+    "LocalTrainer",
+    "LossModifier",
+    "MonitoredData",
+    "RoundEnd",
+    "State",
+    "TrainSettings",
+]

@@ -1,0 +1,113 @@
+"""The interface of aggregators: what combines the clients' updates, and what it is given."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces.training import LocalCorrection
+from calfat_plugin.results import LocalUpdate, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calfat_plugin.datasets import ImageData
+
+
+class MonitoredData(Protocol):
+    """What the server holds beside the model: the test images on which it monitors the run (``calfat.monitor``).
+
+    There is no validation split, so an aggregator that looks at them chooses by test images: its entry says so
+    (``uses_test_data``), and so do the run's results.
+    """
+
+    @property
+    def data(self) -> ImageData:
+        """The images and labels, on the server's device."""
+        ...
+
+    def logits(self, state: State) -> Tensor:
+        """(N, C) logits of all of these images from a model with these tensors, in evaluation mode, on the CPU."""
+        ...
+
+
+def _no_data() -> MonitoredData:
+    raise PluginError(
+        "combine asks for the server's test images (task.monitored), which its entry does not declare. Give the "
+        "AggregatorEntry uses_test_data=True; results of such runs say that test images were used."
+    )
+
+
+@dataclass(frozen=True)
+class AggregationTask:
+    """One round's aggregation.
+
+    Attributes:
+        global_state: the model that the clients started from, on the CPU.
+        updates: client id to checked update (finite, right names and shapes), ascending ids, at least one.
+        server_state: what the aggregator handed back last round; empty at first.
+        parameter_names: names of trainable parameters that are not personal; the other tensors are buffers, or are
+            replaced after the aggregation.
+        num_clients: clients in total (not only this round's).
+        round: 1-based round number.
+        monitored: gives the server's test images, when called; only for entries that set ``uses_test_data``.
+    """
+
+    global_state: State
+    updates: Mapping[int, LocalUpdate]
+    server_state: State
+    parameter_names: Sequence[str]
+    num_clients: int
+    round: int
+    monitored: Callable[[], MonitoredData] = _no_data
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The outcome of an aggregation.
+
+    Attributes:
+        state: the new global model.
+        server_state: what the aggregator wants back next round.
+        broadcast: extras for every client, under a namespaced name (``scaffold/c/conv.weight``).
+        weights: client id to the weight its update got, summing to 1.
+        metrics: numbers for the record, under names that the entry declares.
+    """
+
+    state: State
+    server_state: State = field(default_factory=dict)
+    broadcast: State = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Aggregator(ABC):
+    """Combines client updates into the next global model."""
+
+    def correction(self) -> LocalCorrection:
+        """The aggregator's part of local training."""
+        return LocalCorrection()
+
+    def check_extras(self, extras: State, parameters: State, *, who: str) -> None:
+        """Refuse one client's extras before they can spoil the aggregation; the round continues without that client.
+
+        Args:
+            extras: what came beside the client's model, under namespaced names.
+            parameters: the global model's trainable parameters that are not personal, for names and shapes.
+            who: the sender, as the message should name it.
+
+        Raises:
+            UpdateError: something is missing, misshapen or not finite.
+        """
+        return None  # most aggregators take no extras, so there is nothing to refuse
+
+    @abstractmethod
+    def combine(self, task: AggregationTask) -> Aggregate:
+        """Combine the updates without touching them.
+
+        Raises:
+            UpdateError: when the updates cannot be combined.
+        """

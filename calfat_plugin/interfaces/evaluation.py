@@ -1,0 +1,76 @@
+"""The interface of evaluators: what measures a model, and what it is given."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.results import EvaluationResult
+    from calfat_plugin.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """One evaluator's work on one model.
+
+    Attributes:
+        model: in evaluation mode, on ``device``; raw logits for pixels in [0, 1].
+        data: test examples.
+        num_classes: C.
+        threat: the budget.
+        batch_size: examples a batch.
+        device: where to compute.
+        seed: derive every stream from (seed, purpose, round).
+        round: round number for derived seeds; 0 for the final evaluation.
+        rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
+            right, but slower.
+        clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
+            evaluators use it too, and it is removed once the results are written. None: nothing is kept.
+        on_progress: called with (examples done, examples in all, correct so far).
+        tally: called with (name, count) to add up a number for ``EvaluationResult.details``.
+        record: called with (name, (n,) numbers of n examples) to give ``EvaluationResult.metrics`` their mean under a
+            name that the entry declares.
+        on_examples: called with adversarial examples that were checked against the budget: their positions in ``data``,
+            (n,) int64 on the CPU, and the points, (n, C, H, W) float32 on ``device``.
+    """
+
+    model: nn.Module
+    data: ImageData
+    num_classes: int
+    threat: ThreatModel
+    batch_size: int
+    device: torch.device
+    seed: int
+    round: int
+    clean_correct: Tensor
+    rows_at_once: int = sys.maxsize
+    scratch: Path | None = None
+    on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
+    tally: Callable[[str, int], None] = lambda name, count: None
+    record: Callable[[str, Tensor], None] = lambda name, values: None
+    on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None
+
+
+class Evaluator(ABC):
+    """Measures a model."""
+
+    gives_examples: ClassVar[bool] = False  #: True where :meth:`evaluate` calls ``task.on_examples``
+
+    @abstractmethod
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """Measure ``task.model``; see ``evaluators.base.AttackEvaluator``, which re-checks the budget.
+
+        Raises:
+            BudgetError: when adversarial examples left the budget.
+            ModelError: when the model cannot be evaluated.
+        """

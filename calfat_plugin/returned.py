@@ -1,0 +1,175 @@
+"""What plugins return, checked where it comes back; :func:`naming` adds whose plugin it was.
+
+A check looks at types and shapes alone, so that none of them waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from calfat_plugin.errors import PluginError, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+@contextmanager
+def naming(who: str, options: type) -> Iterator[None]:
+    """Let errors about a plugin begin with its name; one that has a name keeps it.
+
+    An option that the code reads and the entry does not declare is the plugin's mistake, too, and no bug of ours.
+
+    Args:
+        who: kind, name and distribution of the plugin.
+        options: its entry's ``config``.
+
+    Raises:
+        PluginError: named.
+    """
+    try:
+        yield
+    except PluginError as error:
+        if not error.named:
+            error.args, error.named = (f"{who}: {error}",), True
+        raise
+    except AttributeError as error:
+        if type(error.obj) is not options:
+            raise
+        named = PluginError(
+            f"{who}: its code reads the option '{error.name}', which its entry does not declare: the config is "
+            f"{options.__name__}. Add the option to that class, or give the entry the class that has it (config=...)."
+        )
+        named.named = True
+        raise named from error
+
+
+def described(value: object) -> str:
+    """What came back, for a message: ``a tensor of shape (8, 3)``, ``a dict``, ``nothing (None)``."""
+    if value is None:
+        return "nothing (None)"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        kind = "a tensor" if hasattr(value, "requires_grad") else f"a {type(value).__name__}"
+        return f"{kind} of shape {tuple(shape)}"
+    text = f" ({value!r})" if isinstance(value, int | float | str) else ""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}{text[:60]}"
+
+
+def instance(value: Any, wanted: Callable[..., T], what: str, hint: str = "") -> T:
+    """``value`` as a ``wanted``.
+
+    Args:
+        value: what came back.
+        wanted: the class it should be of.
+        what: which call, as a message begins: ``combine returned``.
+        hint: what to do, a sentence.
+
+    Raises:
+        PluginError: it is something else.
+    """
+    assert isinstance(wanted, type)  # typed as what it makes, so that it may be an abstract class
+    if not isinstance(value, wanted):
+        article = "an" if wanted.__name__[0].lower() in "aeiou" else "a"
+        raise PluginError(f"{what} {described(value)}; expected {article} {wanted.__name__}.{hint and f' {hint}'}")
+    return cast("T", value)
+
+
+def mapping(value: Any, what: str) -> Mapping[Any, Any]:
+    """A mapping.
+
+    Raises:
+        PluginError: it is something else; ``what`` as in :func:`instance`.
+    """
+    if not isinstance(value, Mapping):
+        raise PluginError(f"{what} {described(value)}; expected a mapping.")
+    return value
+
+
+def loss(value: Any, what: str) -> Tensor:
+    """A loss that can be minimised or climbed: one number, a tensor of shape ().
+
+    Raises:
+        PluginError: it is something else; ``what`` as in :func:`instance`.
+    """
+    from torch import Tensor
+
+    if not isinstance(value, Tensor) or value.shape != ():
+        raise PluginError(f"{what} {described(value)}; expected one number, a tensor of shape ().")
+    return value
+
+
+def like(value: Any, wanted: Tensor, what: str) -> Tensor:
+    """A tensor of the shape and type of ``wanted``, on its device.
+
+    Raises:
+        PluginError: it is something else; ``what`` as in :func:`instance`.
+    """
+    from torch import Tensor
+
+    if not isinstance(value, Tensor) or value.shape != wanted.shape:
+        raise PluginError(f"{what} {described(value)}; expected a tensor of shape {tuple(wanted.shape)}.")
+    for name in ("dtype", "device"):
+        if getattr(value, name) != getattr(wanted, name):
+            found, expected = getattr(value, name), getattr(wanted, name)
+            raise PluginError(f"{what} a tensor of {name} {found}; expected {expected}.")
+    return value
+
+
+def rows(value: Any, count: int, what: str) -> Tensor:
+    """Which of ``count`` rows: a tensor of shape (count,) and type bool, on whichever device.
+
+    Raises:
+        PluginError: it is something else; ``what`` as in :func:`instance`.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.shape != (count,) or value.dtype != torch.bool:
+        kind = f" and type {value.dtype}" if isinstance(value, torch.Tensor) else ""
+        wanted = f"a tensor of shape ({count},) and type torch.bool"
+        raise PluginError(f"{what} {described(value)}{kind}; expected {wanted}.")
+    return value
+
+
+def tensors(value: Any, what: str) -> Mapping[str, Tensor]:
+    """A flat mapping from text to tensor.
+
+    Raises:
+        PluginError: it is something else; ``what`` as in :func:`instance`.
+    """
+    from torch import Tensor
+
+    checked = mapping(value, what)
+    for name, tensor in checked.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise PluginError(f"{what} {described(tensor)} under {name!r}; expected tensors, each under a text.")
+    return checked
+
+
+def metrics(value: Any, declared: Mapping[str, str], what: str) -> dict[str, float]:
+    """Numbers under names that the entry declares.
+
+    Args:
+        value: what came back.
+        declared: the entry's ``metrics``.
+        what: as in :func:`instance`.
+
+    Raises:
+        PluginError: something else, or a name that is not declared.
+    """
+    checked = mapping(value, what)
+    for name, number in checked.items():
+        if name not in declared:
+            raise PluginError(
+                f"{what} {name!r}, which its entry does not declare. Declared: {listed(declared)}. Add it to the "
+                f"entry: metrics={{{name!r}: 'what it is'}}."
+            )
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise PluginError(f"{what} {described(number)} under '{name}'; expected a number.")
+    return {name: float(number) for name, number in checked.items()}

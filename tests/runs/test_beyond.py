@@ -1,0 +1,183 @@
+"""Methods beyond two losses, from outside the package and without a ``fit``; one is docs/beyond_two_losses.md's."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.observer import RunObserver
+from calfat_plugin.report import write_run_report
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from tests.contract.distributions import install
+from tests.runs.processes import ROOT
+from tests.runs.test_workers import MORTAL, go, outcome
+from tests.runs.test_workers import RECIPE as BASE
+
+PAGE = (ROOT / "docs" / "beyond_two_losses.md").read_text(encoding="utf-8")
+_BESIDE = Path(__file__).parent / "beyond"
+RECIPE = BASE.replace("trainer: {name: calfat, preset: release}", "trainer: teacher-fat")
+
+
+def sources() -> dict[str, str]:
+    """Module to source: the page's file, and two more."""
+    found = re.search(r"^`teacher_fat.py`:\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return {"teacher_fat": found[1], **{path.stem: path.read_text() for path in sorted(_BESIDE.glob("*.py"))}}
+
+
+def install_methods(folder: Path) -> None:
+    """As one distribution, ``beyond 1.0``."""
+    folder.mkdir()
+    install(folder, "beyond", "1.0", sources(), **{module: module for module in sources()})
+
+
+METHODS = {
+    "teacher-fat": ["train/gap"],
+    "adamw-fat": [],
+    "memory-fat": ["train/hardest", "train/remembered"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Path:
+    """The current folder: the recipe, and the methods to be found."""
+    install_methods(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(MORTAL))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mortal.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("module", sources())
+def test_each_is_one_short_file_without_a_fit(module: str) -> None:
+    source = sources()[module]
+    assert len(source.splitlines()) < 60
+    assert not [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == "fit"]
+
+
+class Stopping(RunObserver):
+    """Ctrl-C in the third round."""
+
+    def round_started(self, round: int, clients: Sequence[int]) -> None:
+        if round == 3:
+            raise KeyboardInterrupt
+
+
+def stopped(run_dir: str, *sets: str) -> None:
+    """A run of two rounds of three; the recipe knows of the third, as a schedule over the run does."""
+    with pytest.raises(KeyboardInterrupt):
+        go(run_dir, 0, *sets, observer=Stopping())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_it_ends_with_the_same_bits(folder: Path, method: str) -> None:
+    chosen = f"calfat.trainer={method}"
+    alone, _ = go("alone", 0, chosen)
+    stopped("resumed", chosen)
+    resumed, _ = go("resumed", 0, chosen, resume=True)
+    assert outcome(resumed) == outcome(alone)
+    rows = list(csv.DictReader((alone / "rounds.csv").open()))
+    assert [name for name in rows[0] if "/" in name] == METHODS[method]
+    for name in METHODS[method]:
+        assert all(float(row[name]) > 0 for row in rows)
+        assert len({row[name] for row in rows}) == len(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_do_what_one_process_does(folder: Path, method: str) -> None:
+    """What a client keeps travels to whoever trains it."""
+    chosen = f"calfat.trainer={method}"
+    alone, _ = go("alone", 0, chosen)
+    together, _ = go("together", 2, chosen)
+    assert outcome(together) == outcome(alone)
+
+
+def test_what_a_client_keeps_is_used(folder: Path) -> None:
+    """Else the tests above would pass for a state that nobody reads."""
+    whole, _ = go("whole", 0)
+    stopped("bare")
+    checkpoint = Path("bare") / "checkpoints" / "last.safetensors"
+    snapshot, notes = load_checkpoint(checkpoint)
+    assert snapshot.client_states
+    save_checkpoint(checkpoint, dataclasses.replace(snapshot, client_states={}), notes)
+    forgetful, _ = go("bare", 0, resume=True)
+    assert outcome(forgetful)[1][:2] == outcome(whole)[1][:2]
+    assert outcome(forgetful)[1][2] != outcome(whole)[1][2]
+
+
+def test_page_and_results_show_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "site" / "measuring.py").write_text(MEASURING)
+    info = next((folder / "site").glob("*.dist-info"))
+    points = (info / "entry_points.txt").read_text()
+    (info / "entry_points.txt").write_text(f"{points}measuring = measuring\n")
+    evaluators = "calfat.evaluators=[natural, fog]"
+    monitored = "calfat.monitor.evaluators=[natural, fog]"
+    run, _ = go(str(folder / "run"), 0, "calfat.aggregator=watching", evaluators, monitored)
+    rows = list(csv.DictReader((run / "rounds.csv").open()))
+    assert [name for name in rows[0] if "/" in name] == ["train/gap", "server/best", "fog/change"]
+    assert all(0 < float(row["server/best"]) <= 1 for row in rows)
+    assert {row["fog/change"] for row in rows} == {rows[0]["fog/change"]}
+    assert 0 < float(rows[0]["fog/change"]) < 1
+
+    results = json.loads((run / "results.json").read_text())
+    natural, fog = results["evaluations"]
+    assert "metrics" not in natural
+    assert list(fog["metrics"]) == ["change"]
+    assert "eps" not in fog["settings"]
+    assert {alarm["code"]: alarm["text"] for alarm in results["alarms"]}["test-images-used"] == (
+        "Aggregator 'watching' looks at the test images of the monitor, so accuracies on them are test-selected and "
+        "too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
+    )
+    monkeypatch.undo()  # reports are drawn again
+    page = write_run_report(run).read_text()
+    for shown in ("train/gap", "server/best", "fog/change", f"change = {fog['metrics']['change']:.4g}"):
+        assert shown in page
+
+
+MEASURING = """
+from calfat_plugin import Aggregate, Aggregator, AggregatorEntry, AttackEvaluator, EvaluatorEntry, hookimpl
+from calfat_plugin import weighted_average
+
+
+class Watching(Aggregator):
+    def __init__(self, options):
+        pass
+
+    def combine(self, task):
+        held = task.monitored()
+        assert len(held.data) == 100  # calfat.monitor.max_examples
+        states = [update.state for update in task.updates.values()]
+        right = [float((held.logits(state).argmax(dim=1) == held.data.y.cpu()).float().mean()) for state in states]
+        return Aggregate(weighted_average(states, [1.0] * len(states)), metrics={"best": max(right)})
+
+
+class Fog(AttackEvaluator):
+    has_budget = False
+
+    def settings(self, task):
+        return {"attack": "fog"}
+
+    def craft(self, task, x, y, noise):
+        fogged = 0.5 * x + 0.5
+        task.record("change", (fogged - x).flatten(1).mean(dim=1))
+        return fogged
+
+
+@hookimpl
+def calfat_aggregators():
+    yield AggregatorEntry("watching", build=Watching, metrics={"best": "of a test"}, uses_test_data=True)
+
+
+@hookimpl
+def calfat_evaluators():
+    yield EvaluatorEntry("fog", build=Fog, metrics={"change": "mean change of a pixel"})
+"""

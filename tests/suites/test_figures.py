@@ -1,0 +1,100 @@
+"""Columns that are no accuracies: what trainers, aggregators and evaluators of plugins measure beside."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
+from calfat_plugin.errors import CalfatError
+from calfat_plugin.evaluators.natural import Natural
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.summary import SuiteSummary, summarise
+from calfat_plugin.suites.tables import as_csv, caption, markdown
+from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.suites.files import write_suite
+
+SUITE = """\
+base: base.yaml
+title: Figures
+set: {calfat.trainer: wide, calfat.evaluators: [natural, fog]}
+axes:
+  batch:
+    small: {train_args.batch_size: 16}
+    large: {train_args.batch_size: 64}
+seeds: [0, 1]
+metrics: {fog: Fog, fog/ece: ECE, train/margin: margin}
+"""
+PLUGIN = SimpleNamespace(
+    __name__="wide",
+    calfat_local_trainers=hookimpl(lambda: [TrainerEntry("wide", build=FedPGD, metrics={"margin": "of a test"})]),
+    calfat_evaluators=hookimpl(lambda: [EvaluatorEntry("fog", build=Natural, metrics={"ece": "calibration error"})]),
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(folder: Path, text: str = SUITE) -> Plan:
+    registry = Registry.load(entry_points=False, plugins=[PLUGIN])
+    return make_plan(load_suite(write_suite(folder, text)), registry)
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> SuiteSummary:
+    """The small batches finished twice; the second has no calibration error."""
+    planned, outcomes = plan(tmp_path), []
+    for run in planned.runs:
+        if run.cell.name == "small":
+            run.directory.mkdir(parents=True)
+            fog: dict[str, object] = {"label": "fog", "accuracy": 0.5, "num_examples": 30}
+            fog["metrics"] = {"ece": None if run.seed else 0.0625}
+            natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
+            content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
+            (run.directory / "results.json").write_text(json.dumps(content))
+            outcomes.append(Outcome(run, "finished"))
+    return summarise(planned, outcomes)
+
+
+def test_they_are_shown_as_measured(summary: SuiteSummary) -> None:
+    small = markdown(summary).splitlines()[4]
+    assert [cell.strip() for cell in small.split("|")[1:-1]] == ["small", "2", "50.00 ± 0.00", "0.0625", "2 ± 0.7071"]
+    assert caption(summary) == (
+        "Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global "
+        "model after the final round. Not in percent, but as measured: ECE, margin. 1 of 2 cells have seeds left to "
+        "run."
+    )
+
+
+def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
+    fog, ece, margin, *_ = csv.DictReader(io.StringIO(as_csv(summary)))
+    assert (fog["mean_percent"], fog["mean"]) == ("50.0000", "")
+    assert (ece["mean_percent"], ece["mean"], ece["std"]) == ("", "0.0625", "")
+    assert (margin["n"], margin["mean"], margin["std"]) == ("2", "2.0", repr(0.5**0.5))
+
+
+def test_one_that_no_plugin_declares_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CalfatError) as raised:
+        plan(tmp_path, SUITE.replace("fog/ece", "fog/ecc"))
+    assert str(raised.value) == (
+        "tiny.yaml:9: metrics: 'fog/ecc' is not among the evaluators of the run: fog, fog/ece, natural, train/margin. "
+        "Add it to calfat.evaluators. (In cell 'small' of tiny.yaml.)"
+    )
+
+
+def test_published_numbers_are_accuracies(tmp_path: Path) -> None:
+    with pytest.raises(CalfatError) as raised:
+        plan(tmp_path, SUITE + "reported: {source: nowhere, percent: {small: {fog/ece: 3}}}\n")
+    assert str(raised.value) == (
+        "tiny.yaml:10: reported: 'fog/ece' is no accuracy; published numbers are accuracies in percent. Remove it "
+        "here. (In cell 'small' of tiny.yaml.)"
+    )
