@@ -16,6 +16,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.maths.graphs import Caller, graphs_of
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
@@ -51,6 +52,7 @@ class _Work:
     Attributes:
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
+        call: calls the attack and the step's backward, or replays a captured graph of them.
     """
 
     method: Method
@@ -58,6 +60,7 @@ class _Work:
     loss: ClientLoss
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
+    call: Caller
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -77,8 +80,12 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     model.train()
     correction = task.correction.begin(task)
     sample = pixels(task.data.x[:PROBED].to(task.device))
-    with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
-        work = _Work(method, task, loss, rows, passes_in(task.precision, task.device))
+    with (
+        float32_as(task.precision, task.device),
+        fast_passes(model, sample) as rows,
+        graphs_of(task.graphs, model) as call,
+    ):
+        work = _Work(method, task, loss, rows, passes_in(task.precision, task.device), call)
         mean_loss = _epochs(work, correction)
     extras, client_state = correction.finish(model)
     return LocalUpdate(
@@ -110,9 +117,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> float:
             with timed("attack"):
                 batch = _attacked(work, x_nat, y, index, noise)
             with timed("outer step"):
-                optimizer.zero_grad(set_to_none=True)
-                with work.passes():
-                    value = work.method.backward(batch)
+                value = _gradient(work, batch)
                 correction.after_backward(model)
                 optimizer.step()
                 correction.after_step(model, settings.learning_rate)
@@ -133,10 +138,7 @@ def _full_gradient(work: _Work) -> dict[str, Tensor]:
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
     with buffers_kept(model):
         for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
-            model.zero_grad(set_to_none=True)
-            batch = _attacked(work, x_nat, y, index, noise)
-            with work.passes():
-                work.method.backward(batch)
+            _gradient(work, _attacked(work, x_nat, y, index, noise))
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
@@ -180,11 +182,15 @@ def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch
 def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself.
 
-    One micro-batch takes all its steps before the next one begins. The start is drawn for the whole batch, so it does
-    not depend on how the batch is cut.
+    The start is drawn for the whole batch, so it does not depend on how the batch is cut.
     """
+    start = work.method.start(x_nat, work.task, noise)
+    return work.call("attack", partial(_climb, work), x_nat, y, start)
+
+
+def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) from a start. One micro-batch takes all its steps before the next one begins."""
     method, task, threat = work.method, work.task, work.task.threat
-    start = method.start(x_nat, task, noise)
     x_adv = torch.empty_like(x_nat)
     kappa = torch.zeros_like(y) if method.counts_iterates else None
     with attack_mode(task.model):
@@ -209,6 +215,27 @@ def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: T
         kappa.add_(logits.argmax(dim=1) == batch.y)
     batch.logits_adv = logits
     return method.attack_loss(batch)
+
+
+def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
+    """Leave the gradient of the step in the parameters; the loss for the record."""
+    inputs = batch.x_nat, batch.x_adv, batch.y, batch.attacked, batch.kappa
+    value, *gradients = work.call("training step", partial(_backward, work), *inputs)
+    for parameter, gradient in zip(work.task.model.parameters(), gradients, strict=True):
+        parameter.grad = gradient  # where a graph was replayed, this is what it wrote
+    assert value is not None
+    return value
+
+
+def _backward(
+    work: _Work, x_nat: Tensor, x_adv: Tensor, y: Tensor, attacked: Tensor | None, kappa: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The loss, and the gradient of each parameter."""
+    task = work.task
+    task.model.zero_grad(set_to_none=True)
+    with work.passes():
+        value = work.method.backward(TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, attacked, kappa))
+    return value, *(parameter.grad for parameter in task.model.parameters())
 
 
 class _LossMeter:

@@ -20,6 +20,18 @@ from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.methods.helpers import TinyNet, build_aggregator, build_method, build_modifier, local_task
 
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("standard", {}),
+    ("fedpgd", {"loss": "logitadj"}),
+    ("fedpgd", {"loss": "robal"}),
+    ("calfat", {"parameterisation": "release"}),
+    ("fedtrades", {"loss": "calibrated"}),
+    ("fedmart", {}),
+    ("fedgairat", {"start_round": 1}),
+    ("fedawp", {"warmup": 0}),
+    ("fedrbn", {"at_fraction": 1.0}),
+]
+CORRECTIONS: list[tuple[str, dict[str, Any]]] = [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})]
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
 
@@ -73,25 +85,12 @@ def train(watch: Watch, method: Any, correction: LocalCorrection | None = None) 
     return watch.found
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("standard", {}),
-        ("fedpgd", {"loss": "logitadj"}),
-        ("fedpgd", {"loss": "robal"}),
-        ("calfat", {"parameterisation": "release"}),
-        ("fedtrades", {"loss": "calibrated"}),
-        ("fedmart", {}),
-        ("fedgairat", {"start_round": 1}),
-        ("fedawp", {"warmup": 0}),
-        ("fedrbn", {"at_fraction": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), METHODS)
 def test_no_method_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method(name, **options)) == {}
 
 
-@pytest.mark.parametrize(("name", "options"), [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})])
+@pytest.mark.parametrize(("name", "options"), CORRECTIONS)
 def test_no_correction_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method("fedpgd"), build_aggregator(name, **options).correction()) == {}
 
