@@ -27,6 +27,7 @@ from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, heterogeneity, update_norm, value_problem
+from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -95,6 +96,7 @@ class Server:
         self.broadcast: State = {}
         self.round = 0
         self._model.to(device).eval()
+        self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -283,6 +285,7 @@ class Server:
                 device=self.device,
                 seed=experiment.seed,
                 round=round,
+                graphs=self._graphs,
                 scratch=scratch,
                 on_progress=self.observer.evaluation_progress,
             )

@@ -49,15 +49,16 @@ def eager(name: str, function: Callable[..., T], *inputs: Tensor | None) -> T:
 
 
 @contextmanager
-def graphs_of(graphs: Graphs | None, model: nn.Module) -> Iterator[Caller]:
+def graphs_of(graphs: Graphs | None, model: nn.Module, owner: str = "") -> Iterator[Caller]:
     """A scope in which the tensors of ``model`` stay where they are in memory, and functions are captured for it.
 
     A graph holds addresses and constants (weights, a class prior, a round's number), so it does not outlive its scope.
+    ``owner`` tells functions of one name in several scopes apart.
     """
     if graphs is None:
         yield eager
         return
-    scope = _Scope(graphs, model)
+    scope = _Scope(graphs, model, owner)
     yield scope
     scope.report_single_calls()
 
@@ -84,7 +85,7 @@ class Graphs:
     @classmethod
     def wanted(cls, setting: str, device: torch.device) -> Graphs | None:
         """What ``calfat.runtime.cuda_graphs`` means for a device; None: nothing is captured there."""
-        return cls(device) if setting != "off" and device.type == "cuda" else None
+        return cls(device) if setting != "never" and device.type == "cuda" else None
 
     def capturable(self, key: _Key) -> bool:
         """Whether nothing is known that stands against a graph."""
@@ -142,7 +143,9 @@ class Graphs:
         except Exception as error:  # a driver, a library or a plugin may fail in any way; the eager call says how
             self._failed = True
             first_line = (str(error).strip() or "no message").splitlines()[0]
-            self.refuse(key, f"its capture failed ({type(error).__name__}: {first_line}); no other is tried in this run")
+            self.refuse(
+                key, f"its capture failed ({type(error).__name__}: {first_line}); no other is tried in this run"
+            )
             return None
         self._latest = graph
         return graph, outputs
@@ -151,13 +154,14 @@ class Graphs:
 class _Scope:
     """The graphs for one model, see :func:`graphs_of`."""
 
-    def __init__(self, graphs: Graphs, model: nn.Module) -> None:
-        self._graphs, self._model = graphs, model
+    def __init__(self, graphs: Graphs, model: nn.Module, owner: str) -> None:
+        self._graphs, self._model, self._owner = graphs, model, owner
         self._captured: dict[_Key, _Captured[Any]] = {}
         self._calls: dict[_Key, int] = {}
 
     def __call__(self, name: str, function: Callable[..., T], *inputs: Tensor | None) -> T:
-        key = (name, *(None if each is None else (each.shape, each.stride(), each.dtype) for each in inputs))
+        named = f"{self._owner} {name}".strip()
+        key = (named, *(None if each is None else (each.shape, each.stride(), each.dtype) for each in inputs))
         if not self._graphs.capturable(key) and key not in self._captured:
             return function(*inputs)
         self._calls[key] = self._calls.get(key, 0) + 1
@@ -178,9 +182,7 @@ class _Scope:
             if calls == 1 and self._graphs.capturable(key):
                 self._graphs.report(key, "its shape came once")
 
-    def _capture(
-        self, key: _Key, function: Callable[..., T], inputs: tuple[Tensor | None, ...]
-    ) -> _Captured[T] | None:
+    def _capture(self, key: _Key, function: Callable[..., T], inputs: tuple[Tensor | None, ...]) -> _Captured[T] | None:
         if len(self._captured) >= _MOST:
             self._graphs.refuse(key, f"there are {_MOST} graphs of other shapes already")
             return None
@@ -218,10 +220,10 @@ class _Captured(Generic[T]):
 
 
 class _Obstacles(TorchDispatchMode):
-    """Finds the first operation that no graph can hold: it reads a value, copies between devices, or sizes by values."""
+    """Finds the first operation that no graph holds: it reads values, or copies between the host and the GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: str | None = None
         self._device = device
 

@@ -174,9 +174,9 @@ class RuntimeOptions:
     )
     cuda_graphs: str = option(
         "auto",
-        choices=("auto", "on", "off"),
-        help="capture attacks and training steps as CUDA graphs, same numbers; auto: on a GPU; on: refuse to train "
-        "without a GPU",
+        choices=("auto", "always", "never"),
+        help="capture attacks and training steps as CUDA graphs, same numbers; auto: on a GPU; always: refuse to "
+        "train without a GPU",
     )
 
 

@@ -76,11 +76,11 @@ def device_to_train(experiment: Experiment, warn: Callable[[str], None], worker:
         RecipeError: as there, or it wants CUDA graphs and there is no GPU to capture them on.
     """
     device = pick_device(experiment, warn, worker)
-    if experiment.recipe.runtime.cuda_graphs == "on" and device.type != "cuda":
+    if experiment.recipe.runtime.cuda_graphs == "always" and device.type != "cuda":
         raise experiment.recipe.document.error(
             ("calfat", "runtime", "cuda_graphs"),
-            "got on, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true on a "
-            "machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
+            "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true on "
+            "a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
         )
     return device
 

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation import server
+from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
-from calfat_plugin.results import LocalUpdate
+from calfat_plugin.results import EvaluationResult, LocalUpdate
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
@@ -33,10 +39,12 @@ from tests.methods.helpers import (
     local_task,
     same_bits,
     small_digits,
+    tiny_data,
 )
 from tests.methods.test_no_waiting import CORRECTIONS, METHODS
 
 TWICE = dataclasses.replace(SETTINGS, epochs=2)  # batches of 4, 4 and 2: so each shape comes more than once
+ST: dict[str, Any] = {"roles": "st at", "pnc_warmup": 0}  # of FedRBN: this client attacks nothing
 
 
 def normalised() -> TinyNet:
@@ -60,11 +68,12 @@ def alike(first: LocalUpdate, second: LocalUpdate) -> bool:
     )
 
 
-@pytest.mark.parametrize(("name", "options"), METHODS)
+@pytest.mark.parametrize(("name", "options"), [*METHODS, ("mixfat", {}), ("fedrbn", ST)])
 def test_every_method_has_the_same_bits(name: str, options: dict[str, Any], cuda: Cuda) -> None:  # noqa: F811
     method = build_method(name, **options)
     assert alike(fit(method, Graphs(CPU)), fit(method, None))
-    kinds = 1 if name == "standard" else 2  # the attack and the step, in two shapes each, replayed 3 times and once
+    # The attack and the step, in two shapes each, replayed 3 times and once.
+    kinds = 1 if name == "standard" or options == ST else 2
     assert (len(cuda.graphs), cuda.replays) == (2 * kinds, 4 * kinds)
 
 
@@ -153,6 +162,52 @@ def test_dropout_is_drawn_anew_in_every_step(
     ]
 
 
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [PGDOptions(steps=3), PGDOptions(steps=3, norm="l2", eps=Fraction(1, 2), step_size=Fraction(1, 5))],
+)
+def test_an_evaluation_has_the_same_verdicts_and_counts(
+    options: PGDOptions,
+    cuda: Cuda,  # noqa: F811
+) -> None:
+    model, points = normalised().eval(), []
+    for graphs in (Graphs(CPU), None):
+        points.append(measured(model, PGD(options), graphs))
+    (first, where), (second, expected) = points
+    assert torch.equal(where, expected)
+    assert (first.per_class, first.details) == (second.per_class, second.details)
+    assert cuda.replays == 1  # batches of 4, 4 and 2
+
+
+def test_restarts_have_the_same_points(cuda: Cuda) -> None:  # noqa: F811
+    model, options = normalised().eval(), PGDOptions(steps=2, restarts=3)
+    (first, where), (second, expected) = (measured(model, PGD(options), graphs) for graphs in (Graphs(CPU), None))
+    assert torch.equal(where, expected)
+    assert (first.per_class, first.details) == (second.per_class, second.details)
+    assert cuda.replays > 0
+
+
+def measured(model: nn.Module, attack: PGD, graphs: Graphs | None) -> tuple[EvaluationResult, Tensor]:
+    """The result, and all points in order."""
+    points: list[Tensor] = []
+    found = measure(
+        model,
+        tiny_data(),
+        [("pgd", attack)],
+        num_classes=4,
+        threat=ThreatModel(eps="0.1", step_size="0.04"),
+        batch_size=4,
+        device=CPU,
+        seed=0,
+        graphs=graphs,
+        on_examples=lambda where, x_adv: points.append(x_adv.clone()),
+    )
+    return found["pgd"], torch.cat(points)
+
+
 # --- who has graphs ---------------------------------------------------------------------------------------------------
 
 
@@ -170,17 +225,31 @@ def worker_on(asked: Experiment, device: torch.device, monkeypatch: pytest.Monke
     monkeypatch.setattr(worker._trainer, "fit", fit)
     state = worker._model.state_dict()
     for _ in range(2):
-        worker.fit(0, 1, {f"model/{name}": tensor for name, tensor in state.items()} if False else dict(state))
+        worker.fit(0, 1, dict(state))
     first, second = (task.graphs for task in handed)
     assert first is second  # one for the run
     return first
 
 
+def evaluated_with(asked: Experiment, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Graphs | None:
+    """What a server's evaluation is handed."""
+    handed: list[Graphs | None] = []
+    monkeypatch.setattr(nn.Module, "to", lambda module, where: module)
+    monkeypatch.setattr(Tensor, "to", lambda tensor, where: tensor)
+    monkeypatch.setattr(server, "measure", lambda *given, graphs, **more: handed.append(graphs) or {})
+    monkeypatch.setattr(server, "PeakMemory", lambda device: None)
+    held = Server(asked, small_digits(), device, RunObserver())
+    for _ in range(2):
+        held.final_evaluation()
+    assert handed[0] is handed[1]  # one for the run
+    return handed[0]
+
+
 @pytest.mark.parametrize(
     ("setting", "device", "expected"),
-    [("auto", "cpu", False), ("off", "cpu", False), ("auto", "cuda:0", True), ("on", "cuda:0", True)],
+    [("auto", "cpu", False), ("never", "cuda:0", False), ("auto", "cuda:0", True), ("always", "cuda:0", True)],
 )
-def test_a_worker_hands_them_to_its_trainer(
+def test_worker_and_server_hand_them_on(
     setting: str,
     device: str,
     expected: bool,
@@ -190,6 +259,7 @@ def test_a_worker_hands_them_to_its_trainer(
 ) -> None:
     caplog.set_level(logging.INFO, logger="calfat_plugin.federation.worker")
     asked = experiment("fedpgd", calfat__runtime={"cuda_graphs": setting})
+    assert (evaluated_with(asked, torch.device(device), monkeypatch) is not None) == expected
     found = worker_on(asked, torch.device(device), monkeypatch)
     assert (found is not None) == expected
     text = ", in CUDA graphs where their shapes repeat" if expected else ""
