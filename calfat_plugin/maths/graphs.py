@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+# torch is imported inside functions: recipes are checked without it.
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,16 @@ class Graphs:
     The first call of a shape is eager, on the stream that captures: it makes libraries and kernels ready, and shows
     whether a graph can hold the function. The second one is captured. Whatever stands against it is logged once, and
     such calls stay eager. Memory goes back to torch with this object.
+
+    Attributes:
+        captured: how many graphs were captured so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         """device: a CUDA device."""
-        self.device = device
+        import torch
+
+        self.device, self.captured = device, 0
         self._refused: set[_Key] = set()
         self._inspected: set[_Key] = set()
         self._logged: set[tuple[_Key, str]] = set()
@@ -104,6 +110,8 @@ class Graphs:
 
     def first(self, key: _Key, function: Callable[..., T], inputs: Iterable[Tensor | None]) -> T:
         """Call, and refuse a graph where the function does what no graph can hold."""
+        import torch
+
         obstacles, before = _Obstacles(self.device), _random_states(self.device)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
@@ -111,7 +119,7 @@ class Graphs:
             if key in self._inspected:
                 outputs = function(*inputs)
             else:
-                with obstacles:
+                with _each_operation(obstacles.look_at):
                     outputs = function(*inputs)
         current.wait_stream(self._stream)
         self._inspected.add(key)
@@ -128,6 +136,8 @@ class Graphs:
 
         What a failed capture leaves behind in torch is not defined, so there is no other in this run.
         """
+        import torch
+
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
@@ -148,6 +158,7 @@ class Graphs:
             )
             return None
         self._latest = graph
+        self.captured += 1
         return graph, outputs
 
 
@@ -219,46 +230,64 @@ class _Captured(Generic[T]):
         return self._outputs
 
 
-class _Obstacles(TorchDispatchMode):
+class _Obstacles:
     """Finds the first operation that no graph holds: it reads values, or copies between the host and the GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.found: str | None = None
         self._device = device
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if self.found is None:
-            reason = self._reason(func, args, result)
-            self.found = None if reason is None else f"{func} {reason}"
-        return result
+    def look_at(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Note what stands against a graph with this operation, if it is the first."""
+        reason = self._reason(func, args, result) if self.found is None else None
+        if reason is not None:
+            self.found = f"{func} {reason}"
 
     def _reason(self, func: Any, args: tuple[Any, ...], result: Any) -> str | None:
-        name, tensors = func.overloadpacket.__name__, [each for each in args if isinstance(each, Tensor)]
-        if not any(each.device == self._device for each in (*tensors, result) if isinstance(each, Tensor)):
+        from torch import Tag, Tensor
+
+        name, tensors = func.overloadpacket.__name__, [each for each in (*args, result) if isinstance(each, Tensor)]
+        if not any(each.device == self._device for each in tensors):
             return None
         if name in _BY_INDEX:
             by_mask = any(isinstance(index, Tensor) and not _counts(index) for index in args[1])
             return "waits for the GPU to count a mask" if by_mask else None
         if name == "lift_fresh":
             return "copies numbers of the host to the GPU"
-        if name in _COPIES and len({each.device for each in (*tensors, result)}) > 1:
+        if name in _COPIES and len({each.device for each in tensors}) > 1:
             return "copies between the host and the GPU"
-        if torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
+        if Tag.data_dependent_output in func.tags or Tag.dynamic_output_shape in func.tags:
             return "waits for a value of the GPU"
         return None
 
 
+def _each_operation(look_at: Callable[[Any, tuple[Any, ...], Any], None]) -> AbstractContextManager[object]:
+    """A context in which ``look_at`` gets every operation of torch with its arguments and its result."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            look_at(func, args, result)
+            return result
+
+    return Mode()  # type: ignore[no-untyped-call]
+
+
 def _counts(index: Tensor) -> bool:
     """Whether an index holds positions, and no mask, whose positions would have to be counted first."""
+    import torch
+
     return index.dtype not in (torch.bool, torch.uint8)
 
 
 def _random_states(device: torch.device) -> tuple[object, ...]:
     """What the next draw of any global generator depends on."""
+    import numpy as np
+    import torch
+
     name, words, *rest = np.random.get_state(legacy=True)
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return (random.getstate(), name, np.asarray(words).tobytes(), *rest, *(state.numpy().tobytes() for state in states))

@@ -79,8 +79,8 @@ def device_to_train(experiment: Experiment, warn: Callable[[str], None], worker:
     if experiment.recipe.runtime.cuda_graphs == "always" and device.type != "cuda":
         raise experiment.recipe.document.error(
             ("calfat", "runtime", "cuda_graphs"),
-            "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true on "
-            "a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
+            "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true "
+            "on a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
         )
     return device
 
