@@ -247,7 +247,7 @@ class _Obstacles:
         from torch import Tag, Tensor
 
         name, tensors = func.overloadpacket.__name__, [each for each in (*args, result) if isinstance(each, Tensor)]
-        if not any(each.device == self._device for each in tensors):
+        if not any(each.device.type == self._device.type for each in tensors):
             return None
         if name in _BY_INDEX:
             by_mask = any(isinstance(index, Tensor) and not _counts(index) for index in args[1])
