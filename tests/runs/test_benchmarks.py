@@ -405,7 +405,7 @@ def test_a_method_without_any_graph_is_reported(
     cuda: Cuda,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert InGraphs(1, off=2e-6, between=1e-6, reasons="").allowed == 2e-6
+    assert InGraphs(1, off=2e-6, between=1e-6, reasons="").allowed == pytest.approx(3e-6)
     assert InGraphs(1, off=2e-6, between=0.0, reasons="").allowed == 1e-6
     monkeypatch.setattr(gpu_results, "graphs_on", lambda device: Graphs(device))
     monkeypatch.setattr(Graphs, "capture", lambda graphs, key, *given: graphs.refuse(key, "there is no pool"))
