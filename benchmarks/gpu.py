@@ -2,262 +2,362 @@
 
     python -m benchmarks.gpu --out FOLDER [--official PATH]
 
-Run it from the root of a checkout. It needs torch and numpy, no FedML and nothing else that would have to be installed,
-on any Python from 3.10. It writes ``gpu.json`` and ``gpu.md`` into FOLDER, after each section anew, so that a command
-that is cut off leaves what it has. It ends with status 1 if a result on the GPU is not that of the CPU.
+Run it from the root of a checkout. It needs torch, torchvision and numpy, no FedML and nothing else that would have to
+be installed, on any Python from 3.10. It writes ``gpu.json`` and ``gpu.md`` into FOLDER, after each part anew, so that
+a command that is cut off leaves what it has. Parts that are right come first, then those that measure, cheapest first;
+what does not fit into ``--limit`` is left out by name. It ends with status 1 if a result on the GPU is not that of the
+CPU, if a graph's is not that of its kernels, or if a part failed or was left out.
 
-``--device cpu --quick`` is a try of all sections in a minute, without a GPU.
+``--device cpu --quick`` is a try of all parts in a minute, without a GPU.
 """
 
 from __future__ import annotations
 
-import copy
+import argparse
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from benchmarks.loops import CIFAR, CLASSES, PRECISIONS, SEED, Official, fit, images, network, ours
+from benchmarks import gpu_results
+from benchmarks.gpu_results import LOSS_TOLERANCE, Captures, differences, evaluated, same_in_graphs
+from benchmarks.loops import CIFAR, PRECISIONS, Official, fit, images, network, ours
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, wait_for, with_official
 from benchmarks.work import METHODS, gemm, work_of
-from calfat_plugin.datasets import ImageData
-from calfat_plugin.datasets.data import pixels
-from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.evaluators.measure import measure
-from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
-from calfat_plugin.maths.precision import float32_as
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.federation.memory import MB, PeakMemory
+from calfat_plugin.maths.precision import Precision, float32_as
 
-CPU = torch.device("cpu")
-ROUNDS, CLIENTS = 150, 5  # the paper's default run: 50,000 images on five clients
-
-#: What a GPU may differ by from the CPU. Its kernels add in another order, and an attack takes signs of gradients, so
-#: a last bit can turn a pixel by a whole step. Training methods draw the attack's start on the device that trains:
-#: other noise, the same distribution.
-TOLERANCES = {
-    "logits, relative": {"fp32": 1e-5, "tf32": 5e-3},
-    "gradient of the images, relative": {"fp32": 1e-4, "tf32": 2e-2},
-    "loss that ten steps reach, relative": {"fp32": 1e-3, "tf32": 1e-2},
-    "PGD-20 verdicts that differ, share": {"fp32": 0.005, "tf32": 0.02},
-    "update of a clean epoch, relative": {"fp32": 1e-3, "tf32": 5e-2},
-}
-LOSS_TOLERANCE = 0.05  # of a method's mean loss, relative
+ROUNDS, CLIENTS, IMAGES = 150, 5, 50_000  # the paper's default run
 
 
-def _relative(found: Tensor, expected: Tensor) -> float:
-    return float((found.cpu().double() - expected.double()).norm() / expected.double().norm())
+@dataclass
+class Bench:
+    """What the parts share.
+
+    Attributes:
+        count: images of a client where time is measured.
+        few: images where results are compared.
+        ends: reading of the clock after which nothing begins.
+        tables: by heading; each is in the report from its first row on.
+        wrong: what is not as it should be.
+    """
+
+    device: torch.device
+    report: Report
+    count: int
+    few: int
+    repeats: int
+    ends: float
+    official: Official | None
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def row(self, heading: str, **cells: object) -> None:
+        """Add a row to the table of this heading; the names are the columns, underscores for blanks."""
+        if heading not in self.tables:
+            self.report.table(heading, [name.replace("_", " ") for name in cells], [])
+            self.tables[heading] = self.report.tables[-1][2]
+        self.tables[heading].append([str(cell) for cell in cells.values()])
+
+    def verdict(self, right: bool, complaint: str) -> str:
+        """A cell that says whether; where not, the benchmark fails with the complaint."""
+        if not right:
+            self.wrong.append(complaint)
+        return "yes" if right else "**no**"
+
+    def fitting(self, what: str, seconds: float) -> int:
+        """How many repeats of so many seconds each can be made, at most those asked for; 0 is noted as left out."""
+        repeats = min(self.repeats, int((self.ends - time.monotonic()) / seconds))
+        if repeats < 1:
+            self.wrong.append(f"'{what}' was left out: one repeat takes {seconds:.0f} s, which is more than is left")
+        return max(0, repeats)
+
+    @property
+    def launched(self) -> tuple[str, ...]:
+        """How kernels can be launched here."""
+        return ("eager", "graphs") if gpu_results.graphs_on(self.device) is not None else ("eager",)
 
 
 # --- right results ----------------------------------------------------------------------------------------------------
 
 
-def results_on(device: torch.device, base: nn.Module, data: ImageData, precision: str = "fp32") -> dict[str, Tensor]:
-    """What :data:`TOLERANCES` compare, computed on ``device`` from the same weights, images and starts."""
-    model = copy.deepcopy(base).to(device).eval()
-    x, y = pixels(data.x).to(device), data.y.to(device)
-    threat = ThreatModel()
-    start = x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(SEED)).to(device)
-    seen = x.clone().requires_grad_()
-    with attack_mode(model):
-        logits = model(seen)
-        (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), seen)
-
-        def climb(out: Tensor) -> Tensor:
-            return F.cross_entropy(out, y, reduction="sum")
-
-        x_adv = gradient_ascent(
-            model, x, climb, threat=threat, steps=10, step_size=float(threat.step_size), start=start
+def results(bench: Bench, precision: Precision) -> None:
+    """Compare what the GPU computes with what the CPU computes in full float32."""
+    for name, off, allowed in differences(bench.device, bench.few, precision):
+        right = bench.verdict(off <= allowed, f"{name}, {precision}: {off:.2g} is more than {allowed:g}")
+        bench.row(
+            f"{bench.device} against cpu, `cnn`, {bench.few} images",
+            result=name,
+            **{"in": precision},
+            difference=f"{off:.2g}",
+            allowed=f"{allowed:g}",
+            within=right,
         )
-        with torch.no_grad():
-            reached = F.cross_entropy(model(x_adv), y)
-    verdicts = torch.ones(len(y), dtype=torch.bool)
 
-    def note(where: Tensor, points: Tensor) -> None:
-        with torch.no_grad():
-            verdicts[where] = model(points).argmax(1).cpu() == data.y[where.cpu()]
 
-    measure(
-        model,
-        data.to(device),
-        [("pgd20", PGD(PGDOptions()))],
-        num_classes=CLASSES,
-        threat=threat,
-        batch_size=256,
-        device=device,
-        seed=SEED,
-        on_examples=note,
+def graphs(bench: Bench, method: str, precision: Precision) -> None:
+    """Compare a method's update from graphs with the one from kernels launched one by one."""
+    if "graphs" not in bench.launched:
+        return
+    found = same_in_graphs(method, bench.device, bench.few, precision)
+    complaint = f"{method}, {precision}: in graphs its update differs by {found.off:.2g}, more than {found.allowed:.2g}"
+    right = bench.verdict(found.off <= found.allowed, complaint)
+    if not found.captured:
+        right = bench.verdict(
+            False, f"{method}, {precision}: nothing was captured: {found.reasons or 'no reason given'}"
+        )
+    bench.row(
+        f"Updates from graphs against those from single kernels, `cnn`, {bench.few} images",
+        method=method,
+        **{"in": precision},
+        graphs=found.captured,
+        between_two_runs_without=f"{found.between:.2g}",
+        graphs_against_single=f"{found.off:.2g}",
+        within=right,
+        not_captured=found.reasons,
     )
-    _, update = fit("standard", base, data, device, precision=precision)
-    moved = [update.state[name] - before for name, before in base.state_dict().items()]
-    return {
-        "logits, relative": logits.detach().cpu(),
-        "gradient of the images, relative": gradient.cpu(),
-        "loss that ten steps reach, relative": reached.cpu().reshape(1),
-        "PGD-20 verdicts that differ, share": verdicts,
-        "update of a clean epoch, relative": torch.cat([each.flatten() for each in moved]),
-    }
 
 
-def compare(report: Report, device: torch.device, count: int) -> Iterator[str]:
-    """Compare a GPU's results with the CPU's; yields what is beyond its tolerance."""
-    base, data, rows = network("cnn"), images(count), []
-    expected = results_on(CPU, base, data)
-    for precision in ("fp32", "tf32"):
-        with float32_as(precision, device):
-            found = results_on(device, base, data, precision)
-        for name, allowed in TOLERANCES.items():
-            if found[name].dtype == torch.bool:
-                off = float((found[name] != expected[name]).double().mean())
-            else:
-                off = _relative(found[name], expected[name])
-            right = off <= allowed[precision]
-            rows.append((name, precision, f"{off:.2g}", f"{allowed[precision]:g}", "yes" if right else "**no**"))
-            if not right:
-                yield f"{name}, {precision}: {off:.2g} is more than {allowed[precision]:g}"
-    report.table(
-        f"{device} against cpu, `cnn`, {count} images", ["result", "in", "difference", "allowed", "within"], rows
+def method_for_one_round(bench: Bench, name: str) -> None:
+    """A round of one client: its time, and its loss on the GPU beside the CPU's."""
+    base, data, few = network("cnn"), images(bench.count).to(bench.device), images(bench.few)
+    captures = Captures(bench.device)
+    fit(name, base, few, bench.device)
+    seconds, _ = fit(name, base, data, bench.device, graphs=captures.graphs)
+    there, here = (fit(name, base, few, where)[1].metrics["loss"] for where in (bench.device, gpu_results.CPU))
+    off = abs(there - here) / abs(here)
+    work = work_of(base, CIFAR)
+    bench.report.numbers.setdefault("methods, seconds", {})[name] = seconds
+    bench.row(
+        f"Methods, one client of {bench.count:,} images for one round, fp32; losses on {bench.few} images",
+        method=name,
+        seconds=f"{seconds:.3g}",
+        TFLOP_a_second=f"{bench.count * work.of_method(METHODS[name][1], 10) / seconds / 1e12:.3g}",
+        **{f"loss_on_{bench.device}": f"{there:.4f}"},
+        on_cpu=f"{here:.4f}",
+        difference=f"{off:.2g}",
+        within=bench.verdict(
+            off <= LOSS_TOLERANCE, f"{name}: its loss differs by {off:.2g}, more than {LOSS_TOLERANCE:g}"
+        ),
     )
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 
-def default_run(report: Report, device: torch.device, count: int, repeats: int, official: Official | None) -> None:
-    """A round of the paper's default run in shape: CalFAT, ``cnn``, batch 128, K 10, ``count`` images a client."""
-    base, data = network("cnn").to(device), images(count).to(device)
-    operations = CLIENTS * count * work_of(base, CIFAR).of_method(METHODS["calfat"][1], 10)
-    scale = 50_000 / (CLIENTS * count)
-    times: dict[str, Spread] = {}
-    floors: dict[str, Spread] = {}
-    peaks: dict[str, float | None] = {}
-    kinds = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-    for precision in kinds:
-        if precision not in PRECISIONS:
-            continue
-        client = ours("calfat", base, data, device, precision=precision)
-        with float32_as(precision, device):
-            client()  # graphs, plans and memory of the first batches
-            memory = PeakMemory(device)
-            memory.begin()
-            one_round = {precision: _sum_of(client), "rate": gemm(device, kinds[precision])}
-            found = alternated(one_round, repeats)
-        times[precision] = found[precision].times(scale)
-        floors[precision] = Spread(tuple(scale * operations / rate for rate in found["rate"].values))
-        peaks[precision] = memory.of_gpu() if device.type == "cuda" else memory.of_process()
-    if official is not None:
-        times["official code"] = alternated({"official code": _sum_of(official.local_epoch(data))}, repeats)[
-            "official code"
-        ].times(scale)
-    report.keep("default run, seconds a round", {**times, **{f"floor, {p}": f for p, f in floors.items()}})
-    report.numbers["default run, peak MB"] = peaks
-    slowest = times.get("official code")
-    report.table(
-        f"The paper's default run in shape: 5 clients x {count:,} images, times {scale:.3g} for 50,000",
-        ["in", "seconds a round", f"{ROUNDS} rounds, s", "times as fast as the official code", "x floor", "peak, MB"],
-        [
-            (
-                name,
-                time,
-                f"{ROUNDS * time.median:.4g}",
-                "not measured" if slowest is None else slowest.over(time),
-                time.over(floors[name]) if name in floors else "",
-                f"{peak:.0f}" if (peak := peaks.get(name)) is not None else "",
-            )
-            for name, time in times.items()
-        ],
+def default_run(bench: Bench, precision: Precision, launched: str) -> None:
+    """A round of the paper's default run in shape: CalFAT, ``cnn``, batch 128, K 10, all clients alike."""
+    name, base = f"{precision}, {launched}", network("cnn").to(bench.device)
+    operations = CLIENTS * bench.count * work_of(base, CIFAR).of_method(METHODS["calfat"][1], 10)
+    scale = IMAGES / (CLIENTS * bench.count)
+    client = _client(bench, precision, launched)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with float32_as(precision, bench.device), _watched(bench.device) as memory:
+        repeats = bench.fitting(f"default run, {name}", CLIENTS * client())
+        if not repeats:
+            return
+        found = alternated({name: _round_of(client), "rate": gemm(bench.device, dtype)}, repeats)
+        peak = memory()
+    seconds = found[name].times(scale)
+    floor = Spread(tuple(scale * operations / rate for rate in found["rate"].values))
+    bench.report.numbers.setdefault("default run", {})[name] = {
+        "seconds a round": seconds.values,
+        "floor": floor.values,
+        "peak MB": peak,
+    }
+    bench.row(
+        f"The paper's default run in shape: {CLIENTS} x {bench.count:,} images, times {scale:.3g} for {IMAGES:,}",
+        **{"in": name},
+        seconds_a_round=seconds,
+        **{f"{ROUNDS}_rounds,_s": f"{ROUNDS * seconds.median:.4g}"},
+        floor=floor,
+        x_floor=seconds.over(floor),
+        **{"peak,_MB": f"{peak:.0f}" if peak is not None else ""},
     )
 
 
-def _sum_of(client: Callable[[], float]) -> Callable[[], float]:
+def small_client(bench: Bench, launched: str) -> None:
+    """A client of two batches: what its graphs cost where they hardly pay."""
+    few = min(bench.count, 256)
+    client = _client(bench, "fp32", launched, few)
+    client()
+    bench.row(
+        f"CalFAT, one client of {few} images, fp32",
+        launched=launched,
+        seconds=alternated({launched: client}, bench.repeats)[launched],
+    )
+
+
+def evaluation(bench: Bench, launched: str) -> None:
+    """PGD-20 on a part of a test set."""
+    count = min(bench.count, 2000)
+    captures = Captures(bench.device) if launched == "graphs" else None
+    attack = partial(evaluated, bench.device, count, captures.graphs if captures is not None else None)
+    attack()
+    bench.row(
+        f"PGD-20, {count:,} images in batches of {gpu_results.EVALUATED_AT_ONCE}",
+        launched=launched,
+        seconds=alternated({launched: attack}, bench.repeats)[launched],
+        not_captured=captures.reasons() if captures is not None else "",
+    )
+
+
+def beside_official(bench: Bench) -> None:
+    """The authors' code as shipped, alternated with ours."""
+    if bench.official is None:
+        return
+    official = bench.official.local_epoch(images(bench.count).to(bench.device))
+    kinds = {f"fp32, {launched}": _client(bench, "fp32", launched) for launched in bench.launched}
+    for client in kinds.values():
+        client()
+    repeats = bench.fitting("official code", official())
+    if not repeats:
+        return
+    with float32_as("fp32", bench.device):
+        found = alternated({"official code": official, **kinds}, repeats)
+    bench.report.keep("beside the official code, seconds a client", found)
+    for name, seconds in found.items():
+        bench.row(
+            f"Beside the official code: one client of {bench.count:,} images for one round, fp32",
+            loop=name,
+            seconds=seconds,
+            times_as_fast=found["official code"].over(seconds),
+        )
+
+
+def profiled(bench: Bench, launched: str) -> None:
+    """torch.profiler's table of one client's local training, and how much of the time the GPU works."""
+    from torch.profiler import ProfilerActivity, profile
+
+    client, gpu = _client(bench, "fp32", launched, bench.few), bench.device.type == "cuda"
+    client()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as found:
+        client()
+    averages, seconds = found.key_averages(), client()
+    if gpu:
+        busy = sum(each.self_device_time_total for each in averages) / 1e6
+        bench.row(
+            f"CalFAT, {bench.few} images: how much of the time the GPU works",
+            launched=launched,
+            seconds=f"{seconds:.4g}",
+            kernels=f"{busy:.4g}",
+            share=f"{busy / seconds:.0%}",
+        )
+    by = "self_device_time_total" if gpu else "self_cpu_time_total"
+    table = averages.table(sort_by=by, row_limit=15, max_name_column_width=50).strip()
+    bench.texts.append(f"**torch.profiler: CalFAT, {bench.few} images, {launched}**\n\n```text\n{table}\n```\n")
+
+
+def _client(bench: Bench, precision: Precision, launched: str, count: int | None = None) -> Callable[[], float]:
+    """What measures one client's round once, in one run's graphs where they are wanted."""
+    base, data = network("cnn").to(bench.device), images(count or bench.count).to(bench.device)
+    made = gpu_results.graphs_on(bench.device) if launched == "graphs" else None
+    return ours("calfat", base, data, bench.device, precision=precision, graphs=made)
+
+
+def _round_of(client: Callable[[], float]) -> Callable[[], float]:
     return lambda: sum(client() for _ in range(CLIENTS))
 
 
-def methods(report: Report, device: torch.device, count: int, checked: int) -> Iterator[str]:
-    """Every method for one round of a client; yields those whose loss on the GPU is not the CPU's."""
-    base, data, few, rows = network("cnn"), images(count), images(checked), []
-    work = work_of(base, CIFAR)
-    with float32_as("fp32", device):
-        for name, (_, passes) in METHODS.items():
-            fit(name, base, few, device)
-            seconds, _ = fit(name, base, data.to(device), device)
-            there, here = (fit(name, base, few, where)[1].metrics["loss"] for where in (device, CPU))
-            off = abs(there - here) / abs(here)
-            rows.append((name, seconds, seconds / work.of_method(passes, 10), there, here, off))
-            say(f"{name}: {seconds:.3f} s, loss {there:.4f} and {here:.4f} on the CPU")
-            if off > LOSS_TOLERANCE:
-                yield f"{name}: its loss differs by {off:.2g}, more than {LOSS_TOLERANCE:g}"
-    per_pass = rows[0][2]
-    report.numbers["methods, seconds"] = {row[0]: row[1] for row in rows}
-    report.table(
-        f"Methods, one client of {count:,} images for one round, fp32; losses on {checked} images, {LOSS_TOLERANCE:g} "
-        "allowed",
-        ["method", "seconds", "time per pass, CalFAT = 1", f"loss on {device}", "on cpu", "difference"],
-        [
-            (name, f"{seconds:.3g}", f"{each / per_pass:.3g}", f"{there:.4f}", f"{here:.4f}", f"{off:.2g}")
-            for name, seconds, each, there, here, off in rows
-        ],
-    )
-
-
-def profiled(device: torch.device, count: int) -> str:
-    """torch.profiler's table of one client's local training, as Markdown."""
-    from torch.profiler import ProfilerActivity, profile
-
-    base, data = network("cnn"), images(count).to(device)
-    fit("calfat", base, data, device)
-    gpu = device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]) as found:
-        fit("calfat", base, data, device)
+@contextmanager
+def _watched(device: torch.device) -> Iterator[Callable[[], float | None]]:
+    """What gives the peak of memory so far, in MB: on a GPU all that torch holds there, pools of graphs included."""
+    memory = PeakMemory(device)
+    if device.type == "cuda":
         wait_for(device)
-    averages = found.key_averages()
-    by = "self_device_time_total" if gpu else "self_cpu_time_total"
-    table = averages.table(sort_by=by, row_limit=15, max_name_column_width=50)
-    return f"**torch.profiler: CalFAT, {count} images**\n\n```text\n{table.strip()}\n```\n"
+        torch.cuda.empty_cache()
+    memory.begin()
+    if device.type == "cuda":
+        yield lambda: torch.cuda.max_memory_reserved(device) / MB
+    else:
+        yield memory.of_process
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def parts(bench: Bench) -> Iterator[tuple[str, Callable[[], None]]]:
+    """All that is done, in this order."""
+    for precision in PRECISIONS:
+        yield f"results, {precision}", partial(results, bench, precision)
+    for method in METHODS:
+        yield f"graphs, {method}", partial(graphs, bench, method, "fp32")
+    yield "graphs, calfat in bf16", partial(graphs, bench, "calfat", "bf16")
+    for method in METHODS:
+        yield f"method, {method}", partial(method_for_one_round, bench, method)
+    for launched in bench.launched:
+        yield f"small client, {launched}", partial(small_client, bench, launched)
+        yield f"evaluation, {launched}", partial(evaluation, bench, launched)
+        yield f"profile, {launched}", partial(profiled, bench, launched)
+    for launched in reversed(bench.launched):
+        for precision in PRECISIONS:
+            yield f"default run, {precision}, {launched}", partial(default_run, bench, precision, launched)
+    yield "official code", partial(beside_official, bench)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run all sections, write, and say what is wrong."""
+    """Go through the parts, write after each, and say what is wrong."""
+    given = _given(arguments)
+    started, device = time.monotonic(), given.device
+    official = None if given.official is None else Official(given.official, device)
+    bench = Bench(
+        device,
+        Report("GPU", machine(device)),
+        count=4 if given.quick else IMAGES // CLIENTS,
+        few=4 if given.quick else 512,
+        repeats=1 if given.quick else given.repeats,
+        ends=started + given.limit,
+        official=official,
+    )
+    for name, part in parts(bench):
+        spent = time.monotonic() - started
+        if spent > given.limit:
+            bench.wrong.append(f"'{name}' was left out: {spent:.0f} s had gone, the limit is {given.limit:g} s")
+            continue
+        say(f"{spent:.0f} s: {name}")
+        try:
+            part()
+        except Exception as error:  # the card may be there this once: the other parts are wanted all the same
+            traceback.print_exc()
+            bench.wrong.append(f"'{name}' failed: {type(error).__name__}: {error}")
+        _write(bench, given.out, time.monotonic() - started)
+    _write(bench, given.out, time.monotonic() - started)
+    print((given.out / "gpu.md").read_text(encoding="utf-8"), end="")
+    if bench.wrong:
+        sys.exit("\n".join(bench.wrong))
+
+
+def _given(arguments: list[str] | None) -> argparse.Namespace:
     parser = command(__doc__, repeats=3, json=False)
     with_official(parser)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"), help="default: cuda")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where gpu.json and gpu.md go")
     parser.add_argument("--quick", action="store_true", help="a try with few images")
-    parser.add_argument("--limit", type=float, default=480, help="seconds after which no section begins; default: 480")
+    parser.add_argument("--limit", type=float, default=450, help="seconds after which no part begins; default: 450")
     given = parser.parse_args(arguments)
-    if given.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("torch sees no GPU here; --device cpu --quick tries the command without one")
+    if given.device.type == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("torch sees no GPU here; --device cpu --quick tries the command without one")
+        given.device = torch.device("cuda", given.device.index or 0)
     if given.threads is not None:
         torch.set_num_threads(given.threads)
     given.out.mkdir(parents=True, exist_ok=True)
-    started, device = time.monotonic(), given.device
-    report, wrong = Report("GPU", machine(device)), list[str]()
-    official = None if given.official is None else Official(given.official, device)
-    client, few = (4, 4) if given.quick else (10_000, 512)
-    tables: list[str] = []
-    sections: dict[str, Callable[[], None]] = {
-        "results": lambda: wrong.extend(compare(report, device, few)),
-        "default run": lambda: default_run(report, device, client, 1 if given.quick else given.repeats, official),
-        "methods": lambda: wrong.extend(methods(report, device, client, few)),
-        "profile": lambda: tables.append(profiled(device, few)),
-    }
-    for name, section in sections.items():
-        if (spent := time.monotonic() - started) > given.limit:
-            wrong.append(f"section '{name}' was left out: {spent:.0f} s had gone, the limit is {given.limit:g} s")
-            continue
-        say(f"{spent:.0f} s: {name}")
-        section()
-        report.numbers |= {"seconds": time.monotonic() - started, "wrong": wrong}
-        report.write(given.out / "gpu.json")
-        text = report.markdown() + "".join(f"\n{table}" for table in tables)
-        (given.out / "gpu.md").write_text(text + "".join(f"\n**Wrong:** {line}\n" for line in wrong), encoding="utf-8")
-    print((given.out / "gpu.md").read_text(encoding="utf-8"), end="")
-    if wrong:
-        sys.exit("\n".join(wrong))
+    return given
+
+
+def _write(bench: Bench, folder: Path, seconds: float) -> None:
+    bench.report.numbers |= {"seconds": seconds, "wrong": bench.wrong}
+    bench.report.write(folder / "gpu.json")
+    wrong = "".join(f"\n**Wrong:** {line}\n" for line in bench.wrong)
+    text = bench.report.markdown() + "".join(f"\n{each}" for each in bench.texts) + wrong
+    (folder / "gpu.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

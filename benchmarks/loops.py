@@ -25,6 +25,7 @@ from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.interfaces import LocalTask, TrainSettings
+from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import Precision
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -81,6 +82,7 @@ def task(
     *,
     steps: int = 10,
     precision: Precision = "fp32",
+    graphs: Graphs | None = None,
     epochs: int = 1,
 ) -> LocalTask:
     """One client's round, settings as in the release for CIFAR-10."""
@@ -98,6 +100,7 @@ def task(
         round=1,
         client=0,
         precision=precision,
+        graphs=graphs,
     )
 
 

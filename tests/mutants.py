@@ -29,6 +29,8 @@ WORKERS = "tests/runs/test_workers.py"
 PLUGIN_WORDS = "tests/cli/test_plugin_files.py"
 PLUGIN_RUNS = "tests/runs/test_plugin_file.py"
 CHECKS = "tests/contract/test_testing.py"
+GRAPHS = "tests/maths/test_graphs.py"
+GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
 
 
 class Mutant(NamedTuple):
@@ -47,6 +49,21 @@ _BEGIN = "            self.com_manager.begin_round()\n"
 _FINISH = "            self.aggregator.finish_round(self.aggregator.aggregated)\n"
 
 MUTANTS = (
+    Mutant("a graph is replayed on old inputs", "maths/graphs.py", "own.copy_(given)", "pass", GRAPHS),
+    Mutant(
+        "a graph reads weights that were replaced",
+        "maths/graphs.py",
+        "if captured.addresses != _addresses(self._model):",
+        "if False:",
+        GRAPHS,
+    ),
+    Mutant(
+        "a step takes the gradients that a graph did not write",
+        "trainers/loop.py",
+        "parameter.grad = gradient  #",
+        "pass  #",
+        GRAPHS_OF_METHODS,
+    ),
     Mutant(
         "FedAvg ignores the clients' batch-norm buffers",
         "aggregators/fedavg.py",

@@ -80,9 +80,7 @@ def _check_recipe(
     return _Found(recipe.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 
-def _check_suite(
-    document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]
-) -> _Found:
+def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
     from calfat_plugin.registry import Registry
     from calfat_plugin.suites.parse import parse_suite
     from calfat_plugin.suites.plan import make_plan

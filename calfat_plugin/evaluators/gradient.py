@@ -21,7 +21,7 @@ from calfat_plugin.threat import ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, nn
 
 Start = Literal["x", "uniform"]
 
@@ -118,34 +118,44 @@ class PGD(BudgetedAttack):
         import torch
 
         how, threat = self.options, self.threat(task)
-
-        def climbed(y: Tensor, logits: Tensor) -> Tensor:
-            return self.loss(logits * how.logit_scale, y)
-
         x_adv, y_open = x, y
         still_open = torch.arange(len(x), device=x.device)
-        with attack_mode(task.model):
-            for restart in range(how.restarts):
-                start = threat.random_start(x, noise) if how.start == "uniform" else x
-                if len(still_open) == 0:
-                    continue  # for the draw alone
-                x_open, y_open, start = x[still_open], y[still_open], start[still_open]
-                found = torch.empty_like(x_open)
-                for part in micro_batches(len(y_open), task.rows_at_once):
-                    found[part] = gradient_ascent(
-                        _watched(task) if restart == 0 else task.model,
-                        x_open[part],
-                        partial(climbed, y_open[part]),
-                        threat=threat,
-                        steps=threat.steps,
-                        step_size=float(threat.step_size),
-                        start=start[part],
-                    )
-                x_adv = x_adv.index_copy(0, still_open, found)
-                if restart + 1 < how.restarts:
-                    with torch.no_grad():
-                        still_open = still_open[task.model(found).argmax(dim=1) == y_open]
+        for restart in range(how.restarts):
+            start = threat.random_start(x, noise) if how.start == "uniform" else x
+            if len(still_open) == 0:
+                continue  # for the draw alone
+            x_open, y_open, start = x[still_open], y[still_open], start[still_open]
+            found, vanished = task.call("attack", partial(self._climb, task, threat), x_open, y_open, start)
+            if restart == 0:
+                task.tally("zero_gradients", int(vanished))
+            x_adv = x_adv.index_copy(0, still_open, found)
+            if restart + 1 < how.restarts:
+                with torch.no_grad():
+                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
         return x_adv
+
+    def _climb(
+        self, task: EvaluationTask, threat: ThreatModel, x: Tensor, y: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The points from one start, and how many first gradients were exactly zero."""
+        import torch
+
+        def climbed(y: Tensor, logits: Tensor) -> Tensor:
+            return self.loss(logits * self.options.logit_scale, y)
+
+        found, vanished = torch.empty_like(x), y.new_zeros(())
+        with attack_mode(task.model):
+            for part in micro_batches(len(y), task.rows_at_once):
+                found[part] = gradient_ascent(
+                    _watched(task.model, vanished),
+                    x[part],
+                    partial(climbed, y[part]),
+                    threat=threat,
+                    steps=threat.steps,
+                    step_size=float(threat.step_size),
+                    start=start[part],
+                )
+        return found, vanished
 
 
 class FGSM(PGD):
@@ -171,19 +181,19 @@ class CW(PGD):
         return -(margin + self.options.kappa).clamp_min(0.0).sum()
 
 
-def _watched(task: EvaluationTask) -> Callable[[Tensor], Tensor]:
-    """The model, counting the examples whose first gradient is exactly zero as it passes by."""
+def _watched(model: nn.Module, vanished: Tensor) -> Callable[[Tensor], Tensor]:
+    """The model, adding the examples whose first gradient is exactly zero to ``vanished`` as it passes by."""
     seen = False
 
-    def count(grad: Tensor) -> None:
-        task.tally("zero_gradients", int((grad.flatten(1).abs().amax(dim=1) == 0).sum()))
+    def count(grad: Tensor) -> None:  # on the device: nothing waits for it
+        vanished.add_((grad.flatten(1).abs().amax(dim=1) == 0).sum())
 
     def forward(x_adv: Tensor) -> Tensor:
         nonlocal seen
         if not seen and x_adv.requires_grad:
             x_adv.register_hook(count)
             seen = True
-        logits: Tensor = task.model(x_adv)
+        logits: Tensor = model(x_adv)
         return logits
 
     return forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError, PluginError
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.maths.graphs import Graphs, graphs_of
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.profiling import timed
@@ -35,6 +37,7 @@ def measure(
     seed: int,
     round: int = 0,
     correct: Tensor | None = None,
+    graphs: Graphs | None = None,
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
@@ -45,6 +48,7 @@ def measure(
         evaluators: (label, evaluator) pairs; labels are unique.
         round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
+        graphs: what captured CUDA graphs of the run share; None: there are none.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
         on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
@@ -82,8 +86,8 @@ def measure(
                 on_examples=on_examples,
             )
             before = _versions(model)
-            with timed(label):
-                result = evaluator.evaluate(task, label)
+            with timed(label), graphs_of(graphs, model, label) as call:
+                result = evaluator.evaluate(replace(task, call=call), label)
             if _versions(model) != before:
                 raise ModelError(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "

@@ -12,6 +12,7 @@ _FREE = (
     "data_args.data_cache_dir",  # the same data in another place
     "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
+    "calfat.runtime.cuda_graphs",  # the same kernels, launched in another way
     "calfat.loggers",
     "calfat.reported.",
     "calfat.silo.",  # addresses, and how patient the parties are

@@ -17,6 +17,7 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment, Pick
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.interfaces import State
+from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
@@ -44,6 +45,7 @@ class Measurements:
     ) -> None:
         self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
         self._num_classes = dataset.num_classes
+        self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
         self._test = dataset.test.to(device)
         self.subset = subset(self._test, experiment.recipe.monitor.max_examples)
 
@@ -89,6 +91,7 @@ class Measurements:
                 device=self._device,
                 seed=experiment.seed,
                 round=round,
+                graphs=self._graphs,
                 scratch=scratch,
                 on_progress=on_progress,
             )

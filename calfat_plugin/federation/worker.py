@@ -22,6 +22,7 @@ from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalCorrection, LocalTask, State
 from calfat_plugin.maths.averaging import check_update
+from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
@@ -65,7 +66,9 @@ class Worker:
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = self._trainer.personal_names(self._model)
         self._precision = chosen(experiment.recipe.runtime.precision, device)
-        log.info("clients train in %s on %s", self._precision, device)
+        self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
+        with_graphs = ", in CUDA graphs where their shapes repeat" if self._graphs is not None else ""
+        log.info("clients train in %s on %s%s", self._precision, device, with_graphs)
         if self._precision == "bf16" and not has_bf16_units(device):
             log.warning("calfat.runtime.precision is bf16, but %s has no units for it: fp32 would be faster", device)
 
@@ -114,6 +117,7 @@ class Worker:
             correction=self._correction,
             personal=self._personal,
             precision=self._precision,
+            graphs=self._graphs,
             on_batch=self.observer.client_progress,
         )
         try:

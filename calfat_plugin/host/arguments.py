@@ -57,7 +57,8 @@ def fingerprint(experiment: Experiment) -> str:
     for section in ("device_args", "comm_args", "tracking_args"):
         plain.pop(section, None)
     plain["data_args"].pop("data_cache_dir", None)
-    plain["calfat"]["runtime"].pop("threads")
+    for key in ("threads", "cuda_graphs"):
+        plain["calfat"]["runtime"].pop(key)
     for key in ("silo", "evaluators", "monitor", "evaluation", "loggers", "reported"):
         plain["calfat"].pop(key, None)
     text = json.dumps([__version__, plain], sort_keys=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.datasets import ImageData
+    from calfat_plugin.maths.graphs import Caller
     from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
 
@@ -34,6 +35,7 @@ class EvaluationTask:
         rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
             right, but slower.
         clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        call: calls a function of tensors, or replays a captured graph of it; see ``maths.graphs.Caller``.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
         on_progress: called with (examples done, examples in all, correct so far).
@@ -54,6 +56,7 @@ class EvaluationTask:
     round: int
     clean_correct: Tensor
     rows_at_once: int = sys.maxsize
+    call: Caller = lambda name, function, *inputs: function(*inputs)
     scratch: Path | None = None
     on_progress: Callable[[int, int, int], None] = lambda done, total, correct: None
     tally: Callable[[str, int], None] = lambda name, count: None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.datasets import Augmentation, ImageData
+    from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.threat import ThreatModel
@@ -62,6 +63,7 @@ class LocalTask:
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
         precision: arithmetic of the model's passes.
+        graphs: what captured CUDA graphs of the run share; None: there are none.
         on_batch: called after each mini-batch.
     """
 
@@ -80,6 +82,7 @@ class LocalTask:
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"
+    graphs: Graphs | None = None
     on_batch: Callable[[BatchProgress], None] = lambda progress: None
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:

@@ -69,6 +69,22 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     return torch.device("cuda", (wanted.gpu_id + worker) % torch.cuda.device_count())
 
 
+def device_to_train(experiment: Experiment, warn: Callable[[str], None], worker: int = 0) -> torch.device:
+    """:func:`pick_device` for a process that trains clients.
+
+    Raises:
+        RecipeError: as there, or it wants CUDA graphs and there is no GPU to capture them on.
+    """
+    device = pick_device(experiment, warn, worker)
+    if experiment.recipe.runtime.cuda_graphs == "always" and device.type != "cuda":
+        raise experiment.recipe.document.error(
+            ("calfat", "runtime", "cuda_graphs"),
+            "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true "
+            "on a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
+        )
+    return device
+
+
 def new_profile(device: torch.device) -> Profile:
     """A profile whose spans wait for what they gave the device to do, except while a graph of it is recorded."""
     import torch

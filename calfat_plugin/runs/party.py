@@ -33,7 +33,7 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import device_to_train, new_profile, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
@@ -115,7 +115,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             return
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")
-        device = pick_device(experiment, lambda text: say(f"warning: {text}"))
+        device = device_to_train(experiment, lambda text: say(f"warning: {text}"))
         dataset = experiment.load_dataset(rank)
         data = dataset.train
         if experiment.partition.entry.name != SILO:
@@ -209,7 +209,7 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
 def _ready_to_train(experiment: Experiment, number: int) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
     """What the ``number``-th worker of a machine, counted from 0, needs to train any client."""
     with using_threads(experiment):
-        device = pick_device(experiment, lambda text: None, number)  # the server warns
+        device = device_to_train(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
 
         from calfat_plugin.federation.worker import shards_of

@@ -18,7 +18,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.client_states import StateFiles
-from calfat_plugin.runs.compute import new_profile, pick_device, using_threads
+from calfat_plugin.runs.compute import device_to_train, new_profile, pick_device, using_threads
 from calfat_plugin.runs.data import describe_data
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import describe_environment
@@ -56,7 +56,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         if request.workers:
             workers.prepare()
         snapshot, best = _restore(directory, experiment)
-        device = pick_device(experiment, warn)
+        device = (pick_device if runtime.has_silos else device_to_train)(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
 
         from calfat_plugin.federation.worker import shards_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -17,21 +16,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import PluginError, UpdateError
+from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.maths.graphs import Caller, Graphs, graphs_of
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
-from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.meter import LossMeter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT = "method/"  # namespace of what the method keeps in a client's state; the aggregator's part has its own
 
 
@@ -62,6 +61,8 @@ class _Work:
         context: what the method's ``begin_round`` returned.
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
+        call: calls the attack and the step's backward, or replays a captured graph of them.
+        recorded: names of what the method records in a step.
     """
 
     method: Method
@@ -70,6 +71,8 @@ class _Work:
     context: Any
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
+    call: Caller
+    recorded: list[str] = field(default_factory=list)
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -94,8 +97,9 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     sample = pixels(task.data.x[:PROBED].to(task.device))
     with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
         context = method.begin_round(task)
-        work = _Work(method, task, loss, context, rows, passes_in(task.precision, task.device))
-        metrics = _epochs(work, correction)
+        with graphs_of(_graphs_for(context, task), model) as call:
+            work = _Work(method, task, loss, context, rows, passes_in(task.precision, task.device), call)
+            metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
     own = _copied(returned.tensors(end.state, "end_round's state holds"))
@@ -130,9 +134,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         )
 
     def step(batch: TrainBatch) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        with work.passes():
-            value = returned.loss(method.backward(batch), "backward returned")
+        value = _gradient(work, batch)
         correction.after_backward(model)
         optimizer.step()
         correction.after_step(model, optimizer.param_groups[0]["lr"])
@@ -140,7 +142,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
 
     metrics: dict[str, float] = {}
     for epoch in range(task.settings.epochs):
-        meter = _LossMeter(task, epoch)
+        meter = LossMeter(task, epoch, _batches_of_epoch(task))
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y, index in timed_each("data", _one_epoch(task, "batches", epoch)):
             with timed("attack"):
@@ -185,10 +187,7 @@ def _full_gradient(work: _Work) -> dict[str, Tensor]:
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
     with buffers_kept(model):
         for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
-            model.zero_grad(set_to_none=True)
-            batch = _attacked(work, x_nat, y, index, noise)
-            with work.passes():
-                work.method.backward(batch)
+            _gradient(work, _attacked(work, x_nat, y, index, noise))
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
@@ -232,11 +231,15 @@ def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch
 def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself.
 
-    One micro-batch takes all its steps before the next one begins. The start is drawn for the whole batch, so it does
-    not depend on how the batch is cut.
+    The start is drawn for the whole batch, so it does not depend on how the batch is cut.
     """
+    start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
+    return work.call("attack", partial(_climb, work), x_nat, y, start)
+
+
+def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) from a start. One micro-batch takes all its steps before the next one begins."""
     method, task, threat = work.method, work.task, work.task.threat
-    start = returned.like(method.start(x_nat, task, noise), x_nat, "start returned")
     x_adv = torch.empty_like(x_nat)
     kappa = torch.zeros_like(y) if method.counts_iterates else None
     with attack_mode(task.model):
@@ -267,48 +270,34 @@ def _batches_of_epoch(task: LocalTask) -> int:
     return num_batches(len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model))
 
 
-class _LossMeter:
-    """Running means of one epoch; keeps the sums on the device and looks at the loss now and then."""
+def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
+    """Leave the gradient of the step in the parameters; the loss for the record."""
+    inputs = batch.x_nat, batch.x_adv, batch.y, batch.attacked, batch.kappa, batch.index
+    value, *others = work.call("training step", partial(_backward, work), *inputs)
+    assert value is not None
+    recorded, gradients = others[: len(work.recorded)], others[len(work.recorded) :]
+    batch.recorded.update({name: each for name, each in zip(work.recorded, recorded, strict=True) if each is not None})
+    for parameter, gradient in zip(work.task.model.parameters(), gradients, strict=True):
+        parameter.grad = gradient  # where a graph was replayed, this is what it wrote
+    return value
 
-    def __init__(self, task: LocalTask, epoch: int) -> None:
-        self.task, self.epoch = task, epoch
-        self.in_epoch = _batches_of_epoch(task)
-        self.total = torch.zeros((), dtype=torch.float64, device=task.device)
-        self.recorded: dict[str, Tensor] = {}
-        self.examples = 0
-        self.batches = 0
 
-    def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
-        self.total += loss.double() * count
-        for name, mean in recorded.items():
-            self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
-        self.examples += count
-        self.batches += 1
-        every = 1 if self.task.device.type == "cpu" else _REPORT_EVERY
-        if self.batches % every == 0 or self.batches == self.in_epoch:
-            done = self.epoch * self.in_epoch + self.batches
-            whole = self.task.settings.epochs * self.in_epoch
-            self.task.on_batch(BatchProgress(self.task.client, done, whole, self.mean()))
+def _backward(
+    work: _Work, x_nat: Tensor, x_adv: Tensor, y: Tensor, attacked: Tensor | None, kappa: Tensor | None, index: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The loss, what the method recorded, and the gradient of each parameter."""
+    task = work.task
+    batch = TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, attacked, kappa, work.context, index)
+    task.model.zero_grad(set_to_none=True)
+    with work.passes():
+        value = returned.loss(work.method.backward(batch), "backward returned")
+    work.recorded[:] = batch.recorded
+    return value, *batch.recorded.values(), *(parameter.grad for parameter in task.model.parameters())
 
-    def means(self) -> dict[str, float]:
-        """The mean loss per example, and those of all that was recorded.
 
-        Raises:
-            UpdateError: when the loss is not finite.
-        """
-        return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
-
-    def mean(self) -> float:
-        """Mean loss per example so far.
-
-        Raises:
-            UpdateError: when it is not finite.
-        """
-        mean = float(self.total) / max(1, self.examples)
-        if mean != mean or abs(mean) == float("inf"):
-            raise UpdateError(
-                f"client {self.task.client}, round {self.task.round}, epoch {self.epoch + 1}: the training loss is "
-                f"{mean} by batch {self.batches} of {self.in_epoch}. Lower train_args.learning_rate "
-                f"(now {self.task.settings.learning_rate:g}) or the scale of the loss."
-            )
-        return mean
+def _graphs_for(context: Any, task: LocalTask) -> Graphs | None:
+    """The run's graphs, unless the losses see a context: what it holds may be replaced, and a graph would not know."""
+    if task.graphs is None or context is None:
+        return task.graphs
+    task.graphs.report(("training", (task.data.x.shape[1:],)), "the losses see what begin_round returned")
+    return None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.batches import num_batches
 from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask
@@ -22,6 +23,7 @@ from calfat_plugin.seeds import generator
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.meter import LossMeter
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data
 
 
@@ -390,7 +392,7 @@ def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkey
         on_batch=told.append,
     )
     for epoch in range(2):
-        meter = loop._LossMeter(task, epoch)
+        meter = LossMeter(task, epoch, num_batches(len(task.data), task.settings.batch_size))
         for batch in range(23):
             meter.add(torch.tensor(float(batch)), 1)
     assert [(progress.batch, progress.loss) for progress in told] == [
@@ -420,7 +422,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_at_once(lost: float) -> Non
 
 def test_the_mean_loss_is_summed_in_double_precision() -> None:
     """Single precision would lose the second batch."""
-    meter = loop._LossMeter(local_task(TinyNet()), 0)
+    meter = LossMeter(local_task(TinyNet()), 0, 1)
     for value in (1.0, 1e-9):
         meter.add(torch.tensor(value), 16)
     assert meter.mean() == pytest.approx(0.5 + 0.5e-9, rel=1e-13)

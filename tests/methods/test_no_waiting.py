@@ -1,4 +1,4 @@
-"""Nothing in an attack or in a step makes the host wait for a device: no look at a value, no copy to the host.
+"""Nothing in a batch, an attack or a step makes the host wait for a device: no look at a value, no copy to the host.
 
 Counted on the CPU, by operator: each of these is a synchronisation where tensors are on a GPU.
 """
@@ -14,12 +14,39 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calfat_plugin.interfaces import LocalCorrection
+from calfat_plugin.datasets import Augmentation, ImageData
+from calfat_plugin.datasets.batches import batches
+from calfat_plugin.entries import EvaluatorEntry
+from calfat_plugin.evaluators import gradient
+from calfat_plugin.interfaces import EvaluationTask, LocalCorrection
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
-from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from tests.methods.helpers import TinyNet, build_aggregator, build_method, build_modifier, local_task
+from calfat_plugin.trainers.meter import LossMeter
+from tests.methods.helpers import (
+    CPU,
+    TinyNet,
+    build_aggregator,
+    build_method,
+    build_modifier,
+    local_task,
+    registry,
+    tiny_data,
+)
 
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("standard", {}),
+    ("fedpgd", {"loss": "logitadj"}),
+    ("fedpgd", {"loss": "robal"}),
+    ("calfat", {"parameterisation": "release"}),
+    ("fedtrades", {"loss": "calibrated"}),
+    ("fedmart", {}),
+    ("fedgairat", {"start_round": 1}),
+    ("fedawp", {"warmup": 0}),
+    ("fedrbn", {"at_fraction": 1.0}),
+]
+CORRECTIONS: list[tuple[str, dict[str, Any]]] = [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})]
 WAITING = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
 
@@ -47,7 +74,7 @@ class Watch(TorchDispatchMode):
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """On from the moment a batch is handed to the attack until the step is over; the loss is looked at after that."""
     watched = Watch()
-    attacked, add = loop._attacked, loop._LossMeter.add
+    attacked, add = loop._attacked, LossMeter.add
 
     def starting(*arguments: Any) -> TrainBatch:
         watched.on = True
@@ -58,7 +85,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         add(meter, *arguments)
 
     monkeypatch.setattr(loop, "_attacked", starting)
-    monkeypatch.setattr(loop._LossMeter, "add", over)
+    monkeypatch.setattr(LossMeter, "add", over)
     with watched:
         yield watched
 
@@ -73,27 +100,57 @@ def train(watch: Watch, method: Any, correction: LocalCorrection | None = None) 
     return watch.found
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("standard", {}),
-        ("fedpgd", {"loss": "logitadj"}),
-        ("fedpgd", {"loss": "robal"}),
-        ("calfat", {"parameterisation": "release"}),
-        ("fedtrades", {"loss": "calibrated"}),
-        ("fedmart", {}),
-        ("fedgairat", {"start_round": 1}),
-        ("fedawp", {"warmup": 0}),
-        ("fedrbn", {"at_fraction": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), METHODS)
 def test_no_method_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method(name, **options)) == {}
 
 
-@pytest.mark.parametrize(("name", "options"), [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})])
+@pytest.mark.parametrize(("name", "options"), CORRECTIONS)
 def test_no_correction_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method("fedpgd"), build_aggregator(name, **options).correction()) == {}
+
+
+@pytest.mark.parametrize("name", ["fedtrades", "fedmart"])  # which use all of a modifier's logits between them
+@pytest.mark.parametrize("loss", ALL_MODIFIERS)
+def test_no_modifier_waits(watch: Watch, name: str, loss: str) -> None:
+    assert train(watch, build_method(name, loss=loss)) == {}
+
+
+@pytest.mark.parametrize("images", ["float", "bytes"])
+def test_no_batch_waits_for_its_data_or_its_augmentation(images: str) -> None:
+    """After the draws for the whole pass, which are copied to the device once."""
+    data = tiny_data()
+    data = ImageData(data.x.mul(255).byte(), data.y) if images == "bytes" else data
+    passing = batches(data, 4, CPU, generator=torch.Generator(), augment=Augmentation(crop_padding=1, flip=True))
+    watched = Watch()
+    with watched:
+        watched.on = True
+        assert [len(y) for _, y, _ in passing] == [4, 4, 2]
+    assert watched.found == {}
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "cw"])
+def test_no_step_of_an_evaluation_waits(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first pass of a batch's attack to its last projection; what it found is looked at after that."""
+    entry, _ = registry().find(EvaluatorEntry, name)
+    watched, climb, data = Watch(), gradient.PGD._climb, tiny_data()
+
+    def watching(*given: Any) -> Any:
+        watched.on = True
+        try:
+            return climb(*given)
+        finally:
+            watched.on = False
+
+    monkeypatch.setattr(gradient.PGD, "_climb", watching)
+    threat = ThreatModel(norm=norm, eps="0.1", step_size="0.04", steps=3)  # type: ignore[arg-type]
+    task = EvaluationTask(TinyNet().eval(), data, 4, threat, 4, CPU, 0, 0, torch.ones(len(data), dtype=torch.bool))
+    with watched:
+        assert entry.load()(entry.config()).evaluate(task, name).num_examples == len(data)
+        watched.on = True
+        float(torch.ones(1))
+    assert watched.found == {"_local_scalar_dense": 1}  # this very line's: it does watch
 
 
 def test_a_mixture_looks_once_a_batch_at_which_rows_it_attacks(watch: Watch) -> None:

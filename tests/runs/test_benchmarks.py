@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import time
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import attack_agreement, evaluation, gpu, local_epoch, loops, measuring, round_overhead, scaling, work
+from benchmarks import (
+    attack_agreement,
+    evaluation,
+    gpu,
+    gpu_results,
+    local_epoch,
+    loops,
+    measuring,
+    round_overhead,
+    scaling,
+    work,
+)
+from benchmarks.gpu_results import InGraphs
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.maths.graphs import Graphs
 from tests.environment import bare
+from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
+from tests.methods.helpers import CPU
 from tests.runs.processes import ROOT, WarmServer
 
 # Code of our own with the names that the authors' fat.py and utils.py have.
@@ -289,57 +306,172 @@ def test_a_failing_run_ends_a_benchmark_with_what_it_said(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_gpu_without_one(tmp_path: Path, official: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path / "out"), "--official", str(official)])
+    sizes = ["--device", "cpu", "--quick", "--limit", "3600"]
+    gpu.main([*sizes, "--out", str(tmp_path / "out"), "--official", str(official)])
     content = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert content["numbers"]["wrong"] == []
+    assert content["numbers"]["default run"].keys() == {f"{precision}, eager" for precision in loops.PRECISIONS}
     found = tables((tmp_path / "out" / "gpu.md").read_text())
     assert {row[4] for row in found["result"]} == {"yes"}
-    assert len(found["result"]) == 2 * len(gpu.TOLERANCES)
-    assert [row[0] for row in found["in"]] == [*loops.PRECISIONS, "official code"]
+    assert len(found["result"]) == sum(map(len, gpu_results.TOLERANCES.values()))
+    assert [row[0] for row in found["in"]] == [f"{precision}, eager" for precision in loops.PRECISIONS]
     assert [row[0] for row in found["method"]] == list(work.METHODS)
+    assert [row[0] for row in found["loop"]] == ["official code", "fp32, eager"]
     assert "torch.profiler: CalFAT" in capsys.readouterr().out
 
 
-def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[torch.device] = []
+def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:
+    """Let the command do these parts, whose names begin so."""
+    monkeypatch.setattr(gpu, "parts", lambda bench: (each for each in PARTS(bench) if each[0].startswith(chosen)))
 
-    def results(device: torch.device, *given: object) -> dict[str, Tensor]:
-        calls.append(device)
-        found = {name: torch.ones(2) for name in gpu.TOLERANCES}
-        found["PGD-20 verdicts that differ, share"] = torch.tensor([True, len(calls) != 2])
-        found["logits, relative"] *= {2: 1.001, 3: 1.01}.get(len(calls), 1.0)  # too much in fp32, then in tf32
+
+PARTS = gpu.parts
+QUICK = ("--device", "cpu", "--quick", "--limit", "3600", "--out")
+
+
+def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def results(device: torch.device, base: nn.Module, data: ImageData, precision: str) -> dict[str, Tensor]:
+        calls.append(precision)
+        found = {name: torch.ones(2) for name in gpu_results.TOLERANCES}
+        wrong = len(calls) % 2 == 0  # after the CPU's
+        found["PGD-20 verdicts that differ, share"] = torch.tensor([True, not wrong])
+        found["logits, relative"] *= {"fp32": 1.001, "tf32": 1.01}.get(precision, 1.0) if wrong else 1.0
         return found
 
-    monkeypatch.setattr(gpu, "results_on", results)
-    for section in ("default_run", "profiled"):
-        monkeypatch.setattr(gpu, section, lambda *given: "")
-    monkeypatch.setattr(gpu, "methods", lambda *given: iter(()))
+    monkeypatch.setattr(gpu_results, "results_on", results)
+    only(monkeypatch, "results")
     with pytest.raises(SystemExit) as raised:
-        gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path)])
+        gpu.main([*QUICK, str(tmp_path)])
+    assert calls == ["fp32", "fp32", "fp32", "tf32", "fp32", "bf16"]
     assert str(raised.value).splitlines() == [
         "logits, relative, fp32: 0.001 is more than 1e-05",
         "PGD-20 verdicts that differ, share, fp32: 0.5 is more than 0.005",
         "logits, relative, tf32: 0.01 is more than 0.005",
     ]
     assert "**Wrong:** logits, relative, tf32" in (tmp_path / "gpu.md").read_text()
-    with pytest.raises(SystemExit, match="section 'results' was left out: 0 s had gone, the limit is -1 s"):
-        gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--limit", "-1"])
 
 
-def test_the_gpu_benchmark_needs_nothing_that_would_have_to_be_installed() -> None:
-    """The machine with the card has torch, torchvision with numpy, and pytest."""
-    absent = "yaml fedml sklearn pyautoattack safetensors PIL matplotlib jinja2 rich click packaging pandas pluggy"
-    program = f"""
-import sys
-from benchmarks import gpu, loops
-gpu.fit("calfat", loops.network("cnn"), loops.images(1), gpu.CPU, steps=1)
-gpu.PGD(gpu.PGDOptions(steps=1))
-print(sorted(set({absent.split()!r}) & sys.modules.keys()))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=bare(), capture_output=True, text=True, check=False
+def test_what_does_not_fit_into_the_limit_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only(monkeypatch, "results, fp32", "default run, bf16")
+    with pytest.raises(SystemExit) as raised:
+        gpu.main([*QUICK, str(tmp_path), "--limit", "-1"])
+    assert str(raised.value).splitlines() == [
+        "'results, fp32' was left out: 0 s had gone, the limit is -1 s",
+        "'default run, bf16, eager' was left out: 0 s had gone, the limit is -1 s",
+    ]
+    only(monkeypatch, "default run, fp32")
+    monkeypatch.setattr(gpu, "_client", lambda *given: lambda: 200.0)
+    with pytest.raises(SystemExit) as raised:
+        gpu.main([*QUICK, str(tmp_path), "--limit", "500"])
+    assert str(raised.value) == (
+        "'default run, fp32, eager' was left out: one repeat takes 1000 s, which is more than is left"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert json.loads((tmp_path / "gpu.json").read_text())["numbers"]["wrong"] == [str(raised.value)]
+    bench = gpu.Bench(CPU, measuring.Report("GPU", {}), 4, 4, 3, time.monotonic() + 100, None)
+    assert [bench.fitting("x", seconds) for seconds in (1, 33, 45, 90)] == [3, 3, 2, 1]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_updates_from_graphs_are_compared_with_those_without(
+    right: bool,
+    tmp_path: Path,
+    cuda: Cuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_results, "graphs_on", lambda device: Graphs(device))
+    only(monkeypatch, "graphs, mixfat", "graphs, standard", "evaluation", "small client")
+    if right:
+        gpu.main([*QUICK, str(tmp_path)])
+    else:
+        monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+        with pytest.raises(
+            SystemExit, match=r"^'graphs, standard' failed: UpdateError: client 0, round 1, epoch 2: the"
+        ):
+            gpu.main([*QUICK, str(tmp_path)])
+        assert "'small client, graphs' failed" not in (tmp_path / "gpu.md").read_text()  # it has one batch
+        return
+    found = tables((tmp_path / "gpu.md").read_text())
+    assert [(row[0], *row[2:6]) for row in found["method"]] == [
+        ("standard", "1", "0", "0", "yes"),
+        ("mixfat", "2", "0", "0", "yes"),
+    ]
+    assert [row[0] for row in found["launched"]] == ["eager", "graphs"]
+
+
+def test_a_method_without_any_graph_is_reported(
+    tmp_path: Path,
+    cuda: Cuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert InGraphs(1, off=2e-6, between=1e-6, reasons="").allowed == pytest.approx(3e-6)
+    assert InGraphs(1, off=2e-6, between=0.0, reasons="").allowed == 1e-6
+    monkeypatch.setattr(gpu_results, "graphs_on", lambda device: Graphs(device))
+    monkeypatch.setattr(Graphs, "capture", lambda graphs, key, *given: graphs.refuse(key, "there is no pool"))
+    only(monkeypatch, "graphs, standard")
+    with pytest.raises(SystemExit) as raised:
+        gpu.main([*QUICK, str(tmp_path)])
+    assert str(raised.value) == (
+        "standard, fp32: nothing was captured: training step of (4, 3, 32, 32): there is no pool"
+    )
+
+
+ALONE = """
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+class Present(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in absent else super().find_spec(name, path, target)
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Present]
+from benchmarks import gpu, gpu_results, loops
+gpu_results.fit("calfat", loops.network("cnn"), loops.images(1), gpu_results.CPU, steps=1)
+gpu_results.PGD(gpu_results.PGDOptions(steps=1))
+gpu.main(["--device", "cpu", "--quick", "--limit", "-1", "--out", sys.argv[1]])
+"""
+
+
+def test_the_gpu_benchmark_needs_nothing_that_would_have_to_be_installed(tmp_path: Path) -> None:
+    """The machine with the card has torch, torchvision and pytest, with what these need, and a checkout."""
+    owners = {name: {*map(plain, found)} for name, found in metadata.packages_distributions().items()}
+    present = needed("torch", "torchvision", "pytest")
+    absent = {name for name, found in owners.items() if not present & found} - {"benchmarks", "calfat_plugin"}
+    assert {"yaml", "fedml", "sklearn", "safetensors", "rich", "click"} <= absent
+    assert not {"torch", "torchvision", "numpy", "pytest"} & absent
+    done = subprocess.run(
+        [sys.executable, "-c", f"absent = {absent}\n{ALONE}", str(tmp_path)],
+        cwd=ROOT,
+        env=bare(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert {line.partition(" was left out")[2] for line in done.stderr.splitlines()} == {
+        ": 0 s had gone, the limit is -1 s"
+    }
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def needed(*names: str) -> set[str]:
+    """These distributions and all that they require."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = plain(waiting.pop())
+        if name in found:
+            continue
+        try:
+            requirements = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # of another system
+        found.add(name)
+        waiting += [re.match(r"[\w.-]+", line)[0] for line in requirements if "extra ==" not in line]  # type: ignore[index]
+    return found
 
 
 class Brittle(nn.Module):

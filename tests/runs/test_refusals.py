@@ -139,6 +139,21 @@ def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
     )
 
 
+def test_cuda_graphs_without_a_gpu(warm: WarmServer, folder: Path) -> None:
+    """A run that has begun may continue without them: the numbers are the same."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    setting = ("--set", "calfat.runtime.cuda_graphs=always")
+    for more in ((*RUN, "--resume"), (*RUN[:-1], "new", "--workers", "2")):
+        assert refused(warm, folder, *more, *setting) == (
+            "error: --set calfat.runtime.cuda_graphs=always: calfat.runtime.cuda_graphs: got always, but this process "
+            "trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true on a machine with a GPU, or "
+            "cuda_graphs: auto, which captures them where there is one.\n"
+        )
+    assert not (folder / "new").exists()
+    assert warm.run(*RUN, "--resume", "--set", "calfat.runtime.cuda_graphs=never", cwd=folder).code == 0
+
+
 def test_another_arithmetic(warm: WarmServer, folder: Path) -> None:
     assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.precision=bf16") == (
         "error: run: the recipe is not the one this run was started with. "

@@ -1,0 +1,220 @@
+"""What ``benchmarks.gpu`` compares: a GPU's results with the CPU's, and results from graphs with those without."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.loops import CLASSES, SEED, fit, images, network
+from benchmarks.measuring import wait_for
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.datasets.data import pixels
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.maths import graphs
+from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
+from calfat_plugin.maths.graphs import Graphs
+from calfat_plugin.maths.precision import Precision, float32_as, passes_in
+from calfat_plugin.threat import ThreatModel
+
+CPU = torch.device("cpu")
+EVALUATED_AT_ONCE = 250
+
+#: What a GPU may differ by from the CPU's float32. Its kernels add in another order. A gradient may then take another
+#: branch at a relu or a pooling, and an attack's sign another step; in tf32 so many do that the gradient of single
+#: images is off by some 5 % (rounding to 10 bits on a CPU gives the same), while the loss that is reached is not.
+#: Training methods draw the attack's start on the device that trains: other noise, the same distribution.
+TOLERANCES: dict[str, dict[Precision, float]] = {
+    "logits, relative": {"fp32": 1e-5, "tf32": 5e-3},
+    "gradient of the images, relative": {"fp32": 3e-3, "tf32": 0.2},
+    "loss that ten steps reach, relative": {"fp32": 1e-3, "tf32": 1e-2, "bf16": 2e-2},
+    "PGD-20 verdicts that differ, share": {"fp32": 0.005},
+    "update of a clean epoch, relative": {"fp32": 3e-3, "tf32": 0.3, "bf16": 0.6},
+}
+LOSS_TOLERANCE = 0.05  # of a method's mean loss, relative
+GRAPH_TOLERANCE = 1e-6  # of an update, relative; or three times the difference of two runs without graphs
+
+
+def graphs_on(device: torch.device) -> Graphs | None:
+    """What a run's graphs on this device share; None: it has none."""
+    return Graphs.wanted("auto", device)
+
+
+class Captures:
+    """A run's graphs, with the reasons why calls were not captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.graphs = graphs_on(device)
+        self._lines: list[str] = []
+        graphs.log.setLevel(logging.INFO)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Keep what is logged meanwhile."""
+        handler = logging.Handler()
+        handler.emit = lambda record: self._lines.append(record.getMessage())  # type: ignore[method-assign]
+        graphs.log.addHandler(handler)
+        try:
+            yield
+        finally:
+            graphs.log.removeHandler(handler)
+
+    def reasons(self) -> str:
+        """In a cell of a table."""
+        return "; ".join(line.removeprefix("no CUDA graph of the ") for line in self._lines)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.cpu().double() - expected.cpu().double()).norm() / expected.cpu().double().norm())
+
+
+def differences(device: torch.device, count: int, precision: Precision) -> Iterator[tuple[str, float, float]]:
+    """(result, difference, what is allowed) of ``device`` in ``precision`` from the CPU in float32."""
+    base, data = network("cnn"), images(count)
+    expected = results_on(CPU, base, data, "fp32")
+    with float32_as(precision, device):
+        found = results_on(device, base, data, precision)
+    for name, allowed in TOLERANCES.items():
+        if precision not in allowed:
+            continue
+        if found[name].dtype == torch.bool:
+            off = float((found[name] != expected[name]).double().mean())
+        else:
+            off = relative(found[name], expected[name])
+        yield name, off, allowed[precision]
+
+
+def results_on(device: torch.device, base: nn.Module, data: ImageData, precision: Precision) -> dict[str, Tensor]:
+    """What :data:`TOLERANCES` compare, computed on ``device`` from the same weights, images and starts."""
+    model = copy.deepcopy(base).to(device).eval()
+    x, y = pixels(data.x).to(device), data.y.to(device)
+    threat = ThreatModel()
+    start = x + 0.01 * torch.randn(x.shape, generator=torch.Generator().manual_seed(SEED)).to(device)
+    seen = x.clone().requires_grad_()
+
+    def climb(out: Tensor) -> Tensor:
+        return F.cross_entropy(out.float(), y, reduction="sum")
+
+    with attack_mode(model):
+        logits = model(seen)
+        (gradient,) = torch.autograd.grad(climb(logits), seen)
+        x_adv = gradient_ascent(
+            model,
+            x,
+            climb,
+            threat=threat,
+            steps=10,
+            step_size=float(threat.step_size),
+            start=start,
+            passes=passes_in(precision, device),
+        )
+        with torch.no_grad():
+            reached = F.cross_entropy(model(x_adv), y)
+    verdicts = torch.ones(len(y), dtype=torch.bool)
+
+    def note(where: Tensor, points: Tensor) -> None:
+        with torch.no_grad():
+            verdicts[where] = model(points).argmax(1).cpu() == data.y[where.cpu()]
+
+    measure(
+        model,
+        data.to(device),
+        [("pgd20", PGD(PGDOptions()))],
+        num_classes=CLASSES,
+        threat=threat,
+        batch_size=EVALUATED_AT_ONCE,
+        device=device,
+        seed=SEED,
+        on_examples=note,
+    )
+    return {
+        "logits, relative": logits.detach().cpu(),
+        "gradient of the images, relative": gradient.cpu(),
+        "loss that ten steps reach, relative": reached.cpu().reshape(1),
+        "PGD-20 verdicts that differ, share": verdicts,
+        "update of a clean epoch, relative": moved("standard", base, data, device, precision),
+    }
+
+
+def moved(
+    method: str,
+    base: nn.Module,
+    data: ImageData,
+    device: torch.device,
+    precision: Precision,
+    run: Graphs | None = None,
+    epochs: int = 1,
+) -> Tensor:
+    """The update of one client as one vector."""
+    _, update = fit(method, base, data, device, precision=precision, graphs=run, epochs=epochs)
+    known = base.state_dict()
+    parts = [
+        state - known[name] if name in known else state
+        for name, state in update.state.items()
+        if state.is_floating_point()
+    ]
+    return torch.cat([part.flatten() for part in parts])
+
+
+@dataclass(frozen=True)
+class InGraphs:
+    """Updates with and without graphs.
+
+    Attributes:
+        captured: how many graphs there were.
+        off: relative difference of the update from graphs.
+        between: the same for two runs without graphs: 0 where every kernel is deterministic.
+        reasons: why calls were not captured.
+    """
+
+    captured: int
+    off: float
+    between: float
+    reasons: str
+
+    @property
+    def allowed(self) -> float:
+        return max(GRAPH_TOLERANCE, 3 * self.between)
+
+
+def same_in_graphs(method: str, device: torch.device, count: int, precision: Precision) -> InGraphs:
+    """Train one client for two epochs with graphs, and twice without, with cuDNN's deterministic kernels."""
+    base, data, captures = network("cnn"), images(count), Captures(device)
+    assert captures.graphs is not None
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        first, second = (moved(method, base, data, device, precision, epochs=2) for _ in range(2))
+        with captures.noted():
+            found = moved(method, base, data, device, precision, captures.graphs, epochs=2)
+    finally:
+        torch.backends.cudnn.deterministic = before
+    return InGraphs(captures.graphs.captured, relative(found, first), relative(second, first), captures.reasons())
+
+
+def evaluated(device: torch.device, count: int, run: Graphs | None) -> float:
+    """Seconds of PGD-20 on so many images."""
+    model, data = network("cnn").to(device).eval(), images(count).to(device)
+    wait_for(device)
+    started = time.perf_counter()
+    measure(
+        model,
+        data,
+        [("pgd20", PGD(PGDOptions()))],
+        num_classes=CLASSES,
+        threat=ThreatModel(),
+        batch_size=EVALUATED_AT_ONCE,
+        device=device,
+        seed=SEED,
+        graphs=run,
+    )
+    wait_for(device)
+    return time.perf_counter() - started
