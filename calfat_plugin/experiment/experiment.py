@@ -130,7 +130,7 @@ class Experiment:
         return [(pick.label, pick.entry.load()(pick.options)) for pick in picks]
 
     def load_dataset(self, rank: int | None = None) -> Dataset:
-        """Read the data set.
+        """Read the data set, with as many examples and the validation split as the recipe says.
 
         Args:
             rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
@@ -143,7 +143,18 @@ class Experiment:
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         dataset: Dataset = self.dataset.entry.load()(Path(root).expanduser(), **options)
-        return dataset
+
+        from calfat_plugin.datasets.subset import prepared
+
+        data = self.recipe.data
+        return prepared(
+            dataset,
+            max_train=data.max_train_examples,
+            max_test=data.max_test_examples,
+            validation_share=data.validation_share,
+            validate_on_test=self.partition.entry.name == SILO,
+            seed=self._partition_options().get("seed", self.seed),
+        )
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Index arrays, one a client, ascending client id.
@@ -154,14 +165,19 @@ class Experiment:
         Raises:
             DataError: the labels cannot be split as asked.
         """
-        arguments = asdict(self.partition.options)
-        if arguments.get("seed", 0) is None:
-            arguments["seed"] = self.seed
+        arguments = self._partition_options()
         if self.partition.entry.uses_alpha:
             arguments["alpha"] = self.recipe.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")):
             shards: list[npt.NDArray[np.int64]] = self.partition.entry.load()(labels, self.num_clients, **arguments)
         return shards
+
+    def _partition_options(self) -> dict[str, Any]:
+        """With the run's seed where the partition is given none of its own."""
+        arguments = asdict(self.partition.options)
+        if arguments.get("seed", 0) is None:
+            arguments["seed"] = self.seed
+        return arguments
 
     def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
         """The global model with its initial weights, a function of the seed alone; on the CPU.

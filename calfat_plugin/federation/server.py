@@ -71,7 +71,7 @@ class Server:
 
     Args:
         experiment: what to run.
-        dataset: the test split is evaluated on; the training split only gives shapes.
+        dataset: the validation and the test split are evaluated on; the training split only gives shapes.
         device: where to evaluate; the global model itself stays on the CPU.
         observer: is informed of progress.
     """
@@ -83,7 +83,7 @@ class Server:
         self._model = experiment.build_model(dataset, self._trainer)
         self._num_classes = dataset.num_classes
         self._test = dataset.test.to(device)
-        self._monitored = subset(self._test, experiment.recipe.monitor.max_examples)
+        self._monitored = subset(dataset.monitored.to(device), experiment.recipe.monitor.max_examples)
         self._personal = sorted(self._trainer.personal_names(self._model))
         self._parameter_names = [
             name

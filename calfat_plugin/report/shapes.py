@@ -77,12 +77,14 @@ RECIPE = {
     },
     "*": ANYTHING,
 }
+_SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}
 RESULTS = {
     "recipe?": TEXT,
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,
     "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],
-    "test_selected?": {"*": {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}},
+    "test_selected?": {"*": _SELECTED},
+    "validation_selected?": {"*": _SELECTED},
     "*": ANYTHING,
 }
 ENVIRONMENT = {
