@@ -41,7 +41,9 @@ def monitored(run: RunFiles, label: str) -> Measure:
     pick = _pick(run, label, "monitor", "evaluators")
     limits = (run.value("calfat", "monitor", "max_examples"), pick.get("max_examples"))
     examples = plain(min((limit for limit in limits if limit is not None), default=_ALL))
-    return _measure(run, label, pick, examples, split=_VALIDATION if run.value("data_args", "validation_share") else None)
+    return _measure(
+        run, label, pick, examples, split=_VALIDATION if run.value("data_args", "validation_share") else None
+    )
 
 
 def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:
@@ -109,9 +111,7 @@ def _pick(run: RunFiles, label: str, *section: str) -> Mapping[str, Any]:
     return next((pick for pick in picks if isinstance(pick, Mapping) and label_of(pick) == label), {})
 
 
-def _measure(
-    run: RunFiles, label: str, pick: Mapping[str, Any], examples: str, split: str | None = None
-) -> Measure:
+def _measure(run: RunFiles, label: str, pick: Mapping[str, Any], examples: str, split: str | None = None) -> Measure:
     threat = run.value("calfat", "threat") or {}
     options = {key: value for key, value in pick.items() if key not in _NOT_THE_NUMBER}
     budget = {} if label == NATURAL else dict.fromkeys(_BUDGET)

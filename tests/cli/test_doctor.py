@@ -308,8 +308,8 @@ def test_data_sets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     on_disk.write_cifar10(tmp_path / "cifar10")
     found = diagnosis.check_data(tmp_path)
     assert found.found == (
-        f"digits, cifar10 in {tmp_path}/cifar10/cifar-10-batches-py, fmnist in {tmp_path}/system/datasets/fashion-mnist; "
-        f"not in {tmp_path}: cifar100, svhn, mnist"
+        f"digits, cifar10 in {tmp_path}/cifar10/cifar-10-batches-py, "
+        f"fmnist in {tmp_path}/system/datasets/fashion-mnist; not in {tmp_path}: cifar100, svhn, mnist"
     )
     (tmp_path / "system/datasets/fashion-mnist/train-labels-idx1-ubyte").unlink()
     assert "fmnist in" not in diagnosis.check_data(tmp_path).found

@@ -336,9 +336,7 @@ def test_a_damaged_package_is_installed_again(tmp_path, system, monkeypatch):
     folder = system / "datasets/fashion-mnist"
     FASHION.write(tmp_path / "other", seed=1)
     compressed(tmp_path / "other/FashionMNIST/raw", folder)
-    found, expected = (
-        md5(tmp_path / of / "FashionMNIST/raw/train-images-idx3-ubyte") for of in ("other", "plain")
-    )
+    found, expected = (md5(tmp_path / of / "FashionMNIST/raw/train-images-idx3-ubyte") for of in ("other", "plain"))
     text = (
         f"data set fmnist: {folder / 'train-images-idx3-ubyte.gz'} is corrupt: its MD5 is {found}, the published one "
         f"{expected}. Install it again: apt-get install --reinstall dataset-fashion-mnist."
