@@ -26,6 +26,7 @@ from calfat_plugin import __version__
 from calfat_plugin.cli.launcher import is_linked, scripts, which_launcher
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.recipe.schema import DataArgs
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def diagnose() -> Iterator[Finding]:
     yield from check_plugins()
     yield check_runs(Path("runs"))
     yield from check_torch()
+    yield check_data(Path(DataArgs.data_cache_dir))
     yield check_host()
 
 
@@ -303,6 +305,24 @@ def check_runs(folder: Path) -> Finding:
         todo = "Start runs from another folder, or say where to write with --run-dir"
         return Finding("warn", "run directories", f"{nearest} cannot be written ({error.strerror}).", todo)
     return Finding("ok", "run directories", f"{folder} can be written")
+
+
+def check_data(root: Path) -> Finding:
+    """Which data sets are there; their files are not read.
+
+    Args:
+        root: where recipes look that name no ``data_args.data_cache_dir``; the system's own folders are looked at, too.
+    """
+    try:
+        from calfat_plugin.datasets.published import FILES
+
+        seen = {name: files().seen(root) for name, files in FILES.items()}
+    except Exception as error:
+        return Finding("warn", "data sets", f"were not looked for: {_reason(error)}", _install_torch())
+    found = ["digits", *(f"{name} in {folder}" for name, folder in seen.items() if folder)]
+    missing = [name for name, folder in seen.items() if not folder]
+    rest = f"; not in {root}: {', '.join(missing)}" if missing else ""
+    return Finding("ok", "data sets", ", ".join(found) + rest)
 
 
 def _reason(error: Exception) -> str:

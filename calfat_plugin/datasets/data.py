@@ -89,6 +89,7 @@ class Dataset:
         num_classes: C; labels are 0..C-1.
         class_names: C names, in the order of the labels.
         augment: what training images go through.
+        validation: what no client trains on, for choices during training; None where the recipe asks for none.
 
     Raises:
         DataError: splits differ in shape, or a label is not below ``num_classes``.
@@ -100,6 +101,7 @@ class Dataset:
     num_classes: int
     class_names: tuple[str, ...]
     augment: Augmentation = NO_AUGMENTATION
+    validation: ImageData | None = None
 
     def __post_init__(self) -> None:
         shapes = tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:])
@@ -121,6 +123,11 @@ class Dataset:
                     f"data set {self.name}: {split} labels run from {low} to {high}; "
                     f"expected 0 to {self.num_classes - 1}."
                 )
+
+    @property
+    def monitored(self) -> ImageData:
+        """What the global model is evaluated on during a run: the validation split, or the test split without one."""
+        return self.test if self.validation is None else self.validation
 
     @property
     def in_channels(self) -> int:

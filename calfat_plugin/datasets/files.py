@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +17,25 @@ from tarfile import TarError
 from calfat_plugin.errors import DataError
 
 DOWNLOAD_HINT = "run again with --download (recipe key calfat.dataset.download: true)"
+
+
+@dataclass(frozen=True)
+class SystemPackage:
+    """A package of the operating system that holds a data set.
+
+    Attributes:
+        name: of Debian's package.
+        folder: where it puts the files, below one of the system's data folders.
+    """
+
+    name: str
+    folder: str
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the files are once it is installed: below the folders that freedesktop.org's XDG_DATA_DIRS names."""
+        data_folders = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+        return tuple(Path(folder) / self.folder for folder in data_folders.split(os.pathsep) if folder)
 
 
 @dataclass(frozen=True)
@@ -28,6 +51,9 @@ class PublishedFiles:
         folders: where the data files may lie below the data root; torchvision's own place first.
         md5: checksum of each data file, by its name in that folder.
         fetch: downloads the data set into the root given to it.
+        package: a package of the operating system that brings the files, or None.
+
+    A file may also be there compressed, with ``.gz`` after its name; its checksum is that of the content.
     """
 
     name: str
@@ -38,6 +64,12 @@ class PublishedFiles:
     folders: tuple[str, ...]
     md5: Mapping[str, str]
     fetch: Callable[[Path], object]
+    package: SystemPackage | None = None
+
+    def seen(self, root: Path) -> Path | None:
+        """The folder that holds all files, which are not read, or None. ``root``: data root; ``~`` is understood."""
+        folder = self._fullest(root.expanduser())
+        return folder if all(stored(folder, file).is_file() for file in self.md5) else None
 
     def locate(self, root: Path, *, verify: bool, download: bool) -> Path:
         """Return the folder that holds all files.
@@ -65,34 +97,68 @@ class PublishedFiles:
             ) from error
         return self._checked(root, verify)
 
+    def _candidates(self, root: Path) -> list[Path]:
+        return [*(root / below for below in self.folders), *(self.package.folders if self.package else ())]
+
+    def _fullest(self, root: Path) -> Path:
+        """The folder that holds most of the files, the first one among equals."""
+        return max(self._candidates(root), key=lambda folder: sum(stored(folder, f).is_file() for f in self.md5))
+
     def _checked(self, root: Path, verify: bool) -> Path:
-        """The folder below ``root`` that holds most of the files, the first one among equals, if it is right."""
-        candidates = [root / below for below in self.folders]
-        folder = max(candidates, key=lambda folder: sum((folder / f).is_file() for f in self.md5))
-        places = " or ".join(map(str, candidates))
+        """The fullest folder, if it is right."""
+        folder = self._fullest(root)
         for file in self.md5:
-            if not (folder / file).is_file():
+            if not stored(folder, file).is_file():
+                places = " or ".join(map(str, self._candidates(root)))
                 raise DataError(
                     f"data set {self.name}: {folder / file} is missing (looked in {places}). "
-                    f"{self._by_hand(root)}, or {DOWNLOAD_HINT}."
+                    f"{self._by_package()}{self._by_hand(root)}, or {DOWNLOAD_HINT}."
                 )
         for file, expected in self.md5.items() if verify else ():
-            found = hashlib.md5((folder / file).read_bytes(), usedforsecurity=False).hexdigest()
+            path = stored(folder, file)
+            with naming_file(self.name, path), uncompressed(path) as plain:
+                found = hashlib.md5(plain.read_bytes(), usedforsecurity=False).hexdigest()
             if found != expected:
                 raise DataError(
-                    f"data set {self.name}: {folder / file} is corrupt: its MD5 is {found}, "
-                    f"the published one {expected}. Delete it and {DOWNLOAD_HINT}. "
-                    f"By hand: {self._by_hand(root)}."
+                    f"data set {self.name}: {path} is corrupt: its MD5 is {found}, "
+                    f"the published one {expected}. {self._replace(folder, root)}."
                 )
         return folder
 
+    def _replace(self, folder: Path, root: Path) -> str:
+        if self.package and folder in self.package.folders:
+            return f"Install it again: apt-get install --reinstall {self.package.name}"
+        return f"Delete it and {DOWNLOAD_HINT}. By hand: {self._by_hand(root)}"
+
+    def _by_package(self) -> str:
+        return f"On Debian and Ubuntu: apt-get install {self.package.name}. Elsewhere: " if self.package else ""
+
     def _by_hand(self, root: Path) -> str:
-        unpacked = self.downloads[0] in self.md5
+        unpacked = self.downloads[0].removesuffix(".gz") in self.md5
         these = "them" if len(self.downloads) > 1 else "it"
         return (
             f"Download {', '.join(self.downloads)} from {self.source} ({self.megabytes} MB) and "
             f"{'put' if unpacked else 'unpack'} {these} in {root / self.unpack_in}"
         )
+
+
+def stored(folder: Path, file: str) -> Path:
+    """Where ``file`` is in ``folder``: under its own name, or compressed where only that is there."""
+    plain, compressed = folder / file, folder / f"{file}.gz"
+    return compressed if compressed.is_file() and not plain.is_file() else plain
+
+
+@contextmanager
+def uncompressed(path: Path) -> Iterator[Path]:
+    """A file with the content of ``path``: itself, or a temporary one if it is compressed (``.gz``)."""
+    if path.suffix != ".gz":
+        yield path
+        return
+    with tempfile.NamedTemporaryFile() as plain:
+        with gzip.open(path) as content:
+            shutil.copyfileobj(content, plain)
+        plain.flush()
+        yield Path(plain.name)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """CIFAR-10, CIFAR-100, SVHN, MNIST and Fashion-MNIST, read by torchvision and kept as uint8.
 
-All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``. They keep the standard split
-whole. ``download=True`` lets torchvision fetch what is missing.
+All loaders look below ``root`` where torchvision puts the files, and in ``root/<name>``; Fashion-MNIST is also found
+where Debian's package puts it. They keep the standard split whole. ``download=True`` lets torchvision fetch what is
+missing.
 
 ``verify=False`` reads any files in the same format, such as the small ones that tests write. The CIFAR files are
 pickles, which can run code when read: without the checksum, read only your own.
@@ -9,6 +10,8 @@ pickles, which can run code when read: without the checksum, read only your own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import numpy.typing as npt
 
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
-from calfat_plugin.datasets.files import PublishedFiles, naming_file
+from calfat_plugin.datasets.files import PublishedFiles, SystemPackage, naming_file, stored, uncompressed
 
 CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
 _DIGIT_NAMES = tuple(str(digit) for digit in range(10))
@@ -47,7 +50,7 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
     Raises:
         DataError: files are missing, corrupt or unreadable, or the download failed.
     """
-    return _load_cifar("cifar10", "CIFAR10", 10, 170, root, download, verify)
+    return _load_cifar("cifar10", 10, root, download, verify)
 
 
 def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -55,7 +58,7 @@ def load_cifar100(root: Path, *, download: bool = False, verify: bool = True) ->
 
     Augmented like CIFAR-10. Raises like :func:`load_cifar10`.
     """
-    return _load_cifar("cifar100", "CIFAR100", 100, 169, root, download, verify)
+    return _load_cifar("cifar100", 100, root, download, verify)
 
 
 def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -63,19 +66,9 @@ def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dat
 
     The "extra" split is not used. Not augmented. Raises like :func:`load_cifar10`.
     """
-    svhn = _torchvision("SVHN")
+    svhn = _reader("svhn")
     splits = {split: svhn.split_list[split] for split in ("train", "test")}
-    files = PublishedFiles(
-        name="svhn",
-        source=splits["train"][0].removesuffix(splits["train"][1]),
-        downloads=tuple(file for _, file, _ in splits.values()),
-        megabytes=246,
-        unpack_in="",
-        folders=("", "svhn"),
-        md5={file: md5 for _, file, md5 in splits.values()},
-        fetch=lambda into: [svhn(into, split=split, download=True) for split in splits],
-    )
-    folder = files.locate(root, verify=verify, download=download)
+    folder = _svhn_files().locate(root, verify=verify, download=download)
     # torchvision would compute the checksums again, and without the file's name
     unchecked = {split: [url, file, None] for split, (url, file, _) in splits.items()}
     reader = type("SVHN", (svhn,), {"split_list": unchecked})
@@ -93,7 +86,7 @@ def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Da
 
     Not augmented. Raises like :func:`load_cifar10`.
     """
-    return _load_idx("mnist", "MNIST", 12, root, download, verify)
+    return _load_idx("mnist", root, download, verify)
 
 
 def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -101,27 +94,13 @@ def load_fmnist(root: Path, *, download: bool = False, verify: bool = True) -> D
 
     Not augmented. Raises like :func:`load_cifar10`.
     """
-    return _load_idx("fmnist", "FashionMNIST", 31, root, download, verify)
+    return _load_idx("fmnist", root, download, verify)
 
 
-def _load_cifar(
-    name: str, reader: str, num_classes: int, megabytes: int, root: Path, download: bool, verify: bool
-) -> Dataset:
-    """Load with one of torchvision's two CIFAR classes, ``reader``."""
-    cifar = _torchvision(reader)
-    base, meta = cifar.base_folder, cifar.meta
-    listed = [*cifar.train_list, *cifar.test_list, (meta["filename"], meta["md5"])]
-    files = PublishedFiles(
-        name=name,
-        source=cifar.url.removesuffix(cifar.filename),
-        downloads=(cifar.filename,),
-        megabytes=megabytes,
-        unpack_in="",
-        folders=(base, f"{name}/{base}"),
-        md5=dict(listed),
-        fetch=lambda into: cifar(into, download=True),
-    )
-    folder = files.locate(root, verify=verify, download=download)
+def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify: bool) -> Dataset:
+    """Load with one of torchvision's two CIFAR classes."""
+    cifar, meta = _reader(name), _reader(name).meta
+    folder = _cifar_files(name).locate(root, verify=verify, download=download)
 
     def read(file: str) -> Any:
         """Let torchvision read one file at a time, for then an error can name it."""
@@ -145,42 +124,95 @@ def _load_cifar(
     )
 
 
-def _load_idx(name: str, reader: str, megabytes: int, root: Path, download: bool, verify: bool) -> Dataset:
-    """Load with one of torchvision's MNIST-like classes, ``reader``."""
-    mnist = _torchvision(reader)
+def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
+    """Load with torchvision's readers of MNIST's file format."""
+    mnist = _reader(name)
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
+    folder = _idx_files(name).locate(root, verify=verify, download=download)
+
+    def read(split: str, kind: str, reader: Callable[[str], Any]) -> Any:
+        path = stored(folder, f"{split}-{kind}-ubyte")
+        with naming_file(name, path), uncompressed(path) as plain:
+            return reader(str(plain))
+
+    def image_data(split: str) -> ImageData:
+        x = read(split, "images-idx3", read_image_file)  # (N, H, W) uint8
+        return ImageData(x.unsqueeze(1), read(split, "labels-idx1", read_label_file))
+
+    class_names = _DIGIT_NAMES if name == "mnist" else tuple(mnist.classes)
+    return Dataset(name, image_data("train"), image_data("t10k"), 10, class_names)
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+_READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
+_MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
+_PACKAGES = {"fmnist": SystemPackage("dataset-fashion-mnist", "datasets/fashion-mnist")}
+
+
+def _cifar_files(name: str) -> PublishedFiles:
+    cifar = _reader(name)
+    listed = [*cifar.train_list, *cifar.test_list, (cifar.meta["filename"], cifar.meta["md5"])]
+    return PublishedFiles(
+        name=name,
+        source=cifar.url.removesuffix(cifar.filename),
+        downloads=(cifar.filename,),
+        megabytes=_MEGABYTES[name],
+        unpack_in="",
+        folders=(cifar.base_folder, f"{name}/{cifar.base_folder}"),
+        md5=dict(listed),
+        fetch=lambda into: cifar(into, download=True),
+    )
+
+
+def _svhn_files() -> PublishedFiles:
+    svhn = _reader("svhn")
+    splits = {split: svhn.split_list[split] for split in ("train", "test")}
+    return PublishedFiles(
+        name="svhn",
+        source=splits["train"][0].removesuffix(splits["train"][1]),
+        downloads=tuple(file for _, file, _ in splits.values()),
+        megabytes=_MEGABYTES["svhn"],
+        unpack_in="",
+        folders=("", "svhn"),
+        md5={file: md5 for _, file, md5 in splits.values()},
+        fetch=lambda into: [svhn(into, split=split, download=True) for split in splits],
+    )
+
+
+def _idx_files(name: str) -> PublishedFiles:
+    mnist = _reader(name)
     raw = f"{mnist.__name__}/raw"
-    files = PublishedFiles(
+    return PublishedFiles(
         name=name,
         source=mnist.mirrors[0],
         downloads=tuple(file for file, _ in mnist.resources),
-        megabytes=megabytes,
+        megabytes=_MEGABYTES[name],
         unpack_in=raw,
-        folders=(raw, f"{name}/{raw}", name),
+        folders=(raw, f"{name}/{raw}", name, ""),
         md5=_IDX_MD5[name],
         fetch=lambda into: mnist(into, download=True),
+        package=_PACKAGES.get(name),
     )
-    folder = files.locate(root, verify=verify, download=download)
-
-    def read(split: str) -> ImageData:
-        images, labels = (folder / f"{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1"))
-        with naming_file(name, images):
-            x = read_image_file(str(images))  # (N, H, W) uint8
-        with naming_file(name, labels):
-            y = read_label_file(str(labels))
-        return ImageData(x.unsqueeze(1), y)
-
-    class_names = _DIGIT_NAMES if name == "mnist" else tuple(mnist.classes)
-    return Dataset(name, read("train"), read("t10k"), 10, class_names)
 
 
-def _torchvision(name: str) -> Any:
-    """One of torchvision's data set classes."""
+#: Name of a data set to what finds its files.
+FILES: Mapping[str, Callable[[], PublishedFiles]] = {
+    "cifar10": partial(_cifar_files, "cifar10"),
+    "cifar100": partial(_cifar_files, "cifar100"),
+    "svhn": _svhn_files,
+    "mnist": partial(_idx_files, "mnist"),
+    "fmnist": partial(_idx_files, "fmnist"),
+}
+
+
+def _reader(name: str) -> Any:
+    """torchvision's class for the data set ``name``."""
     make_torchvision_importable()
     from torchvision import datasets
 
-    return getattr(datasets, name)
+    return getattr(datasets, _READERS[name])
 
 
 def _image_data(x: npt.NDArray[np.uint8], y: npt.ArrayLike) -> ImageData:

@@ -182,7 +182,7 @@ class Experiment:
         return made
 
     def load_dataset(self, rank: int | None = None) -> Dataset:
-        """Read the data set.
+        """Read the data set, with as many examples and the validation split as the recipe says.
 
         Args:
             rank: of a party of a cross-silo run with ``partition_method: silo``, to read what that party has: a client
@@ -199,7 +199,19 @@ class Experiment:
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         with self.naming(self.dataset):
-            return built(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
+            read = built(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
+
+        from calfat_plugin.datasets.subset import prepared
+
+        data = self.recipe.data
+        return prepared(
+            read,
+            max_train=data.max_train_examples,
+            max_test=data.max_test_examples,
+            validation_share=data.validation_share,
+            validate_on_test=self.partition.entry.name == SILO,
+            seed=self._partition_options().get("seed", self.seed),
+        )
 
     def split(self, labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Index arrays, one a client, ascending client id.
@@ -214,14 +226,19 @@ class Experiment:
         from calfat_plugin.experiment.building import built, checked_split
 
         entry, clients = self.partition.entry, self.num_clients
-        arguments = asdict(self.partition.options)
-        if arguments.get("seed", 0) is None:
-            arguments["seed"] = self.seed
+        arguments = self._partition_options()
         if entry.uses_alpha:
             arguments["alpha"] = self.recipe.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")), self.naming(self.partition):
             shards = built(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
+
+    def _partition_options(self) -> dict[str, Any]:
+        """With the run's seed where the partition is given none of its own."""
+        arguments = asdict(self.partition.options)
+        if arguments.get("seed", 0) is None:
+            arguments["seed"] = self.seed
+        return arguments
 
     def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
         """The global model with its initial weights, a function of the seed alone; on the CPU.

@@ -23,16 +23,16 @@ from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
-_TRIED = 2  # test images on which evaluators are tried before the first round
+_TRIED = 2  # monitored images on which evaluators are tried before the first round
 
 
 class Measurements:
-    """The recipe's evaluators on the server's test images.
+    """The recipe's evaluators on the server's images.
 
     Args:
         experiment: what runs.
         model: the server's, on ``device``, in evaluation mode when it is measured; its tensors are replaced.
-        dataset: its test split is measured on.
+        dataset: its validation split, if it has one, and its test split are measured on.
         device: where to compute.
         observer: is informed of progress.
 
@@ -47,7 +47,7 @@ class Measurements:
         self._num_classes = dataset.num_classes
         self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
         self._test = dataset.test.to(device)
-        self.subset = subset(self._test, experiment.recipe.monitor.max_examples)
+        self.subset = subset(dataset.monitored.to(device), experiment.recipe.monitor.max_examples)
 
     def of_round(self, state: State, round: int) -> dict[str, EvaluationResult]:
         """Label to result of the monitor's evaluators, for the model with these tensors."""
@@ -61,7 +61,7 @@ class Measurements:
 
     def try_all(self, state: State) -> None:
         """Let every evaluator measure a few images; nobody is told the results."""
-        few = self._test.subset(range(min(_TRIED, len(self._test))))
+        few = self.subset.subset(range(min(_TRIED, len(self.subset))))
         for picks in (self._experiment.monitor_evaluators, self._experiment.evaluators):
             self._measured(state, few, picks, 0, lambda label, done, total, correct: None)
 

@@ -72,7 +72,7 @@ class Server:
 
     Args:
         experiment: what to run.
-        dataset: the test split is evaluated on; the training split only gives shapes.
+        dataset: the validation and the test split are evaluated on; the training split only gives shapes.
         device: where to evaluate; the global model itself stays on the CPU.
         observer: is informed of progress.
     """

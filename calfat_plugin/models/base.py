@@ -41,6 +41,19 @@ def conv_block(*layers: nn.Module, pool: nn.Module | None = None) -> list[nn.Mod
     return [*layers, *([] if pool is None else [pool]), nn.ReLU(inplace=True)]
 
 
+def norm_layers(norm: str, channels: int) -> list[nn.Module]:
+    """The normalisation after a convolution, as the option ``norm`` of a model names it.
+
+    Args:
+        norm: ``none``, ``batch``, or ``group``: group normalisation (Wu and He 2018) in groups of eight channels, which
+            keeps no statistics and does not depend on the batch.
+        channels: a multiple of 8.
+    """
+    if norm == "batch":
+        return [nn.BatchNorm2d(channels)]
+    return [nn.GroupNorm(channels // 8, channels)] if norm == "group" else []
+
+
 def flat_size(layers: Sequence[nn.Module], channels: int, image_size: tuple[int, int], model: str) -> int:
     """Length of the flattened output of convolutions and poolings on an image of ``image_size``.
 

@@ -55,8 +55,14 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
     A model without one gets a dual normalisation after each 2-d convolution, before whatever follows it.
 
     Raises:
-        ModelError: the model has neither, or a layer without running statistics of constant momentum.
+        ModelError: the model has neither, or a layer without running statistics of constant momentum, or group
+            normalisation, which has no statistics to keep apart.
     """
+    if any(isinstance(module, nn.GroupNorm) for module in model.modules()):
+        raise ModelError(
+            "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "
+            "one with batch normalisation (calfat.model.norm: batch), or without any: FedRBN adds its own."
+        )
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         found = _replace(model, _BatchNorm, DualNorm)
     else:

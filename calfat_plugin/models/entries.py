@@ -16,6 +16,17 @@ class PaddingOptions:
 
 
 @dataclass(frozen=True)
+class NormOptions:
+    """Options of the plain networks."""
+
+    norm: str = option(
+        "none",
+        choices=("none", "batch", "group"),
+        help="normalisation after every convolution: batch, or groups of eight channels",
+    )
+
+
+@dataclass(frozen=True)
 class BatchNormOptions:
     """Options of VGG-8."""
 
@@ -43,8 +54,15 @@ def _min_size_of_mcmahan(options: PaddingOptions) -> int:
 
 
 ENTRIES = (
-    _model("cnn", "cnn:CNN", "three 3x3 convolutions of 128 channels, as in the CalFAT release; images from 18x18", 18),
-    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for small images such as digits", 4),
+    _model(
+        "cnn",
+        "cnn:CNN",
+        "three 3x3 convolutions of 128 channels, of the CalFAT release; from 18x18",
+        18,
+        NormOptions,
+    ),
+    _model("cnn_small", "cnn:CNNSmall", "small padded 3x3 convolutions for images such as digits", 4, NormOptions),
+    _model("cnn_strided", "cnn:CNNStrided", "3x3 convolutions of stride 2, cheap, for 28x28 images", 1, NormOptions),
     ModelEntry(
         "cnn_mcmahan",
         build="calfat_plugin.models.cnn:CNNMcMahan",

@@ -42,6 +42,24 @@ class DataArgs:
     partition_alpha: float = option(
         0.1, low=0, open_low=True, help="Dirichlet concentration beta of the label skew; smaller is more skewed"
     )
+    max_train_examples: int | None = option(
+        None, low=1, help="train on a fixed choice of this many examples, the same share of each class; null: all"
+    )
+    max_test_examples: int | None = option(
+        None, low=1, help="test on a fixed choice of this many examples, the same share of each class; null: all"
+    )
+    validation_share: float = option(
+        0.0,
+        low=0,
+        high=0.5,
+        help="share of the training set that no client trains on, of each class alike; monitoring and best checkpoints "
+        "use it instead of the test split. With partition_method: silo, the share of the server's own images",
+    )
+
+    @property
+    def monitored_split(self) -> str:
+        """What the global model is evaluated on during a run: ``validation`` or ``test``."""
+        return "validation" if self.validation_share else "test"
 
 
 @dataclass(frozen=True)
@@ -147,11 +165,12 @@ class ThreatOptions:
 
 @dataclass(frozen=True)
 class MonitorOptions:
-    """``calfat.monitor``: evaluation of the global model during the run, on the test split."""
+    """``calfat.monitor``: evaluation of the global model during the run, on the validation split if there is one
+    (``data_args.validation_share``), else on the test split."""
 
     every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
-        None, low=1, help="evaluate on a fixed random subset of this many test examples; null: all"
+        None, low=1, help="evaluate on a fixed random subset of this many of its examples; null: all"
     )
 
 

@@ -13,6 +13,7 @@ from calfat_plugin.report.words import listing, option_words, plain
 _ALL = "all"
 _DATA = "data set"
 _EXAMPLES = "examples"
+_SPLIT, _VALIDATION = "split", "validation split"
 _BUDGET = ("norm", "eps")
 _NOT_THE_NUMBER = ("label", "max_examples", "batch_size", "seed")  # options that say nothing about the attack
 
@@ -23,7 +24,8 @@ class Measure:
 
     Attributes:
         label: the evaluator's.
-        facts: term to value: the data set, how many of its test examples, and the attack's options.
+        facts: term to value: the data set, the split if it is not the test split, how many of its examples, and the
+            attack's options.
     """
 
     label: str
@@ -38,7 +40,10 @@ def monitored(run: RunFiles, label: str) -> Measure:
     """How a column of ``rounds.csv`` was measured."""
     pick = _pick(run, label, "monitor", "evaluators")
     limits = (run.value("calfat", "monitor", "max_examples"), pick.get("max_examples"))
-    return _measure(run, label, pick, plain(min((limit for limit in limits if limit is not None), default=_ALL)))
+    examples = plain(min((limit for limit in limits if limit is not None), default=_ALL))
+    return _measure(
+        run, label, pick, examples, split=_VALIDATION if run.value("data_args", "validation_share") else None
+    )
 
 
 def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:
@@ -97,7 +102,7 @@ def _apart(measure: Measure, among: Iterable[Measure]) -> str:
 def _words(term: str, value: str) -> str:
     if term == _EXAMPLES:
         return f"{value} test examples" if value == _ALL else f"{value} examples"
-    return value if term in (_DATA, "name") else option_words(term, value)
+    return value if term in (_DATA, _SPLIT, "name") else option_words(term, value)
 
 
 def _pick(run: RunFiles, label: str, *section: str) -> Mapping[str, Any]:
@@ -106,10 +111,10 @@ def _pick(run: RunFiles, label: str, *section: str) -> Mapping[str, Any]:
     return next((pick for pick in picks if isinstance(pick, Mapping) and label_of(pick) == label), {})
 
 
-def _measure(run: RunFiles, label: str, pick: Mapping[str, Any], examples: str) -> Measure:
+def _measure(run: RunFiles, label: str, pick: Mapping[str, Any], examples: str, split: str | None = None) -> Measure:
     threat = run.value("calfat", "threat") or {}
     options = {key: value for key, value in pick.items() if key not in _NOT_THE_NUMBER}
     budget = {} if label == NATURAL else dict.fromkeys(_BUDGET)
     attack = {key: threat.get(key) if value is None else value for key, value in {**budget, **options}.items()}
-    known = {_DATA: run.value("data_args", "dataset"), _EXAMPLES: examples, **attack}
+    known = {_DATA: run.value("data_args", "dataset"), _SPLIT: split, _EXAMPLES: examples, **attack}
     return Measure(label, tuple((term, plain(value)) for term, value in known.items() if value is not None))

@@ -87,13 +87,14 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         rows.append(evaluation_row(evaluation, [bare_percent(paper), difference] if compares else []))
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"
-        for found in (run.results.get("test_selected") or {}).values()
+        for found in (run.results.get("validation_selected") or run.results.get("test_selected") or {}).values()
         if "round" in found
     ]
     return {
         "rows": rows,
         "reported": (source or "as the recipe says") if compares else "",
-        "test_selected": words.listing(best),
+        "selected": words.listing(best),
+        "validated": "validation_selected" in run.results,
         "measured": dict(map(_how, run.evaluations)),
     }
 

@@ -79,6 +79,7 @@ RECIPE = {
     },
     "*": ANYTHING,
 }
+_SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}
 RESULTS = {
     "format?": COUNT,
     "recipe?": TEXT,
@@ -86,7 +87,8 @@ RESULTS = {
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,
     "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],
-    "test_selected?": {"*": {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}},
+    "test_selected?": {"*": _SELECTED},
+    "validation_selected?": {"*": _SELECTED},
     "*": ANYTHING,
 }
 ENVIRONMENT = {

@@ -20,7 +20,7 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
     return {
         "class_names": list(dataset.class_names),
         "class_counts": class_counts(dataset, shards),
-        "dataset_sha256": _digest((dataset.train, dataset.test)),
+        "dataset_sha256": _digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
         "partition_sha256": _digest(shards.values()),
     }
 

@@ -69,7 +69,8 @@ class RunWriter:
             accuracy = record.accuracy(label)
             if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
                 self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
-                notes = {"selected_on": f"test split, {label} (test-selected)", **self.best[name]}
+                split = self.experiment.recipe.data.monitored_split
+                notes = {"selected_on": f"{split} split, {label} ({split}-selected)", **self.best[name]}
                 self._save(name, snapshot, notes)
         self._save("last", snapshot, {"best": self.best})
         self.client_states.round = record.round + 1
@@ -113,7 +114,7 @@ class RunWriter:
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 **self._last_metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-                "test_selected": {
+                f"{self.experiment.recipe.data.monitored_split}_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
                     for name, facts in self.best.items()
                 },

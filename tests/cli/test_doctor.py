@@ -19,6 +19,7 @@ from calfat_plugin.cli.diagnosis import Declared, Finding, declared
 from calfat_plugin.host.patches import TESTED_VERSIONS
 from calfat_plugin.registry import Provider
 from tests.cli.runner import ROOT, Ended, calfat
+from tests.inputs import on_disk
 
 PIP = f"{sys.executable} -m pip install"
 
@@ -307,6 +308,24 @@ def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         "not loaded: slow-at (slow-at 0.2): ModuleNotFoundError: No module named 'apex'",
         "Fix, update or uninstall it, or start with CALFAT_BLOCK_PLUGINS=slow-at",
     )
+
+
+def test_data_sets_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "system"))
+    assert diagnosis.check_data(tmp_path) == Finding(
+        "ok", "data sets", f"digits; not in {tmp_path}: cifar10, cifar100, svhn, mnist, fmnist"
+    )
+    on_disk.write_fmnist(tmp_path / "plain")
+    (tmp_path / "system/datasets").mkdir(parents=True)
+    (tmp_path / "plain/FashionMNIST/raw").rename(tmp_path / "system/datasets/fashion-mnist")
+    on_disk.write_cifar10(tmp_path / "cifar10")
+    found = diagnosis.check_data(tmp_path)
+    assert found.found == (
+        f"digits, cifar10 in {tmp_path}/cifar10/cifar-10-batches-py, "
+        f"fmnist in {tmp_path}/system/datasets/fashion-mnist; not in {tmp_path}: cifar100, svhn, mnist"
+    )
+    (tmp_path / "system/datasets/fashion-mnist/train-labels-idx1-ubyte").unlink()
+    assert "fmnist in" not in diagnosis.check_data(tmp_path).found
 
 
 def test_a_folder_for_runs(tmp_path: Path) -> None:

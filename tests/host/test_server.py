@@ -228,6 +228,23 @@ def test_evaluators_are_given_what_the_recipe_says(tmp_path: Path) -> None:
         assert (task.num_classes, task.batch_size, task.device, task.seed, task.threat) == (10, 3, CPU, 5, threat)
 
 
+def test_rounds_are_monitored_on_the_validation_split_and_the_test_split_is_for_the_end() -> None:
+    Attentive.tasks = []
+    picked = experiment(
+        Plugin(),
+        calfat__evaluators=["attentive"],
+        calfat__monitor={"evaluators": ["attentive"]},
+        data_args__validation_share=0.3,
+    )
+    whole = picked.load_dataset()
+    assert whole.validation is not None
+    run(picked)
+    *monitored, final = Attentive.tasks
+    assert len(monitored) == 2
+    assert all(torch.equal(task.data.x, whole.validation.x) for task in monitored)
+    assert torch.equal(final.data.x, whole.test.x[:20])
+
+
 def test_a_snapshot_of_another_model_is_refused() -> None:
     server = Federation(experiment()).server
     server.round = 4

@@ -3,16 +3,18 @@ from __future__ import annotations
 import re
 import sys
 import types
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
-from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall
+from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
 from calfat_plugin.models.pixel_conv import PixelConv2d
 from calfat_plugin.registry import Registry
@@ -35,6 +37,13 @@ def parameter_count(model: nn.Module) -> int:
         pytest.param(lambda: AlexNet64(num_classes=12), 57_053_004, id="alexnet64"),
         pytest.param(lambda: AlexNet64Small(num_classes=12), 4_540_812, id="alexnet64_small"),
         pytest.param(CNNSmall, 30_634, id="cnn_small"),
+        pytest.param(CNNStrided, 33_546, id="cnn_strided"),
+        *(pytest.param(partial(CNN, norm=norm), 320_010, id=f"cnn-{norm}") for norm in ("batch", "group")),
+        *(pytest.param(partial(CNNSmall, norm=norm), 30_890, id=f"cnn_small-{norm}") for norm in ("batch", "group")),
+        *(
+            pytest.param(partial(CNNStrided, norm=norm), 33_770, id=f"cnn_strided-{norm}")
+            for norm in ("batch", "group")
+        ),
     ],
 )
 def test_parameter_counts(build, expected):
@@ -52,6 +61,9 @@ MODELS = [
     pytest.param(AlexNet64Small, (3, (64, 64)), 512, id="alexnet64_small"),
     pytest.param(CNNSmall, (1, (8, 8)), 256, id="cnn_small"),
     pytest.param(CNNSmall, (3, (13, 9)), 64 * 3 * 2, id="cnn_small-oblong"),
+    pytest.param(CNNStrided, (1, (28, 28)), 64 * 4 * 4, id="cnn_strided"),
+    pytest.param(partial(CNNStrided, norm="group"), (3, (9, 1)), 64 * 2, id="cnn_strided-oblong"),
+    pytest.param(partial(CNNSmall, norm="batch"), (1, (8, 8)), 256, id="cnn_small-batch"),
 ]
 every_model = pytest.mark.parametrize(("model_class", "shape", "width"), MODELS)
 
@@ -286,3 +298,22 @@ def test_every_built_in_model_begins_with_a_pixel_convolution(model_class, shape
     with torch.device("meta"):
         convs = [module for module in model_class(*shape, 7).modules() if isinstance(module, nn.Conv2d)]
     assert [type(conv) for conv in convs] == [PixelConv2d, *[nn.Conv2d] * (len(convs) - 1)]
+
+
+@pytest.mark.parametrize("model_class", [CNN, CNNSmall, CNNStrided])
+def test_normalisation_follows_each_convolution(model_class):
+    for norm, expected in (("none", None), ("batch", nn.BatchNorm2d), ("group", nn.GroupNorm)):
+        layers = list(model_class(norm=norm).body)
+        after = [layers[i + 1] for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+        assert [isinstance(layer, expected or ()) for layer in after] == [expected is not None] * 3
+    assert {layer.num_channels // layer.num_groups for layer in layers if isinstance(layer, nn.GroupNorm)} == {8}
+
+
+def test_the_strided_network_is_cheap():
+    def multiplications(model):
+        with FlopCounterMode(display=False) as count:
+            model(torch.rand(1, 1, 28, 28))
+        return count.get_total_flops() / 2
+
+    assert multiplications(CNNStrided(1, (28, 28))) == 559_168
+    assert multiplications(CNN(1, (28, 28))) / 559_168 > 35

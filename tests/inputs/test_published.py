@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from collections.abc import Callable
@@ -92,18 +93,19 @@ SOURCES = {
     "(246 MB) and put them in {root}",
     "mnist": "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, "
     "t10k-labels-idx1-ubyte.gz from https://ossci-datasets.s3.amazonaws.com/mnist/ (12 MB) "
-    "and unpack them in {root}/MNIST/raw",
+    "and put them in {root}/MNIST/raw",
     "fmnist": "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, "
     "t10k-labels-idx1-ubyte.gz from "
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/ (31 MB) "
-    "and unpack them in {root}/FashionMNIST/raw",
+    "and put them in {root}/FashionMNIST/raw",
 }
 LOOKED_IN = {
     "cifar10": "{root}/cifar-10-batches-py or {root}/cifar10/cifar-10-batches-py",
     "cifar100": "{root}/cifar-100-python or {root}/cifar100/cifar-100-python",
     "svhn": "{root} or {root}/svhn",
-    "mnist": "{root}/MNIST/raw or {root}/mnist/MNIST/raw or {root}/mnist",
-    "fmnist": "{root}/FashionMNIST/raw or {root}/fmnist/FashionMNIST/raw or {root}/fmnist",
+    "mnist": "{root}/MNIST/raw or {root}/mnist/MNIST/raw or {root}/mnist or {root}",
+    "fmnist": "{root}/FashionMNIST/raw or {root}/fmnist/FashionMNIST/raw or {root}/fmnist or {root} "
+    "or {system}/datasets/fashion-mnist",
 }
 FIRST_FILE = {
     "cifar10": "cifar-10-batches-py/data_batch_1",
@@ -112,6 +114,16 @@ FIRST_FILE = {
     "mnist": "MNIST/raw/train-images-idx3-ubyte",
     "fmnist": "FashionMNIST/raw/train-images-idx3-ubyte",
 }
+
+
+BY_PACKAGE = {"fmnist": "On Debian and Ubuntu: apt-get install dataset-fashion-mnist. Elsewhere: "}
+
+
+@pytest.fixture(autouse=True)
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The data folder of a system with no data set: this one may have Debian's package."""
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "system"))
+    return tmp_path / "system"
 
 
 def md5(path: Path) -> str:
@@ -204,12 +216,12 @@ def test_a_file_cut_short_is_refused_by_name_without_checksums_too(case, tmp_pat
 
 @every_case
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_missing_data_set_says_what_to_get_from_where_and_how_large(case, verify, tmp_path):
+def test_a_missing_data_set_says_what_to_get_from_where_and_how_large(case, verify, tmp_path, system):
     text = (
         f"data set {case.name}: {tmp_path / FIRST_FILE[case.name]} is missing "
-        f"(looked in {LOOKED_IN[case.name]}). Download {SOURCES[case.name]}, or run again with "
-        "--download (recipe key calfat.dataset.download: true)."
-    ).format(root=tmp_path)
+        f"(looked in {LOOKED_IN[case.name]}). {BY_PACKAGE.get(case.name, '')}Download {SOURCES[case.name]}, "
+        "or run again with --download (recipe key calfat.dataset.download: true)."
+    ).format(root=tmp_path, system=system)
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
         case.load(tmp_path, verify=verify)
 
@@ -283,3 +295,74 @@ def test_labels_outside_the_classes_are_refused(tmp_path):
     text = "data set fmnist: test labels run from 0 to 17; expected 0 to 9."
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
         published.load_fmnist(tmp_path, verify=False)
+
+
+# --- compressed files, and Debian's package ---------------------------------------------------------------------------
+
+
+def compressed(folder: Path, into: Path) -> None:
+    """The files of ``folder``, compressed in a flat folder, as publishers and Debian's package have them."""
+    into.mkdir(parents=True)
+    for path in folder.iterdir():
+        with gzip.open(into / f"{path.name}.gz", "wb") as file:
+            file.write(path.read_bytes())
+
+
+FASHION = next(case for case in CASES if case.name == "fmnist")
+
+
+@pytest.mark.parametrize("below", ["", "fmnist", "FashionMNIST/raw"])
+def test_compressed_files_are_read_and_checked_by_their_content(below, tmp_path, monkeypatch):
+    wrote = FASHION.write(tmp_path / "plain")
+    expect_checksums_of(FASHION, tmp_path / "plain", monkeypatch)
+    compressed(tmp_path / "plain/FashionMNIST/raw", tmp_path / "data" / below)
+    data = FASHION.load(tmp_path / "data")
+    assert np.array_equal(data.train.x.numpy(), wrote.x_train)
+    assert np.array_equal(data.test.y.numpy(), wrote.y_test)
+
+
+def test_fashion_mnist_of_debian_is_found_without_a_path(tmp_path, system, monkeypatch):
+    wrote = FASHION.write(tmp_path / "plain")
+    expect_checksums_of(FASHION, tmp_path / "plain", monkeypatch)
+    compressed(tmp_path / "plain/FashionMNIST/raw", system / "datasets/fashion-mnist")
+    assert np.array_equal(FASHION.load(tmp_path / "nothing").train.x.numpy(), wrote.x_train)
+    mine = FASHION.write(tmp_path / "mine", seed=1)
+    assert np.array_equal(FASHION.load(tmp_path / "mine", verify=False).train.x.numpy(), mine.x_train)  # first
+
+
+def test_a_damaged_package_is_installed_again(tmp_path, system, monkeypatch):
+    FASHION.write(tmp_path / "plain")
+    expect_checksums_of(FASHION, tmp_path / "plain", monkeypatch)
+    folder = system / "datasets/fashion-mnist"
+    FASHION.write(tmp_path / "other", seed=1)
+    compressed(tmp_path / "other/FashionMNIST/raw", folder)
+    found, expected = (md5(tmp_path / of / "FashionMNIST/raw/train-images-idx3-ubyte") for of in ("other", "plain"))
+    text = (
+        f"data set fmnist: {folder / 'train-images-idx3-ubyte.gz'} is corrupt: its MD5 is {found}, the published one "
+        f"{expected}. Install it again: apt-get install --reinstall dataset-fashion-mnist."
+    )
+    with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
+        FASHION.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_compressed_file_cut_short_is_named(verify, tmp_path):
+    FASHION.write(tmp_path / "plain")
+    compressed(tmp_path / "plain/FashionMNIST/raw", tmp_path / "data")
+    path = tmp_path / "data/train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:300])
+    start = re.escape(f"data set fmnist: {path} cannot be read (EOFError: ")
+    with pytest.raises(DataError, match=f"^{start}.+ It is damaged or not in the expected format; replace it.$"):
+        FASHION.load(tmp_path / "data", verify=verify)
+
+
+@pytest.mark.skipif(
+    not Path("/usr/share/datasets/fashion-mnist").is_dir(), reason="Debian's package dataset-fashion-mnist is not here"
+)
+def test_the_real_fashion_mnist_of_debian(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_DATA_DIRS")
+    data = published.load_fmnist(tmp_path)
+    assert (tuple(data.train.x.shape), tuple(data.test.x.shape)) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert data.train.y.bincount().tolist() == [6000] * 10
+    assert data.class_names[0] == "T-shirt/top"
+    assert round(data.train.x.float().mean().item() / 255, 4) == 0.286  # as its users normalise with

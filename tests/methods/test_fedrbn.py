@@ -91,6 +91,11 @@ def test_a_model_with_normalisation_gets_no_further_ones():
             "neither.",
         ),
         (
+            nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(1, 8)),
+            "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "
+            "one with batch normalisation (calfat.model.norm: batch), or without any: FedRBN adds its own.",
+        ),
+        (
             nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
             "FedRBN needs batch normalisation that tracks running statistics with a constant momentum.",
         ),

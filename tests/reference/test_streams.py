@@ -51,6 +51,9 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "evaluate/pgd20": 4211501034519974291,
     "monitor subset": 7327731280917444722,
     "t-SNE": 2432437878426244052,
+    "train examples": 4026108395715900571,
+    "test examples": 4395757872313115755,
+    "validation": 1768337720876688361,
 }
 
 

@@ -35,7 +35,7 @@ def view(text: str) -> dict[str, Any]:
     alarms = [{"whose": text, "code": text, "text": text}] * 5
     found = {"checkpoint": text, "round": text, "figures": drawings}
     blocks = [{"whose": text, "rows": [{"method": text, "cells": [(text, text)], "mean": text}]}]
-    final = {"rows": [row], "reported": text, "test_selected": text, "measured": {text: text}}
+    final = {"rows": [row], "reported": text, "selected": text, "validated": text, "measured": {text: text}}
     sections = {
         "results": {
             "final": final,
