@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import attack_agreement
-from benchmarks.loops import CIFAR, CLASSES, EPS, SEED, Official, network, task, trainer
+from benchmarks.loops import CIFAR, CLASSES, EPS, SEED, Official, network, task, trainer, usual_memory
 from benchmarks.measuring import Report, Spread, alternated, command, machine, say, with_official, words
 from benchmarks.work import gemm, work_of
 from calfat_plugin.datasets import ImageData
@@ -149,6 +149,7 @@ def autoattack(report: Report, name: str, count: int, epochs: int, batch_size: i
         verdicts["calfat_plugin"].append(withstand)
         return time.perf_counter() - started
 
+    @usual_memory()
     def plain() -> float:
         started = time.perf_counter()
         with torch.random.fork_rng(devices=[]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -26,6 +27,7 @@ from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.interfaces import LocalTask, TrainSettings
 from calfat_plugin.maths.graphs import Graphs
+from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 from calfat_plugin.maths.precision import Precision
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -121,6 +123,30 @@ def ours(method: str, base: nn.Module, data: ImageData, device: torch.device, **
     return lambda: fit(method, base, data, device, **how)[0]
 
 
+# --- loops of others --------------------------------------------------------------------------------------------------
+
+_LARGEST_THRESHOLD = 32 * 2**20  # that glibc's malloc chooses by itself, from what a program frees
+
+
+@contextmanager
+def usual_memory() -> Iterator[None]:
+    """Freed memory as the C library handles it by itself while inside, as where the package was never imported.
+
+    The package lets the whole process keep it (``keep_freed_memory``); the loops of others are not to profit by that.
+    Inside, the thresholds are as high as glibc ever sets them, so that others get the benefit of the doubt.
+    """
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    mallopt, trim = getattr(library, "mallopt", None), getattr(library, "malloc_trim", None)
+    if mallopt is not None and trim is not None:
+        mallopt(TRIM_THRESHOLD, 2 * _LARGEST_THRESHOLD)
+        mallopt(MMAP_THRESHOLD, _LARGEST_THRESHOLD)
+        trim(0)
+    try:
+        yield
+    finally:
+        keep_freed_memory.cache_clear()  # the next pass of the package sets it again
+
+
 # --- a plain loop -----------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +171,7 @@ def plain(base: nn.Module, data: ImageData, device: torch.device, *, steps: int 
             x_adv = torch.min(torch.max(x_adv, x - EPS), x + EPS).clamp(0, 1)
         return x_adv
 
+    @usual_memory()
     def measure() -> float:
         model = copy.deepcopy(base).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=2e-3)
@@ -233,7 +260,7 @@ class Official:
         def stay(self: Any, *args: Any, **keywords: Any) -> Any:
             return self
 
-        with mock.patch.object(Tensor, "cuda", stay), mock.patch.object(nn.Module, "cuda", stay):
+        with usual_memory(), mock.patch.object(Tensor, "cuda", stay), mock.patch.object(nn.Module, "cuda", stay):
             yield
 
 

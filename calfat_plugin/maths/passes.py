@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CACHE_BYTES = 8 * 2**20  # of the largest map of a micro-batch and a thread: larger ones go to memory and back
 _KEPT_BYTES = 2**30  # of freed memory at most; larger buffers go back to the system
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt: <malloc.h>
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  #: of mallopt: <malloc.h>
 PROBED = 2  #: examples that suffice for the trial pass; the layout of a single one would be ambiguous
 
 
@@ -43,7 +43,7 @@ def fast_passes(model: nn.Module, x: Tensor) -> Iterator[int]:
         How many examples to pass through at once where each passes many times, >= 1: on a CPU as many as keep the
         largest map in the cache; on a GPU any number is right, so it is as large as can be.
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     moved = [weight for weight in model.parameters() if weight.dim() == 4 and weight.is_contiguous()]
     try:
         for weight in moved:
@@ -73,7 +73,7 @@ def passed(model: nn.Module, x: Tensor, rows: int) -> Tensor:
 
 
 @cache
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let the C library keep what is freed for the next pass. Once a process.
 
     Else each pass asks the system for its maps again, and pays a page fault for every 4 KB of them: a tenth of the time
@@ -81,8 +81,8 @@ def _keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # glibc; others have no such setting
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(MMAP_THRESHOLD, _KEPT_BYTES)
 
 
 def _rows(largest: int | None, x: Tensor) -> int:

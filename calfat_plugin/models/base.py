@@ -8,6 +8,7 @@ from itertools import count
 from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
+from calfat_plugin.models.seen import seen_size
 
 
 class ImageClassifier(nn.Module):
@@ -24,7 +25,8 @@ class ImageClassifier(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """x: (N, C, H, W) float in [0, 1]. Returns the penultimate features, (N, F)."""
-        out: Tensor = self.body(x)
+        height, width = seen_size(self.body, (x.shape[-2], x.shape[-1]))
+        out: Tensor = self.body(x[..., :height, :width])
         return out.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:

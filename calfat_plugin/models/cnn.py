@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size, norm_layers
-from calfat_plugin.models.pixel_conv import PixelConv2d
+from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
 
 
 class CNN(ImageClassifier):
@@ -24,8 +24,8 @@ class CNN(ImageClassifier):
     ) -> None:
         layers = [
             *conv_block(PixelConv2d(in_channels, 128, 3), *norm_layers(norm, 128), pool=nn.MaxPool2d(2)),
-            *conv_block(nn.Conv2d(128, 128, 3), *norm_layers(norm, 128), pool=nn.MaxPool2d(2)),
-            *conv_block(nn.Conv2d(128, 128, 3), *norm_layers(norm, 128)),
+            *conv_block(UnpaddedConv2d(128, 128, 3), *norm_layers(norm, 128), pool=nn.MaxPool2d(2)),
+            *conv_block(UnpaddedConv2d(128, 128, 3), *norm_layers(norm, 128)),
         ]
         size = flat_size(layers, 128, image_size, "cnn")
         super().__init__(nn.Sequential(*layers), nn.Linear(size, num_classes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from calfat_plugin.models.base import ImageClassifier, conv_block, flat_size
-from calfat_plugin.models.pixel_conv import PixelConv2d
+from calfat_plugin.models.convolutions import PixelConv2d
 
 
 class VGG8(ImageClassifier):

@@ -12,11 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
+from calfat_plugin.models import convolutions
 from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
+from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
-from calfat_plugin.models.pixel_conv import PixelConv2d
+from calfat_plugin.models.dual_norm import with_dual_norms
+from calfat_plugin.models.seen import seen_size
 from calfat_plugin.registry import Registry
 
 
@@ -297,7 +300,36 @@ def test_the_gradient_of_an_attacked_pixel_convolution_by_differences(options):
 def test_every_built_in_model_begins_with_a_pixel_convolution(model_class, shape, width):
     with torch.device("meta"):
         convs = [module for module in model_class(*shape, 7).modules() if isinstance(module, nn.Conv2d)]
-    assert [type(conv) for conv in convs] == [PixelConv2d, *[nn.Conv2d] * (len(convs) - 1)]
+    assert [isinstance(conv, PixelConv2d) for conv in convs] == [True] + [False] * (len(convs) - 1)
+
+
+@pytest.mark.parametrize("size", [(14, 14), (9, 12), (14, 13)])
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_an_attacked_convolution_has_its_columns_of_zeros_written_out_where_that_pays(
+    capability, size, precision, monkeypatch
+):
+    pad, padded, found = nn.functional.pad, [], []
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(convolutions.F, "pad", lambda grad, edges: padded.append(edges) or pad(grad, edges))
+    for kind in (UnpaddedConv2d, nn.Conv2d):
+        conv = seeded(lambda kind=kind: kind(8, 16, 3), 0).to(memory_format=torch.channels_last).requires_grad_(False)
+        x = images(8, size).requires_grad_()
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            out = conv(x)
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), x)))
+    assert padded == ([(2, 2)] if capability == "AVX2" and size[1] in (12, 14) else [])
+    assert torch.equal(found[0][0], found[1][0])
+    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-4 if precision is None else 0.05, rtol=1e-5)
+
+
+def test_an_unpadded_convolution_is_trained_as_any_other(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    found = []
+    for kind in (UnpaddedConv2d, nn.Conv2d):
+        conv, x = seeded(lambda kind=kind: kind(4, 5, 3), 0), images(4, (14, 14)).requires_grad_()
+        found.append(torch.autograd.grad(conv(x).square().sum(), [x, *conv.parameters()]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("model_class", [CNN, CNNSmall, CNNStrided])
@@ -317,3 +349,78 @@ def test_the_strided_network_is_cheap():
 
     assert multiplications(CNNStrided(1, (28, 28))) == 559_168
     assert multiplications(CNN(1, (28, 28))) / 559_168 > 35
+
+
+# --- what a network sees of an image ----------------------------------------------------------------------------------
+
+SEEN = [
+    pytest.param(CNN, (3, (32, 32)), (30, 30), id="cnn"),
+    pytest.param(CNN, (1, (28, 28)), (26, 26), id="cnn-28"),
+    pytest.param(CNN, (3, (20, 33)), (18, 30), id="cnn-oblong"),
+    pytest.param(CNNMcMahan, (3, (32, 32)), (32, 32), id="cnn_mcmahan"),
+    pytest.param(CNNMcMahan, (3, (31, 30)), (28, 28), id="cnn_mcmahan-odd"),
+]
+
+
+@pytest.mark.parametrize(("model_class", "shape", "seen"), SEEN)
+def test_a_network_computes_what_its_features_depend_on_and_no_more(model_class, shape, seen):
+    model = seeded(lambda: model_class(*shape, 7), 0).double().eval()
+    x = images(*shape).double().requires_grad_()
+    whole = model.body(x).flatten(1)
+    (gradient,) = torch.autograd.grad(whole.square().sum(), x)
+    rows, columns = (gradient.abs().sum(dim=axes).nonzero().max() + 1 for axes in ((0, 1, 3), (0, 1, 2)))
+    assert (int(rows), int(columns)) == seen_size(model.body, shape[1]) == seen
+    sizes = []
+    model.body[0].register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[2:])))
+    features = model.features(x)
+    assert sizes == [seen]
+    torch.testing.assert_close(features, whole)
+    torch.testing.assert_close(torch.autograd.grad(features.square().sum(), x), (gradient,))
+
+
+CONV = nn.Conv2d(3, 4, 3)
+POOL = nn.MaxPool2d(2)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param([CONV, nn.BatchNorm2d(4), POOL], id="batch statistics are of the whole map"),
+        pytest.param([nn.Conv2d(3, 4, 3, padding=1), POOL], id="padding would come in from the cut"),
+        pytest.param([nn.Conv2d(3, 4, 2, padding="same"), POOL], id="padding by word"),
+        pytest.param([CONV, nn.MaxPool2d(2, padding=1)], id="padded pooling"),
+        pytest.param([CONV, nn.MaxPool2d(2, ceil_mode=True)], id="pooling of a part"),
+        pytest.param([nn.Conv2d(3, 4, 3, dilation=2), POOL], id="gaps"),
+        pytest.param([CONV, nn.MaxPool2d(2, dilation=2)], id="gaps of a pooling"),
+        pytest.param([CONV, POOL, nn.AdaptiveAvgPool2d(1)], id="unknown layer"),
+        pytest.param([CONV, nn.MaxPool2d(40)], id="no room"),
+    ],
+)
+def test_all_of_an_image_counts_where_a_cut_would_show(layers):
+    assert seen_size(nn.Sequential(*layers), (13, 13)) == (13, 13)
+
+
+def test_windows_need_not_be_square():
+    body = nn.Sequential(
+        nn.Conv2d(3, 4, (3, 2)), nn.ReLU(), nn.MaxPool2d((2, 3), (2, 1)), nn.Flatten(), nn.Linear(8, 2)
+    )
+    assert seen_size(body, (13, 13)) == (12, 13)
+    assert seen_size(nn.ModuleList([CONV, POOL]), (13, 13)) == (13, 13)
+
+
+@pytest.mark.parametrize("branch", ["clean", "noise"])
+def test_only_training_needs_whole_maps_for_its_statistics(branch):
+    model = with_dual_norms(CNN())
+    assert seen_size(model.body, (32, 32)) == (32, 32)
+    assert seen_size(model.eval().body, (32, 32)) == (30, 30)
+    x = images(3, (32, 32))
+    torch.testing.assert_close(model.features(x), model.body(x).flatten(1))
+    getattr(model.body[0].norm, branch).train()
+    assert seen_size(model.body, (32, 32)) == (32, 32)
+
+
+def test_normalisation_without_running_statistics_takes_them_in_evaluation_too():
+    for tracked, seen in ((True, (12, 12)), (False, (13, 13))):
+        norm = nn.BatchNorm2d(4, track_running_stats=tracked)
+        assert seen_size(nn.Sequential(nn.Conv2d(3, 4, 2), norm, POOL).eval(), (13, 13)) == (13, 13)
+        assert seen_size(nn.Sequential(CONV, norm, POOL).eval(), (13, 13)) == seen

@@ -1,0 +1,104 @@
+"""Convolutions that give an attack the gradient of their input in less time on a CPU; else they are ``nn.Conv2d``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_COLUMNS = 16  # of a vector: a product whose result has a broken one at the end of each row takes half as long again
+_PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
+
+
+class AttackedConv2d(nn.Conv2d):
+    """Abstract: a convolution with a way of its own to the gradient of its input, where only that is wanted.
+
+    This is so in an attack, whose weights are frozen. A subclass says how in :meth:`input_gradient`. What is trained,
+    and what is on a GPU, goes through ``nn.Conv2d``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, in_channels, H, W) to (N, out_channels, H', W')."""
+        frozen = not any(parameter.requires_grad for parameter in self.parameters(recurse=False))
+        if frozen and x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu" and self.pays(x):
+            out: Tensor = _Attacked.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+            return out
+        return super().forward(x)
+
+    def pays(self, x: Tensor) -> bool:
+        """Whether :meth:`input_gradient` is faster than torch for this input."""
+        return x.dim() == 4
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        """The gradient of an input of ``size`` (H, W), from that of the output; both as ``nn.Conv2d`` takes them."""
+        raise NotImplementedError
+
+
+class PixelConv2d(AttackedConv2d):
+    """A model's first convolution, of 1 or 3 channels.
+
+    CPU kernels work on blocks of 16 channels, of which a gradient with respect to 1 or 3 channels leaves most empty.
+    Here it is a product with all of the kernel's columns (27 for three channels of 3x3) and a fold of those into the
+    image.
+    """
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        kernel = weight.flatten(1).t()
+        columns = len(kernel)
+        whole = F.pad(kernel, (0, 0, 0, -columns % _COLUMNS))[:, :, None, None]
+        found = F.conv2d(grad, whole.to(grad.dtype))[:, :columns]  # a 1x1 convolution is the fastest product here
+        found = found.to(weight.dtype).contiguous().flatten(2)
+        padding = tuple(map(int, self.padding))  # numbers, not a word: see __init__
+        return F.fold(found, size, weight.shape[2:], stride=self.stride, padding=padding)
+
+
+class UnpaddedConv2d(AttackedConv2d):
+    """A convolution without padding, of stride 1.
+
+    The gradient of its input is a convolution padded by kernel - 1. For some widths oneDNN's AVX2 kernels take a
+    quarter longer for padding that they have to imagine than for columns of zeros; the bits are the same.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size)
+
+    def pays(self, x: Tensor) -> bool:
+        return super().pays(x) and x.shape[3] in _PADDED_WIDTHS and torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+    def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+        edge = weight.shape[3] - 1
+        return F.conv_transpose2d(F.pad(grad, (edge, edge)), weight.to(grad.dtype), padding=(0, edge))
+
+
+class _Attacked(torch.autograd.Function):
+    """conv2d whose only gradient is that of its input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, conv: AttackedConv2d) -> Tensor:
+        return F.conv2d(x, weight, bias, conv.stride, conv.padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, ctx.conv = inputs
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.dtype = x.shape[2:], x.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        return ctx.conv.input_gradient(grad, weight, ctx.size).to(ctx.dtype), None, None, None
