@@ -105,7 +105,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         try:
             with (
                 profiling(profile),
-                workers.running(request.workers, experiment, directory.log) as processes,
+                workers.running(request, directory.log) as processes,
                 writer,
             ):
                 evaluations = runtime.lead(replace(task, workers=processes))
