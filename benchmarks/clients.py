@@ -2,8 +2,9 @@
 
     python -m benchmarks.clients
 
-Prints a Markdown table: seconds, peak memory and bytes written, with medians, least and greatest of alternated repeats,
-and the ratio. Run it on an idle machine, with 3 GB of room for `--runs`; it reads /proc, so it needs Linux.
+Prints Markdown: seconds, peak memory and bytes written, with medians, least and greatest of alternated repeats, and the
+ratio. Run it from the root of a checkout, on an idle machine, with 3 GB of room for `--runs`; it reads /proc, so it
+needs Linux.
 
 In both runs each client has the same number of examples, out of the same training set (random images of CIFAR-10's
 form), so the arithmetic of a round is the same. Before the first measurement all clients have a state, as after many
@@ -15,22 +16,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.measuring import ROOT, Report, Spread, alternated_quantities, command, machine
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.entries import DatasetEntry, PartitionEntry
 from calfat_plugin.experiment import Experiment, assemble
@@ -43,6 +45,7 @@ from calfat_plugin.runs import session
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
+from calfat_plugin.runs.workers import num_cores
 from calfat_plugin.runs.writer import RunWriter
 
 MEGABYTE = 1e6
@@ -110,15 +113,6 @@ class Plugin:
         return [np.arange(client * count, (client + 1) * count) for client in range(num_clients)]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Of some rounds of one process: medians a round, and the greatest resident set of the process so far, in bytes."""
-
-    seconds: float
-    written: float
-    memory: float
-
-
 class Meter(RunObserver):
     """Notes time and bytes written at the end of each round."""
 
@@ -130,14 +124,17 @@ class Meter(RunObserver):
         self.notes.append((time.perf_counter(), _bytes_written()))
         self.memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
-    def measured(self) -> Measured:
-        """The first round is left out: it also warms up. So is the last one, which evaluates."""
+    def measured(self) -> dict[str, float]:
+        """Medians a round, and the greatest resident set of the process so far.
+
+        The first round is left out: it also warms up. So is the last one, which evaluates.
+        """
         pairs = list(zip(self.notes[:-2], self.notes[1:-1], strict=True))
-        return Measured(
-            statistics.median(later[0] - earlier[0] for earlier, later in pairs),
-            statistics.median(later[1] - earlier[1] for earlier, later in pairs),
-            self.memory,
-        )
+        return {
+            "seconds a round": statistics.median(later[0] - earlier[0] for earlier, later in pairs),
+            "peak memory, MB": self.memory / MEGABYTE,
+            "MB written a round": statistics.median(later[1] - earlier[1] for earlier, later in pairs) / MEGABYTE,
+        }
 
 
 def _bytes_written() -> int:
@@ -145,7 +142,7 @@ def _bytes_written() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
-def run_rounds(setting: Setting, path: Path, rounds: int) -> Measured:
+def run_rounds(setting: Setting, path: Path, rounds: int) -> dict[str, float]:
     """Resume the run in this process for so many measured rounds."""
     done = load_checkpoint(RunDirectory(path).last_checkpoint)[0].round
     meter = Meter()
@@ -162,7 +159,6 @@ def make(setting: Setting, path: Path) -> None:
     some = next(iter(states.values()))
     for client in range(setting.clients):
         states.setdefault(client, some)
-    states.sync()
     save_checkpoint(directory.last_checkpoint, dataclasses.replace(snapshot, client_states=states), notes)
 
 
@@ -171,85 +167,62 @@ def _run(setting: Setting, path: Path, rounds: int, observer: RunObserver) -> No
     session.run(request, RunDirectory.open(request), observer, lambda text: print(text, file=sys.stderr))
 
 
-def table(settings: Sequence[Setting], measured: Sequence[Sequence[Measured]]) -> str:
-    """A row for each run, and one with the ratio of the last to the first, repeat by repeat.
-
-    Args:
-        settings: the runs.
-        measured: of each run, a measurement for each repeat.
-    """
-    lines = ["| clients | a round | seconds a round | peak memory, MB | MB written a round |", "| ---: " * 5 + "|"]
-    columns: list[Callable[[Measured], float]] = [
-        lambda each: each.seconds,
-        lambda each: each.memory / MEGABYTE,
-        lambda each: each.written / MEGABYTE,
-    ]
-    for setting, repeats in zip(settings, measured, strict=True):
-        cells = [_spread([column(each) for each in repeats]) for column in columns]
-        lines.append(f"| {setting.clients:,} | {setting.per_round} | {' | '.join(cells)} |")
-    ratios = [
-        _spread([column(many) / column(few) for few, many in zip(measured[0], measured[-1], strict=True)])
-        for column in columns
-    ]
-    return "\n".join([*lines, f"| ratio | | {' | '.join(ratios)} |"])
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = command(__doc__)
     parser.add_argument("--clients", type=int, default=1000, help="of the larger run; the other one has --per-round")
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--examples", type=int, default=20, help="of each client")
     parser.add_argument("--model", default="cnn")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=10, help="measured in each repeat")
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--runs", type=Path, help="where to run; default: a temporary folder, removed at the end")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there, too")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)  # a run, and nothing else
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # a repeat of a run, and nothing else
-    words = parser.parse_args()
-    shared = (words.per_round, words.examples, words.clients, words.model, words.threads)
-    if path := words.make or words.measure:
+    given = parser.parse_args(words)
+    threads = given.threads or num_cores()
+    torch.set_num_threads(threads)
+    shared = (given.per_round, given.examples, given.clients, given.model, threads)
+    if path := given.make or given.measure:
         setting = Setting(int(path.name), *shared)
-        print(
-            json.dumps(
-                make(setting, path) if words.make else dataclasses.asdict(run_rounds(setting, path, words.rounds))
-            )
-        )
+        print(json.dumps(make(setting, path) if given.make else run_rounds(setting, path, given.rounds)))
         return
-    settings = [Setting(clients, *shared) for clients in (words.per_round, words.clients)]
-    folder = words.runs or Path(tempfile.mkdtemp(prefix="calfat-clients-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    found: list[list[Measured]] = [[] for _ in settings]
-    try:
-        for setting in settings:
-            _in_a_process("--make", folder / str(setting.clients))
-        for repeat in range(words.repeats):
-            for setting, repeats in zip(settings, found, strict=True):
-                repeats.append(Measured(**_in_a_process("--measure", folder / str(setting.clients))))
-                print(f"{repeat + 1}/{words.repeats}, {setting.clients} clients: {repeats[-1]}", file=sys.stderr)
-    finally:
-        if words.runs is None:
-            shutil.rmtree(folder, ignore_errors=True)
-    if words.json:
-        numbers = {
-            setting.clients: [dataclasses.asdict(each) for each in repeats]
-            for setting, repeats in zip(settings, found, strict=True)
-        }
-        words.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    print(table(settings, found))
+    report = Report("Many clients", machine(torch.device("cpu")))
+    with ExitStack() as at_end:
+        folder = given.runs or Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="calfat-clients-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        runs = {f"{count:,}": folder / str(count) for count in (given.per_round, given.clients)}
+        for path in runs.values():
+            _in_a_process(*words, "--make", str(path))
+        measure = {name: partial(_in_a_process, *words, "--measure", str(path)) for name, path in runs.items()}
+        found = alternated_quantities(measure, given.repeats)
+    add_table(report, found, given.per_round)
+    report.finish(given.json)
 
 
-def _in_a_process(what: str, path: Path) -> Any:
-    command = [sys.executable, "-m", "benchmarks.clients", *sys.argv[1:], what, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def add_table(report: Report, found: Mapping[str, Mapping[str, Spread]], per_round: int) -> None:
+    """A row for each run, and one with the ratio of the last to the first, repeat by repeat.
+
+    Args:
+        report: gets the table and the numbers.
+        found: number of clients to what was measured.
+        per_round: clients a round.
+    """
+    for name, spreads in found.items():
+        report.keep(f"{name} clients", spreads)
+    few, many = next(iter(found.values())), list(found.values())[-1]
+    rows: list[tuple[object, ...]] = [(name, per_round, *spreads.values()) for name, spreads in found.items()]
+    rows.append(("ratio", "", *(many[each].over(few[each]) for each in few)))
+    report.table("", ["clients", "a round", *few], rows)
+
+
+def _in_a_process(*words: str) -> Any:
+    command = [sys.executable, "-m", "benchmarks.clients", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise SystemExit(f"{path}: failed.\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise SystemExit(
+            f"{' '.join(command)}\nended with {done.returncode}.\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -50,12 +50,29 @@ def alternated(variants: Mapping[str, Callable[[], float]], repeats: int) -> dic
         variants: name to what measures once, and returns the number (mostly seconds).
         repeats: >= 1.
     """
-    found: dict[str, list[float]] = {name: [] for name in variants}
+    several = {name: lambda measure=measure: {"": measure()} for name, measure in variants.items()}
+    return {name: spreads[""] for name, spreads in alternated_quantities(several, repeats).items()}
+
+
+def alternated_quantities(
+    variants: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int
+) -> dict[str, dict[str, Spread]]:
+    """As :func:`alternated`, for measurements that give several numbers each.
+
+    Returns:
+        Of each variant, what was measured to its spread.
+    """
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in variants}
     for repeat in range(1, repeats + 1):
         for name, measure in variants.items():
-            found[name].append(measure())
-            say(f"{repeat}/{repeats} {name}: {found[name][-1]:.4g}")
-    return {name: Spread(tuple(values)) for name, values in found.items()}
+            numbers = measure()
+            for quantity, value in numbers.items():
+                found[name].setdefault(quantity, []).append(value)
+            said = ", ".join(f"{quantity} {value:.4g}".lstrip() for quantity, value in numbers.items())
+            say(f"{repeat}/{repeats} {name}: {said}")
+    return {
+        name: {quantity: Spread(tuple(values)) for quantity, values in each.items()} for name, each in found.items()
+    }
 
 
 def say(line: str) -> None:

@@ -36,15 +36,18 @@ calfat:
 _WORK = ("training", "evaluation")
 
 
-def run(folder: Path, recipe: str, *options: str) -> Path:
-    """Run ``recipe`` anew in a process of its own; returns the run directory.
+def run(folder: Path, recipe: str | Path, *options: str) -> Path:
+    """Run ``recipe``, a text or a file, anew in a process of its own; returns the run directory.
 
     Raises:
         SystemExit: it failed.
     """
     number = len(list(folder.iterdir()))
     path, directory = folder / f"recipe-{number}.yaml", folder / f"run-{number}"
-    path.write_text(recipe, encoding="utf-8")
+    if isinstance(recipe, Path):
+        path = recipe
+    else:
+        path.write_text(recipe, encoding="utf-8")
     words = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(path), "--plain", "--run-dir", str(directory)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run([*words, *options], env=environment, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.loops import images, network
-from benchmarks.measuring import Report, Spread, alternated, command, machine, numbers, words
+from benchmarks.measuring import Report, Spread, alternated_quantities, command, machine, numbers, words
 from benchmarks.round_overhead import run
 from benchmarks.work import work_of
 from calfat_plugin.runs.rounds import read_rounds
@@ -43,6 +43,7 @@ calfat:
 """
 PER_ROUND = 5  # clients
 EACH = 40  # images a client
+_SECONDS, _PEAK = "seconds a round", "peak MB"
 
 
 def write_images(root: Path, count: int) -> Path:
@@ -67,11 +68,10 @@ class Axis:
 
     def __init__(self, folder: Path, rounds: int, threads: int) -> None:
         self.folder, self.rounds, self.threads = folder, rounds, threads
-        self.peaks: dict[str, list[float]] = {}
         self._data: dict[int, Path] = {}
 
-    def point(self, label: str, options: Sequence[str] = (), **changes: object) -> Callable[[], float]:
-        """What measures the seconds of a round with ``changes`` of the recipe once, and notes the peak of memory."""
+    def point(self, options: Sequence[str] = (), **changes: object) -> Callable[[], dict[str, float]]:
+        """What measures a round with ``changes`` of the recipe once: its seconds, and the peak of memory in MB."""
         values: dict[str, object] = {"clients": PER_ROUND, "epochs": 1, "steps": 2, "model": "cnn_small", **changes}
         per_round = min(PER_ROUND, int(str(values["clients"]))) if "per_round" not in values else values["per_round"]
         count = EACH * int(str(values["clients"]))
@@ -80,26 +80,28 @@ class Axis:
         more = {"per_round": per_round, "rounds": self.rounds, "threads": self.threads, "data": self._data[count]}
         recipe = RECIPE.format(**{**values, **more})
 
-        def measure() -> float:
+        def measure() -> dict[str, float]:
             rows = read_rounds(run(self.folder, recipe, *options) / "rounds.csv")
             peaks = [float(row["peak_memory_mb"]) for row in rows if row["peak_memory_mb"]]
-            self.peaks.setdefault(label, []).append(max(peaks, default=float("nan")))
-            return Spread(tuple(float(row["seconds"]) for row in rows[1:])).median
+            seconds = Spread(tuple(float(row["seconds"]) for row in rows[1:]))
+            return {_SECONDS: seconds.median, _PEAK: max(peaks, default=float("nan"))}
 
         return measure
 
 
-def _table(report: Report, axis: Axis, name: str, found: Mapping[str, Spread], beside: Mapping[str, str]) -> None:
-    first = next(iter(found))
-    peaks = {label: Spread(tuple(axis.peaks[label])) for label in found}
-    report.keep(name, found)
-    report.keep(f"{name}, peak memory in MB", peaks)
+def _table(report: Report, name: str, found: Mapping[str, Mapping[str, Spread]], beside: Mapping[str, str]) -> None:
+    first, base = next(iter(found.items()))
     rows = []
-    for label, time in found.items():
-        ratios = (time, time.over(found[first]), peaks[label], peaks[label].over(peaks[first]))
-        rows.append((label, *([beside[label]] if beside else []), *ratios))
+    for label, spreads in found.items():
+        report.keep(f"{name}: {label}", spreads)
+        cells = (
+            cell
+            for quantity in (_SECONDS, _PEAK)
+            for cell in (spreads[quantity], spreads[quantity].over(base[quantity]))
+        )
+        rows.append((label, *([beside[label]] if beside else []), *cells))
     more = ["necessary work"] if beside else []
-    report.table("", [name, *more, "seconds a round", f"to {first}", "peak MB", f"to {first}"], rows)
+    report.table("", [name, *more, _SECONDS, f"to {first}", _PEAK, f"to {first}"], rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -121,21 +123,21 @@ def main(arguments: list[str] | None = None) -> None:
     report = Report("Scaling", machine(torch.device("cpu")))
     with tempfile.TemporaryDirectory() as folder:
         axis = Axis(Path(folder), given.rounds, threads)
-        points: dict[str, dict[str, Callable[[], float]]] = {
-            "clients": {f"{count} clients": axis.point(f"{count} clients", clients=count) for count in given.clients},
+        points: dict[str, dict[str, Callable[[], dict[str, float]]]] = {
+            "clients": {f"{count} clients": axis.point(clients=count) for count in given.clients},
             "workers": {
                 f"{count} workers": axis.point(
-                    f"{count} workers", () if count == 1 else ("--workers", str(count)), clients=20, per_round=20
+                    () if count == 1 else ("--workers", str(count)), clients=20, per_round=20
                 )
                 for count in given.workers
             },
-            "epochs": {f"{count} epochs": axis.point(f"{count} epochs", epochs=count) for count in given.epochs},
-            "steps": {f"{count} steps": axis.point(f"{count} steps", steps=count) for count in given.steps},
-            "models": {name: axis.point(name, model=name) for name in given.models},
+            "epochs": {f"{count} epochs": axis.point(epochs=count) for count in given.epochs},
+            "steps": {f"{count} steps": axis.point(steps=count) for count in given.steps},
+            "models": {name: axis.point(model=name) for name in given.models},
         }
         for name in given.parts:
             beside = {model: _operations(model) for model in given.models} if name == "models" else {}
-            _table(report, axis, name, alternated(points[name], given.repeats), beside)
+            _table(report, name, alternated_quantities(points[name], given.repeats), beside)
     report.finish(given.json)
 
 

@@ -1,115 +1,97 @@
-"""What workers gain: a recipe with one worker and with several on this machine; the results are compared bit by bit.
+"""What workers gain: a recipe in one process, with one worker and with several; the results are compared bit by bit.
 
-    python benchmarks/workers.py --workers 0,1,2 --repeats 5
+    python -m benchmarks.workers --workers 0,1,2 --json workers.json
 
-Prints a Markdown table: medians over the repeats, with the smallest and the largest value, and ratios to the first way.
-0 workers is the run in one process; with 1 worker, a second process already evaluates while the worker trains. Run it
-on an idle machine: it measures time on the clock. The ways alternate, so that a machine that gets slower does so for
-all alike, and ratios are taken within a repeat.
+Prints Markdown. Run it from the root of a checkout, on an idle machine. 0 workers is the plain run, in one process;
+with 1 worker, a second process already evaluates while the worker trains. Each run is made anew, in processes of its
+own, and all must end with the same checkpoint. The seconds of the rounds have the start of the workers within; those of
+the command also imports, data, checkpoints, final evaluation and page.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import shutil
-import statistics
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import torch
+
+from benchmarks.measuring import ROOT, Report, alternated_quantities, command, machine, words
+from benchmarks.round_overhead import run
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.rounds import seconds_of
+
+_ROUNDS, _WHOLE = "seconds of all rounds", "seconds of the command"
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One run.
+class Ways:
+    """Runs of one recipe that differ in the number of workers.
 
-    Attributes:
-        rounds: seconds of all rounds: from the first client's begin to the last checkpoint. The start of the workers
-            is in the first round.
-        wall: seconds from the command to its end: imports, data, rounds, final evaluation, page.
-        bits: the last checkpoint.
+    Args:
+        folder: an empty one, for the runs.
+        recipe: the file.
+        options: further words of ``calfat run``.
     """
 
-    rounds: float
-    wall: float
-    bits: bytes
+    def __init__(self, folder: Path, recipe: Path, options: list[str]) -> None:
+        self._folder, self._recipe, self._options = folder, recipe, options
+        self._first: bytes | None = None
+
+    def way(self, workers: int) -> Callable[[], dict[str, float]]:
+        """What runs the recipe once with so many workers (0: in one process), and gives its seconds.
+
+        Raises (when called):
+            SystemExit: the run failed, or its last checkpoint is not that of the first run.
+        """
+        options = [*self._options, *(["--workers", str(workers)] if workers else [])]
+
+        def measure() -> dict[str, float]:
+            started = time.perf_counter()
+            directory = RunDirectory(run(self._folder, self._recipe, *options))
+            whole = time.perf_counter() - started
+            bits = directory.last_checkpoint.read_bytes()
+            self._first = self._first or bits
+            if bits != self._first:
+                raise SystemExit(f"{directory.last_checkpoint}: other bits than in the first run; workers: {workers}.")
+            return {_ROUNDS: seconds_of(directory.rounds), _WHOLE: whole}
+
+        return measure
 
 
-def measure(recipe: Path, workers: int, sets: Sequence[str], directory: Path) -> Measured:
-    """Run once, anew."""
-    shutil.rmtree(directory, ignore_errors=True)
-    words = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(recipe), "--plain", "--run-dir", str(directory)]
-    words += [word for change in sets for word in ("--set", change)]
-    words += ["--workers", str(workers)] if workers else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = time.perf_counter()
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - started
-    if done.returncode != 0:
-        raise SystemExit(f"{workers} workers: failed.\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    with (directory / "rounds.csv").open(encoding="utf-8") as file:
-        rounds = sum(float(row["seconds"]) for row in csv.DictReader(file))
-    return Measured(rounds, wall, (directory / "checkpoints" / "last.safetensors").read_bytes())
+def _ways(text: str) -> list[int]:
+    if not all(word.isdecimal() for word in words(text)) or not words(text):
+        raise argparse.ArgumentTypeError(f"got {text}, expected whole numbers such as 0,1,2")
+    return [int(word) for word in words(text)]
 
 
-def run_all(
-    recipe: Path, ways: Sequence[int], repeats: int, sets: Sequence[str], runs: Path, say: Callable[[str], None]
-) -> dict[int, list[Measured]]:
-    """Every way in every repeat; they begin with another way each time."""
-    measured: dict[int, list[Measured]] = {way: [] for way in ways}
-    for repeat in range(repeats):
-        first = repeat % len(ways)
-        for way in (*ways[first:], *ways[:first]):
-            run = measure(recipe, way, sets, runs / str(way))
-            measured[way].append(run)
-            say(f"repeat {repeat + 1}, {way} workers: {run.rounds:.1f} s of rounds, {run.wall:.1f} s in all")
-        if len({runs_of_way[-1].bits for runs_of_way in measured.values()}) > 1:
-            raise SystemExit("the last checkpoints differ, so these are not the same runs")
-    return measured
-
-
-def table(measured: dict[int, list[Measured]]) -> str:
-    """A row a way; ratios are to the first."""
-    base = next(iter(measured.values()))
-    lines = ["| workers | rounds, s | times as fast | whole command, s | times as fast |", "| ---: " * 5 + "|"]
-    for way, runs in measured.items():
-        pairs = list(zip(base, runs, strict=True))
-        cells = [
-            _spread([run.rounds for run in runs], 1),
-            _spread([first.rounds / run.rounds for first, run in pairs], 2),
-            _spread([run.wall for run in runs], 1),
-            _spread([first.wall / run.wall for first, run in pairs], 2),
-        ]
-        lines.append(f"| {way or 'none'} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    low, middle, high = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle} ({low} to {high})"
-
-
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command(__doc__)
     parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "calfat_digits.yaml")
-    parser.add_argument("--workers", default="0,1,2", help="comma-separated numbers of workers; 0: one process")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=_ways, default=[0, 1, 2], help="0: in one process; default: 0,1,2")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of calfat run")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "workers", help="where to run")
-    arguments = parser.parse_args()
-    ways = [int(word) for word in arguments.workers.split(",")]
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    measured = run_all(arguments.recipe, ways, arguments.repeats, arguments.set, arguments.runs, say)
-    machine = f"{len(os.sched_getaffinity(0))} cores"
-    print(f"{arguments.recipe.name}, {arguments.repeats} repeats, {machine}; median (smallest to largest)\n")
-    print(table(measured))
+    given = parser.parse_args(arguments)
+    sets = [*given.set, *([f"calfat.runtime.threads={given.threads}"] if given.threads else [])]
+    report = Report(f"Workers: {given.recipe.name}", machine(torch.device("cpu")))
+    with tempfile.TemporaryDirectory() as folder:
+        ways = Ways(Path(folder), given.recipe, [word for change in sets for word in ("--set", change)])
+        names = {str(count) if count else "none": ways.way(count) for count in given.workers}
+        found = alternated_quantities(names, given.repeats)
+    first, base = next(iter(found.items()))
+    for name, spreads in found.items():
+        report.keep(f"workers: {name}", spreads)
+    faster = f"times as fast as {first}"
+    report.table(
+        f"{given.repeats} alternated repeats, the same bits each time",
+        ["workers", _ROUNDS, faster, _WHOLE, faster],
+        [
+            (name, *(cell for each in (_ROUNDS, _WHOLE) for cell in (spreads[each], base[each].over(spreads[each]))))
+            for name, spreads in found.items()
+        ],
+    )
+    report.finish(given.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -99,6 +99,7 @@ def run(
     resume: bool = False,
     download: bool = False,
     progress: bool = True,
+    workers: int | Literal["auto"] | None = None,
 ) -> Run:
     """Run a recipe in this process, as ``calfat run`` does. Ctrl-C keeps finished rounds; ``resume`` continues them.
 
@@ -111,6 +112,8 @@ def run(
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
         download: fetch a missing data set.
         progress: whether to show progress: bars on a terminal and in a notebook, elsewhere a line for each round.
+        workers: train the clients of a round in so many processes of this machine, with the same result; ``"auto"``: as
+            many as fit. None: in this one.
 
     Raises:
         CalfatError: with what to do about it. Finished rounds stay on disk.
@@ -118,6 +121,7 @@ def run(
     from rich.console import Console
 
     from calfat_plugin.cli.progress import RunProgress, choose_progress
+    from calfat_plugin.cli.workers import with_workers
     from calfat_plugin.runs import session
     from calfat_plugin.runs.directory import RunDirectory
 
@@ -133,15 +137,19 @@ def run(
             raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
         document = document.with_value(steps, value, place)
     experiment = checked_experiment(document, plugins=plugins)
-    if (processes := runtime_of(experiment).num_processes) > 1:
+    runtime = runtime_of(experiment)
+    if workers is None and (processes := runtime.num_processes) > 1:
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
-    directory = RunDirectory.open(request)
     shown = choose_progress(Console(file=sys.stdout, highlight=False)) if progress else RunProgress()
+    notes: list[str] = []
+    if workers is not None:
+        request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)
+    directory = RunDirectory.open(request)
     try:
         with shown:
-            for warning in experiment.recipe.warnings:
+            for warning in (*experiment.recipe.warnings, *notes):
                 shown.warn(warning)
             session.run(request, directory, shown, shown.warn)
     except BaseException as error:

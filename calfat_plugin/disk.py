@@ -10,7 +10,7 @@ import select
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,22 +31,21 @@ _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on eve
 
 
 @contextmanager
-def reporting_disk_errors(path: Path, *also: type[Exception]) -> Iterator[None]:
+def reporting_disk_errors(path: Path) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours.
 
     Args:
         path: what is written.
-        also: further exceptions that mean the same.
 
     Raises:
         RunError: with the path and the system's reason.
     """
-    refusals: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
-    except refusals as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RunError(f"{path}: cannot be written ({reason}). Make room, or choose another --run-dir.") from None
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}). Make room, or choose another --run-dir."
+        ) from None
 
 
 @contextmanager
@@ -56,11 +55,32 @@ def replacing(path: Path) -> Iterator[Path]:
     Yields:
         The path to write to. It takes the place of ``path`` when the block ends without an error.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
+    yield temporary_of(path)
+    put_in_place([path])
+
+
+def temporary_of(path: Path) -> Path:
+    """Where the new content of a file is written, until it takes the file's place."""
+    return path.with_name(path.name + ".tmp")
+
+
+def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
+    """Let files that were written as :func:`temporary_of` take their places, one after the other, and keep them.
+
+    All content is on disk before the first name changes, and the names are before this returns. What can be forced to
+    disk at the same time is: each such wait takes milliseconds, however little was written.
+
+    Args:
+        paths: their places.
+        also: files and folders that must be on disk before them.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    sync_together([*also, *map(temporary_of, paths)])
+    for path in paths:
+        os.replace(temporary_of(path), path)
+    sync_together({path.parent for path in paths})
 
 
 def write_text(path: Path, text: str) -> None:

@@ -116,7 +116,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
     else:
         from calfat_plugin.runs.party import run_worker
 
-        run_worker(request.experiment, rank)
+        run_worker(request, rank)
     return True
 
 

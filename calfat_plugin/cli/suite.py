@@ -29,6 +29,11 @@ _MAX_SEED = 2**32 - 1
 @click.command()
 @click.argument("file", metavar="FILE", shell_complete=complete_recipe)
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs at a time. Default: one a core; on GPU, 1.")
+@click.option(
+    "--workers",
+    metavar="N|auto",
+    help="Train the clients of each run in N processes, as calfat run does; auto: as many as fit, a run at a time.",
+)
 @click.option("--seeds", metavar="N,N,...", help="Seeds instead of the suite's own, such as 0,1,2.")
 @set_option
 @plugin_option
@@ -45,6 +50,7 @@ _MAX_SEED = 2**32 - 1
 def suite(
     file: str,
     jobs: int | None,
+    workers: str | None,
     seeds: str | None,
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
@@ -73,33 +79,54 @@ def suite(
             seeds=None if seeds is None else _seeds(seeds),
         )
         warn(*plan.warnings)
+        if workers is not None:
+            _check_workers(plan, workers, jobs)
         if dry_run:
-            _show_plan(plan)
+            _show_plan(plan, workers)
             show(_plan_as_json(plan))
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(plan, jobs, out, show)
+        _run(plan, jobs, workers, out, show)
 
 
-def _run(plan: Plan, jobs: int | None, out: Path | None, show: Callable[[Any], None]) -> None:
+def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
+    from calfat_plugin.host.runtimes import runtime_of
+    from calfat_plugin.runs.workers import asked_workers, check_workers
+
+    if asked_workers(workers) is None and (jobs or 1) > 1:
+        raise OptionError(
+            f"--workers {workers} gives each run the whole machine, so one runs at a time. Leave out --jobs, or write "
+            "the number of workers of each run."
+        )
+    for cell in plan.cells:
+        if cell.experiment is not None:
+            check_workers(runtime_of(cell.experiment))
+
+
+def _run(plan: Plan, jobs: int | None, workers: str | None, out: Path | None, show: Callable[[Any], None]) -> None:
     from rich.console import Console
 
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
     from calfat_plugin.disk import read_json
     from calfat_plugin.report.reading import SUITE
-    from calfat_plugin.suites.runner import cores, default_jobs, run_all
+    from calfat_plugin.suites.runner import run_all
+    from calfat_plugin.suites.shares import default_jobs, processes, threads
     from calfat_plugin.suites.summary import summarise
 
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     console = Console(highlight=False)
     total = len(plan.left)
-    at_a_time = min(jobs or default_jobs(plan), max(1, total))
+    at_a_time = min(jobs or default_jobs(plan, workers), max(1, total))
+    each = counted(threads(at_a_time, workers), "thread")
+    if workers is not None:
+        number = processes(workers)
+        each = f"{counted(number, 'worker')} of {each}" if workers == str(number) else f"{each} for its workers"
     click.echo(
         f"{plan.suite.name}: {total} of {counted(len(plan.runs), 'run')} to do, {at_a_time} at a time with "
-        f"{counted(max(1, cores() // at_a_time), 'thread')} each, in {plan.runs_directory}"
+        f"{each} each, in {plan.runs_directory}"
         if total
         else f"{plan.suite.name}: nothing to do, in {plan.runs_directory}"
     )
@@ -107,7 +134,7 @@ def _run(plan: Plan, jobs: int | None, out: Path | None, show: Callable[[Any], N
     stopped = False
     with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
         try:
-            run_all(plan, at_a_time, observer, outcomes)
+            run_all(plan, at_a_time, observer, outcomes, workers)
         except KeyboardInterrupt:
             stopped = True
     _show_and_write(plan, outcomes, out, console)
@@ -143,14 +170,14 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
         write_page(lambda: write_comparison([plan.directory]), plan.directory)
 
 
-def _show_plan(plan: Plan) -> None:
+def _show_plan(plan: Plan, workers: str | None) -> None:
     from calfat_plugin.cli.suite_view import plan_lines
     from calfat_plugin.suites.runner import command
 
     for line in plan_lines(plan):
         click.echo(line)
     if plan.left:
-        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0])])}")
+        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0], workers)])}")
     cells, runs = counted(len(plan.cells), "cell"), counted(len(plan.left), "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 

@@ -7,64 +7,63 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.errors import RunError
-from calfat_plugin.runs.workers import AUTO, num_cores, number_of_workers
+from calfat_plugin.runs.workers import AUTO, OPTION, check_workers, num_cores, number_of_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from calfat_plugin.experiment import Experiment
     from calfat_plugin.host.runtime import Runtime
     from calfat_plugin.runs.request import Request
 
 
-def with_workers(request: Request, runtime: Runtime, text: str, *, alone: bool) -> Request:
-    """The request with its number of workers; prints what the user should know about this number.
+def with_workers(
+    request: Request,
+    runtime: Runtime,
+    text: str,
+    *,
+    alone: bool = True,
+    option: str = OPTION,
+    warn: Callable[[str], None] = warn,
+) -> Request:
+    """The request with its number of workers.
 
     Args:
         request: what to run.
         runtime: of the recipe.
         text: of the option.
         alone: whether this process was not asked to be one of several.
+        option: what it is called, for messages.
+        warn: shows what the user should know about this number.
 
     Raises:
         RunError: the text is no number, or there can be no workers.
     """
-    if runtime.has_silos:
-        raise RunError(
-            "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
-            "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."
-        )
-    if not alone:
-        raise RunError("--workers starts all processes of a run. Leave out --local, --role and --rank.")
-    if request.profile:
-        raise RunError("--profile measures a run whose clients are trained in one process. Leave out --workers.")
-    if runtime.is_mpi_job:
-        from calfat_plugin.host.transports import mpi_job
-
-        if mpi_job.size() > 1:
-            raise RunError("--workers starts its own processes. Leave it out in an MPI job, which has some already.")
-    number = number_of_workers(text, request.experiment)
+    if not (alone or runtime.has_silos):
+        raise RunError(f"{option} starts all processes of a run. Leave out --local, --role and --rank.")
+    check_workers(runtime, option)
+    number = number_of_workers(text, request.experiment, option)
     for note in _notes(text, number, request.experiment):
-        warn(note)
+        warn(f"{option} {text}: {note}")
     return dataclasses.replace(request, workers=number)
 
 
 def _notes(text: str, number: int, experiment: Experiment) -> Iterator[str]:
     workers = _count(number, "worker")
     if text != AUTO and int(text) > number:
-        yield f"--workers {text}: a round has {_count(number, 'client')}; starting {workers}."
+        yield f"a round has {_count(number, 'client')}; starting {workers}."
     if experiment.recipe.device.using_gpu:
         return
     cores = num_cores()
     threads = experiment.recipe.runtime.threads or cores
     if number > 1 and number * threads > cores:
         yield (
-            f"--workers {text}: {workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. A smaller "
+            f"{workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. A smaller "
             "calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
         )
     elif text == AUTO and number < min(cores, experiment.recipe.clients_per_round):
         yield (
-            f"--workers auto: {workers} of {_count(threads, 'thread')} on {_count(cores, 'core')}. With a smaller "
+            f"{workers} of {_count(threads, 'thread')} on {_count(cores, 'core')}. With a smaller "
             "calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
         )
 

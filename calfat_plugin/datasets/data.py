@@ -71,7 +71,7 @@ class ImageData:
     def subset(self, indices: npt.ArrayLike) -> ImageData:
         """Return a copy of the examples at ``indices``, (n,) integers, in that order."""
         where = self.y.new_tensor(indices)
-        return ImageData(self.x[where], self.y[where])
+        return ImageData(self.x.index_select(0, where), self.y.index_select(0, where))
 
     def to(self, device: torch.device | str) -> ImageData:
         """Return the same data on ``device`` (itself, where it is there already)."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.maths.averaging import LARGEST, value_problem
@@ -19,8 +20,6 @@ from calfat_plugin.results import LocalUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
-Wire = OrderedDict[str, "Tensor"]  # an OrderedDict, because the host takes a plain dict for a map per client
-
 _METRIC = "metric/"
 _REFUSED = "refused/reason"
 _CLIENT = "client/"
@@ -28,10 +27,23 @@ _RESERVED = (_METRIC, _REFUSED, _CLIENT)
 _MOST_EXAMPLES = 2**53  # up to here float64, in which weights are computed, holds every integer
 
 
+class Wire(OrderedDict[str, "Tensor"]):
+    """A message. An ``OrderedDict``, because the host takes a plain dict for a map per client."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wire:
+        """The host copies each message of a simulation, both ways; tensor by tensor, that is ten times as fast."""
+        from torch import Tensor
+
+        return Wire(
+            (name, value.clone() if isinstance(value, Tensor) else deepcopy(value, memo))
+            for name, value in self.items()
+        )
+
+
 def pack_downlink(state: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> Wire:
     """One mapping for the host to send. Tensors are not copied."""
     _check_namespaces(state, extras)
-    return OrderedDict({**state, **extras})
+    return Wire({**state, **extras})
 
 
 def unpack_downlink(wire: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -46,14 +58,14 @@ def pack_update(update: LocalUpdate) -> Wire:
 
     _check_namespaces(update.state, update.extras)
     metrics = {_METRIC + name: torch.tensor(value, dtype=torch.float64) for name, value in update.metrics.items()}
-    return OrderedDict({**update.state, **update.extras, **metrics})
+    return Wire({**update.state, **update.extras, **metrics})
 
 
 def pack_refusal(reason: str) -> Wire:
     """What a client sends that has no update to give."""
     import torch
 
-    return OrderedDict({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
+    return Wire({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
 
 
 def is_refusal(wire: Mapping[str, Tensor]) -> bool:
@@ -63,13 +75,13 @@ def is_refusal(wire: Mapping[str, Tensor]) -> bool:
 
 def add_client_state(wire: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Wire:
     """A message that brings along what its client keeps, for runtimes in which any process may train any client."""
-    return OrderedDict({**wire, **{_CLIENT + name: tensor for name, tensor in state.items()}})
+    return Wire({**wire, **{_CLIENT + name: tensor for name, tensor in state.items()}})
 
 
 def take_client_state(wire: Mapping[str, Tensor]) -> tuple[Wire, dict[str, Tensor]]:
     """The inverse of :func:`add_client_state`: (message, what the client keeps)."""
     state = {name.removeprefix(_CLIENT): tensor for name, tensor in wire.items() if name.startswith(_CLIENT)}
-    return OrderedDict((name, tensor) for name, tensor in wire.items() if not name.startswith(_CLIENT)), state
+    return Wire((name, tensor) for name, tensor in wire.items() if not name.startswith(_CLIENT)), state
 
 
 def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:

@@ -37,8 +37,18 @@ from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.host.transports.pool import Pool, Workers
-from calfat_plugin.host.transports.worker_messages import FINISH, HELLO, PROGRESS, ProgressSender, progress_in
+from calfat_plugin.host.transports.worker_messages import (
+    FINISH,
+    HELLO,
+    PROGRESS,
+    SPENT,
+    ProgressSender,
+    progress_in,
+    spent,
+    spent_in,
+)
 from calfat_plugin.interfaces import State
+from calfat_plugin.profiling import add_share, begin_part, take_part
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
 _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
@@ -131,6 +141,7 @@ class SimulationServer(OnTransport, FedAVGServerManager):
     def register_message_receive_handlers(self) -> None:
         super().register_message_receive_handlers()
         self.register_message_receive_handler(PROGRESS, self.handle_message_progress)
+        self.register_message_receive_handler(SPENT, self.handle_message_spent)
 
     def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
         """Take an update. After a round's last one the host sends out the next round; then this one is evaluated."""
@@ -144,6 +155,9 @@ class SimulationServer(OnTransport, FedAVGServerManager):
     def handle_message_progress(self, msg_params: Message) -> None:
         self.aggregator.server.observer.client_progress(progress_in(msg_params))
 
+    def handle_message_spent(self, msg_params: Message) -> None:
+        add_share(*spent_in(msg_params))
+
     def send_message(self, message: Message) -> None:
         """Send it; a model becomes that of its client."""
         if message.get_type() in _MODEL_TYPES:
@@ -155,13 +169,26 @@ class SimulationServer(OnTransport, FedAVGServerManager):
 
 
 class TravellingTrainer(WorkerTrainer):
-    """A worker's trainer whose clients keep nothing here: their states come and go with the messages."""
+    """A worker's trainer whose clients keep nothing here: their states come and go with the messages.
+
+    Args:
+        worker: trains.
+        args: the host's arguments.
+        transport: to the server, which is sent where the time went, if this is measured.
+    """
+
+    def __init__(self, worker: Worker, args: Any, transport: Transport) -> None:
+        super().__init__(worker, args)
+        self._transport = transport
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
         """Train client ``self.id``."""
         self._message, state = take_client_state(self._message)
         self.worker.client_states[self.id] = state
+        begin_part(f"round {self.round}")
         super().train(train_data, device, args)
+        if spans := take_part():
+            self._transport.send_message(spent(self._transport.rank, spans))
         self._message = add_client_state(self._message, self.worker.client_states.pop(self.id))
 
 
@@ -181,7 +208,14 @@ class SimulationWorker(OnTransport, FedAVGClientManager):
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
         trainer = AnyClientsTrainer(
-            0, nothing, counts, nothing, sum(counts.values()), worker.device, args, TravellingTrainer(worker, args)
+            0,
+            nothing,
+            counts,
+            nothing,
+            sum(counts.values()),
+            worker.device,
+            args,
+            TravellingTrainer(worker, args, transport),
         )
         super().__init__(args, trainer, transport, transport.rank, transport.num_parties, args.backend)
 

@@ -54,6 +54,22 @@ def calls_home() -> Iterator[None]:
 
 
 @contextmanager
+def logs_every_step() -> Iterator[None]:
+    """Keep the host from logging twice for each client and each aggregation that it has begun or ended something.
+
+    These are the events of the vendor's platform. Without it, which is how we run, nobody else gets them.
+    """
+    from fedml import mlops
+
+    with mock.patch.object(mlops, "event", _nothing):
+        yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What such an event comes to."""
+
+
+@contextmanager
 def reseeds_the_world() -> Iterator[None]:
     """Give the caller's global random generators back as they were.
 

@@ -6,7 +6,6 @@ from the API, hand in our own trainer, and override the three steps that are our
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from calfat_plugin.host.launch import run_host  # before all else of fedml, whos
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from calfat_plugin.federation.server import Server
+from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import host_arguments
 from calfat_plugin.host.task import ServerTask
@@ -59,7 +59,7 @@ class SimulationAPI(FedAvgAPI):
         self.clients = self.server.start_round(self.trainer.round)
         return list(self.clients)
 
-    def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> OrderedDict[str, Tensor]:
+    def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> Wire:
         uploads = dict(zip(self.clients, w_locals, strict=True))
         record = self.server.finish_round(self.trainer.round, uploads)
         self.on_round(record, self.server.snapshot(self.worker.client_states))

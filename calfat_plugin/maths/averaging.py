@@ -111,12 +111,17 @@ def check_form(update: Mapping[str, object], reference: State, *, who: str) -> N
 
 def value_problem(tensor: Any) -> str:
     """Which values of a real tensor no computation can go on with, in words; an empty text where there are none."""
-    values = tensor.double()  # float16 cannot be compared with LARGEST
+    if not tensor.numel():
+        return ""
+    wide = tensor.is_floating_point() and tensor.element_size() >= 4
+    values = tensor if wide else tensor.double()  # float16 cannot be compared with LARGEST, integers overflow in abs
+    largest = float(values.abs().amax())  # nan where there is one
+    if largest <= LARGEST:
+        return ""
     broken = int(values.isfinite().logical_not().sum())
     if broken:
         return f"holds {broken} nan or inf among {tensor.numel()} values"
-    largest = float(values.abs().amax()) if values.numel() else 0.0
-    return f"holds {largest:.3g}; expected values up to {LARGEST:g}" if largest > LARGEST else ""
+    return f"holds {largest:.3g}; expected values up to {LARGEST:g}"
 
 
 def _check_same_names(state: Mapping[str, object], reference: State, who: str) -> None:

@@ -98,10 +98,9 @@ ENVIRONMENT = {
     "plugins_not_loaded?": [ANYTHING],
     "*": ANYTHING,
 }
-PROFILE = {
-    "method?": TEXT,
-    "parts": [{"name": TEXT, "seconds": NUMBER, "spans": [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]}],
-}
+_SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
+_PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
+PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "*": ANYTHING}
 PER_CLASS_FILE = {
     "checkpoint": TEXT,

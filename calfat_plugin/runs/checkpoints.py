@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from calfat_plugin.disk import replacing, reporting_disk_errors
+from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import State
@@ -24,7 +24,6 @@ from calfat_plugin.runs.tensor_files import (
     KEY,
     READ_ERRORS,
     REMEDY,
-    WRITE_ERRORS,
     read_facts,
     read_tensors,
     write_tensors,
@@ -36,8 +35,18 @@ _FORMAT, _READABLE = 2, (1, 2)
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
     """Write atomically: after a crash there is the old file or the new one, never half of one.
 
+    Args and errors: see :func:`write_checkpoint`.
+    """
+    write_checkpoint(path, snapshot, notes)
+    with reporting_disk_errors(path):
+        put_in_place([path])
+
+
+def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
+    """Write what is to be put in the place of ``path``, as :func:`~calfat_plugin.disk.temporary_of` names it.
+
     Args:
-        path: where to.
+        path: where it belongs.
         snapshot: what to keep. Client states that are files of the folder beside ``path`` are named, others written.
         notes: JSON-ready facts for people and tools, such as accuracies.
 
@@ -58,8 +67,8 @@ def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) ->
         "files": [[client, *named[client]] for client in sorted(named)],
         "notes": notes,
     }
-    with reporting_disk_errors(path, *WRITE_ERRORS), replacing(path) as temporary:
-        write_tensors(temporary, tensors, facts)
+    with reporting_disk_errors(path):
+        write_tensors(temporary_of(path), tensors, facts)
 
 
 def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:

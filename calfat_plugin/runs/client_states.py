@@ -8,14 +8,14 @@ round. A checkpoint names the files that belong to it, with their digests. Files
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
 
-from calfat_plugin.disk import reporting_disk_errors, sync_together
+from calfat_plugin.disk import reporting_disk_errors
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import State
-from calfat_plugin.runs.tensor_files import DIGEST, READ_ERRORS, REMEDY, WRITE_ERRORS, read_tensors, write_tensors
+from calfat_plugin.runs.tensor_files import DIGEST, READ_ERRORS, REMEDY, read_tensors, write_tensors
 
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
@@ -101,7 +101,7 @@ class ClientStates(StateFiles, MutableMapping[int, State]):
         super().__init__(folder, checkpoints.get("last", {}))
         self.round = round
         self._checkpoints = dict(checkpoints)
-        self._unsynced: set[Path] = set()
+        self._written: set[Path] = set()
         self._files = _files_in(folder)
         self._remove_unnamed()
 
@@ -116,8 +116,8 @@ class ClientStates(StateFiles, MutableMapping[int, State]):
             return
         path = self.path(client, self.round)
         self._files.add((client, self.round))
-        self._unsynced.add(path)
-        with reporting_disk_errors(path, *WRITE_ERRORS):
+        self._written.add(path)
+        with reporting_disk_errors(path):
             self.folder.mkdir(exist_ok=True)
             digest = write_tensors(path, state, {"client": client, "round": self.round})
         self.named[client] = StateFile(self.round, digest)
@@ -125,24 +125,19 @@ class ClientStates(StateFiles, MutableMapping[int, State]):
     def __delitem__(self, client: int) -> None:
         del self.named[client]
 
-    def sync(self) -> None:
-        """Force to disk what was written since the last call; only then may a checkpoint name it.
+    def take_written(self) -> list[Path]:
+        """What was written since the last call, and its folder: to be forced to disk before a checkpoint names it."""
+        written, self._written = sorted(self._written), set()
+        return [*written, self.folder] if written else []
 
-        Raises:
-            RunError: the disk refuses.
-        """
-        if self._unsynced:
-            with reporting_disk_errors(self.folder):
-                sync_together([*self._unsynced, self.folder])
-            self._unsynced.clear()
-
-    def saved(self, checkpoint: str) -> None:
-        """Note that the checkpoint of this name, on disk, names the present states; remove what none names any more."""
-        self._checkpoints[checkpoint] = dict(self.named)
+    def saved(self, checkpoints: Iterable[str], named: Named) -> None:
+        """Note that these checkpoints, on disk, name ``named``; remove what is neither named by any nor present."""
+        self._checkpoints.update(dict.fromkeys(checkpoints, named))
         self._remove_unnamed()
 
     def _remove_unnamed(self) -> None:
-        named = {(client, file.round) for files in self._checkpoints.values() for client, file in files.items()}
+        in_use = (*self._checkpoints.values(), self.named)
+        named = {(client, file.round) for files in in_use for client, file in files.items()}
         for client, round in self._files - named:
             self.path(client, round).unlink(missing_ok=True)
         self._files &= named

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from calfat_plugin.disk import lock, read_json, write_text
+from calfat_plugin.disk import lock, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
@@ -201,7 +201,7 @@ class RunDirectory:
             self.rounds.unlink(missing_ok=True)
         self.results.unlink(missing_ok=True)  # it continues, so it is not finished
         for path in self._files():
-            path.with_name(path.name + ".tmp").unlink(missing_ok=True)
+            temporary_of(path).unlink(missing_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -241,7 +241,7 @@ class RunDirectory:
         """
         kept = {self.log} if keep_log else set()
         found = [self.client_states]
-        found += [each for path in self._files() for each in (path, path.with_name(path.name + ".tmp"))]
+        found += [each for path in self._files() for each in (path, temporary_of(path))]
         if self.path in self._made and self.path.exists():
             # Then nobody else's files are below: loggers and plugins may have left some.
             found += self.path.iterdir()

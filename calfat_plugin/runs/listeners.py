@@ -63,6 +63,11 @@ class Listeners:
         """Instead of ``run_finished``, when the run ends early."""
         self._call("calfat_run_stopped", run=run, error=error)
 
+    @property
+    def hear_of_rounds(self) -> bool:
+        """Whether a plugin is called after each round."""
+        return any(manager.hook.calfat_round_finished.get_hookimpls() for manager in self._managers.values())
+
     def _add(self, name: str, plugin: Any) -> None:
         # A manager of its own for each: pluggy then checks its hooks, fills in the arguments that they take, and what
         # one raises does not keep the next from being called.

@@ -162,11 +162,11 @@ def _rounds_finished(directory: PartyDirectory) -> int:
     return done if isinstance(done, int) else 0
 
 
-def run_worker(experiment: Experiment, rank: int) -> None:
+def run_worker(request: Request, rank: int) -> None:
     """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over.
 
     Args:
-        experiment: what to run.
+        request: what to run.
         rank: of this process in the job, 1 and up.
 
     Raises:
@@ -179,11 +179,11 @@ def run_worker(experiment: Experiment, rank: int) -> None:
 
         with MPITransport(rank, mpi_job.size(), max_message=sys.maxsize) as transport:
             transport.patience = math.inf  # processes of one job live and die together
-            with _ready_to_train(experiment, mpi_job.rank_on_machine()) as ready:
+            with _ready_to_train(request.experiment, mpi_job.rank_on_machine(), request.profile) as ready:
                 assist(*ready, transport)
 
 
-def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path) -> None:
+def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path, profile: bool) -> None:
     """Be a worker on the server's machine: as above, but an error goes to the server, which reports it.
 
     Args:
@@ -191,6 +191,7 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
         rank: number of this worker, 1 and up.
         pipe: to the server.
         log_file: the run's log.
+        profile: whether to tell the server where the time goes.
     """
     with log_to(log_file):
         from calfat_plugin.host.mpi_simulation import assist  # as above
@@ -199,19 +200,22 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
 
         with PipeTransport(rank, pipe) as transport:
             try:
-                with _ready_to_train(checked_experiment(document), rank - 1) as ready:
+                with _ready_to_train(checked_experiment(document), rank - 1, profile) as ready:
                     assist(*ready, transport)
             except Exception as error:
                 transport.send_now(trouble(rank, error), _LAST_WORDS)
 
 
 @contextmanager
-def _ready_to_train(experiment: Experiment, number: int) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
-    """What the ``number``-th worker of a machine, counted from 0, needs to train any client."""
+def _ready_to_train(
+    experiment: Experiment, number: int, profile: bool
+) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
+    """What the ``number``-th worker of a machine, counted from 0, needs to train any client, and perhaps to measure."""
     with using_threads(experiment):
         device = device_to_train(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
 
         from calfat_plugin.federation.worker import shards_of
 
-        yield experiment, dataset, shards_of(experiment, dataset, device), device
+        with profiling(new_profile(device) if profile else None):
+            yield experiment, dataset, shards_of(experiment, dataset, device), device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ _LISTED = 5  # rounds whose alarms are quoted on the page
 
 
 class RoundsFile:
-    """Appends rows; each is on disk before :meth:`append` returns.
+    """Appends rows.
 
     Args:
         path: the file.
@@ -55,7 +54,7 @@ class RoundsFile:
         ]
 
     def append(self, record: RoundRecord) -> None:
-        """Add one row, and the header before the first.
+        """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not.
 
         Raises:
             RunError: the disk refuses.
@@ -67,8 +66,6 @@ class RoundsFile:
         writer.writerow(self._row(record))
         with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(text.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
 
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.

@@ -81,6 +81,9 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         def on_round(record: RoundRecord, now: Snapshot) -> None:
             with timed("checkpoint"):
                 writer.round_finished(record, now)
+                # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
+                if runtime.has_silos or listeners.hear_of_rounds:
+                    writer.settle()
             observer.round_finished(record)
             with timed("loggers"):
                 listeners.round_finished(info, record)
@@ -102,7 +105,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         try:
             with (
                 profiling(profile),
-                workers.running(request.workers, experiment, directory.log) as processes,
+                workers.running(request, directory.log) as processes,
+                writer,
             ):
                 evaluations = runtime.lead(replace(task, workers=processes))
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from calfat_plugin.errors import RunError
 
-#: What writing a file may raise.
-WRITE_ERRORS = (SafetensorError, OSError)
 #: What reading a file that we did not write, or that was damaged, may raise.
 READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError)
 #: What to do about one.
@@ -38,7 +36,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
         facts: ready for JSON.
 
     Raises:
-        SafetensorError, OSError: the disk refuses.
+        OSError: the disk refuses.
     """
     apart = _apart(tensors)
     digest = _digest(apart, facts)

@@ -9,17 +9,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 from calfat_plugin.errors import HostError, RunError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.runtime import Runtime
 from calfat_plugin.host.task import WorkerProcess
-from calfat_plugin.recipe.document import Document
+from calfat_plugin.runs.request import Request
 
-AUTO = "auto"
+AUTO, OPTION = "auto", "--workers"
 
 _PRELOADED = [
     "calfat_plugin.runs.party",
@@ -31,24 +35,50 @@ _FOR_US = (signal.SIGINT, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (sign
 _GRACE = 5.0  # seconds that a worker has to end after SIGTERM
 
 
-def number_of_workers(text: str, experiment: Experiment) -> int:
+def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -> int:
     """What ``--workers`` means here.
 
     Args:
-        text: a number, or :data:`AUTO`: one for each GPU that the recipe may use, else one for each share of the cores
-            that ``calfat.runtime.threads`` needs.
+        text: see :func:`asked_workers`; :data:`AUTO` is one for each GPU that the recipe may use, else one for each
+            share of the cores that ``calfat.runtime.threads`` needs.
         experiment: at most its clients of a round.
+        option: where the text is from, for messages.
 
     Raises:
-        RunError: it is neither.
+        RunError: as there.
+    """
+    return min(asked_workers(text, option) or _fitting(experiment), experiment.recipe.clients_per_round)
+
+
+def asked_workers(text: str, option: str = OPTION) -> int | None:
+    """The number that a text asks for; None for :data:`AUTO`.
+
+    Raises:
+        RunError: it is neither a number nor that.
     """
     if text == AUTO:
-        number = _fitting(experiment)
-    elif text.isdecimal() and int(text) >= 1:
-        number = int(text)
-    else:
-        raise RunError(f"--workers {text}: expected a number of processes, 1 or more, or {AUTO}.")
-    return min(number, experiment.recipe.clients_per_round)
+        return None
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise RunError(f"{option} {text}: expected a number of processes, 1 or more, or {AUTO}.")
+
+
+def check_workers(runtime: Runtime, option: str = OPTION) -> None:
+    """Refuse workers where there can be none.
+
+    Raises:
+        RunError: the runtime has processes of its own.
+    """
+    if runtime.has_silos:
+        raise RunError(
+            f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
+            "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."
+        )
+    if runtime.is_mpi_job:
+        from calfat_plugin.host.transports import mpi_job
+
+        if mpi_job.size() > 1:
+            raise RunError(f"{option} starts its own processes. Leave it out in an MPI job, which has some already.")
 
 
 def _fitting(experiment: Experiment) -> int:
@@ -88,12 +118,11 @@ def prepare() -> None:
 
 
 @contextmanager
-def running(number: int, experiment: Experiment, log: Path) -> Iterator[list[WorkerProcess]]:
+def running(request: Request, log: Path) -> Iterator[list[WorkerProcess]]:
     """Start workers, and end those that still run at the end.
 
     Args:
-        number: how many; none for 0.
-        experiment: what to run.
+        request: what to run, and with how many.
         log: file for their log, which several processes may write.
 
     Raises:
@@ -101,25 +130,33 @@ def running(number: int, experiment: Experiment, log: Path) -> Iterator[list[Wor
     """
     workers: list[WorkerProcess] = []
     try:
-        for rank in range(1, number + 1):
-            workers.append(_start(rank, experiment.recipe.document, log))
+        for rank in range(1, request.workers + 1):
+            workers.append(_start(rank, request, log))
         yield workers
     finally:
         _end(workers)
 
 
-def _start(rank: int, document: Document, log: Path) -> WorkerProcess:
+def _start(rank: int, request: Request, log: Path) -> WorkerProcess:
     from calfat_plugin.runs.party import run_local_worker
 
     context = multiprocessing.get_context("forkserver")
+    document = request.experiment.recipe.document
     try:
         ours, theirs = context.Pipe()
-        with theirs:  # our copy of it; a worker's end is seen when no process has it open any more
-            process = context.Process(target=run_local_worker, args=(document, rank, theirs, log))
+        with theirs, _without_main():  # our copy of it; a worker's end is seen when no process has it open any more
+            process = context.Process(target=run_local_worker, args=(document, rank, theirs, log, request.profile))
             process.start()
     except (OSError, EOFError) as error:
         raise _cannot_start(error) from None
     return WorkerProcess(process, ours)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the program for a while: Python would import it in each process that we start, and so run a script again."""
+    with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+        yield
 
 
 def _cannot_start(error: Exception) -> HostError:

@@ -6,15 +6,18 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from calfat_plugin import __version__
+from calfat_plugin.disk import put_in_place, reporting_disk_errors
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
-from calfat_plugin.runs.checkpoints import named_files, save_checkpoint
-from calfat_plugin.runs.client_states import ClientStates
+from calfat_plugin.runs.checkpoints import named_files, write_checkpoint
+from calfat_plugin.runs.client_states import ClientStates, Named
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, read_rounds
 
@@ -25,8 +28,19 @@ CONVENTIONS = {
 }
 
 
+class _UnderWay(NamedTuple):
+    """A round on its way to the disk: its end, the checkpoints, and the files of client states that they name."""
+
+    done: Future[None]
+    checkpoints: list[str]
+    named: Named
+
+
 class RunWriter:
-    """Keeps a run directory up to date.
+    """Keeps a run directory up to date. A context manager, which waits at its end for the round that is under way.
+
+    A round is written at once, but forced to disk and put in its place in a thread, while the next one trains: so the
+    rounds do not wait for the disk, and at most the last of them is made again after a crash.
 
     Args:
         directory: where.
@@ -55,6 +69,15 @@ class RunWriter:
             self._selectors["best-robust"] = robust[-1]
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
         self.client_states = _client_states(directory, resume_from)
+        self._disk = ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: _UnderWay | None = None
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._disk:
+            self.settle()
 
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
         """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again.
@@ -62,18 +85,51 @@ class RunWriter:
         Args:
             record: of the round.
             snapshot: at its end; with ``client_states`` of this writer where clients keep theirs in this process.
+
+        Raises:
+            RunError: the disk refuses this round, or refused the one before.
         """
+        self.settle()
         self._rounds.append(record)
-        self.client_states.sync()
+        checkpoints = {**self._selected(record), "last": {"best": self.best}}
+        for name, notes in checkpoints.items():
+            write_checkpoint(self.directory.checkpoint(name), snapshot, notes)
+        states = self.client_states
+        done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
+        self._under_way = _UnderWay(done, [*checkpoints], dict(states.named))
+        states.round = record.round + 1
+        if record.round == self.experiment.num_rounds:  # what follows may take hours
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until the round that was written last is on disk, and remove the clients' states that it replaces.
+
+        Raises:
+            RunError: the disk refused it.
+        """
+        if self._under_way is not None:
+            done, checkpoints, named = self._under_way
+            wait([done])  # Ctrl-C may end this, but not the round that is under way
+            self._under_way = None
+            done.result()
+            self.client_states.saved(checkpoints, named)
+
+    def _selected(self, record: RoundRecord) -> dict[str, dict[str, Any]]:
+        """Name of each checkpoint whose best round is this one, to its notes."""
+        better = {}
         for name, label in self._selectors.items():
             accuracy = record.accuracy(label)
             if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
                 self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
                 split = self.experiment.recipe.data.monitored_split
-                notes = {"selected_on": f"{split} split, {label} ({split}-selected)", **self.best[name]}
-                self._save(name, snapshot, notes)
-        self._save("last", snapshot, {"best": self.best})
-        self.client_states.round = record.round + 1
+                better[name] = {"selected_on": f"{split} split, {label} ({split}-selected)", **self.best[name]}
+        return better
+
+    def _put_in_place(self, checkpoints: list[str], states: list[Path]) -> None:
+        """What waits for the disk; in a thread of its own, which touches nothing but files."""
+        paths = [self.directory.checkpoint(name) for name in checkpoints]
+        with reporting_disk_errors(paths[-1]):
+            put_in_place(paths, also=[self.directory.rounds, self.directory.path, *states])
 
     def _last_metrics(self) -> dict[str, dict[str, float | None]]:
         """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
@@ -84,17 +140,13 @@ class RunWriter:
 
     def _test_images_used(self) -> tuple[Alarm, ...]:
         """A finding where the aggregator looked at test images: accuracies on them are then no test."""
-        if not self.experiment.aggregator.entry.uses_test_data:
+        if not self.experiment.aggregator.entry.uses_test_data or self.experiment.recipe.data.validation_share:
             return ()
         text = (
             f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
             "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
         )
         return (Alarm("test-images-used", text, ()),)
-
-    def _save(self, name: str, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
-        save_checkpoint(self.directory.checkpoint(name), snapshot, notes)
-        self.client_states.saved(name)
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""

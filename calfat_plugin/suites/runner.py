@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import signal
@@ -20,6 +19,7 @@ from calfat_plugin.disk import lock
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
+from calfat_plugin.suites.shares import environment
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
@@ -72,52 +72,21 @@ class SuiteObserver:
         """A run ended, or will not be started."""
 
 
-def command(plan: Plan, run: PlannedRun) -> list[str]:
-    """The ``calfat run`` of one run, without the interpreter."""
+def command(plan: Plan, run: PlannedRun, workers: str | None = None) -> list[str]:
+    """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
     words = ["run", str(plan.suite.base)]
     for override in (*(setting.override for setting in run.cell.settings), *plan.overrides):
         words += ["--set", override]
     for file in run.experiment.recipe.plugins.values():
         words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
+    words += ["--workers", workers] if workers else []
     return words if run.state == "new" else [*words, "--resume"]
 
 
-def default_jobs(plan: Plan) -> int:
-    """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one."""
-    if any(cell.experiment is not None and cell.experiment.recipe.device.using_gpu for cell in plan.cells):
-        return max(1, len(_gpus()))
-    return cores()
-
-
-def cores() -> int:
-    """CPU cores of this process; an OMP_NUM_THREADS that is set says how many it may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return [name.strip() for name in listed if name.strip() not in ("", "-1")]
-
-
-def environment(slot: int, jobs: int) -> dict[str, str]:
-    """Environment of a run: its share of the cores, and one of the GPUs where several are listed.
-
-    Args:
-        slot: which of the runs at a time it is, 0-based.
-        jobs: how many run at a time.
-    """
-    changed = {"OMP_NUM_THREADS": str(max(1, cores() // jobs))}
-    gpus = _gpus()
-    if len(gpus) > 1 and jobs > 1:
-        changed["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return {**os.environ, **changed}
-
-
-def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome]) -> None:
+def run_all(
+    plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome], workers: str | None = None
+) -> None:
     """Run what is left of a plan, ``jobs`` at a time, until all have ended.
 
     A failed run does not stop the others. Ctrl-C, a polite kill or a closed terminal ends all running ones; what they
@@ -128,13 +97,14 @@ def run_all(plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outco
         jobs: runs at a time, >= 1.
         observer: is informed of progress.
         outcomes: gets one outcome a run, in the order they end, also when interrupted.
+        workers: ``--workers`` of each run.
 
     Raises:
         KeyboardInterrupt: a stop was requested; no process is left.
     """
     waiting = deque(plan.left)
     jobs = max(1, min(jobs, len(waiting)))
-    pool = _Pool(plan, jobs, observer, outcomes)
+    pool = _Pool(plan, jobs, observer, outcomes, workers)
     with _stopped_by_signals(pool):
         try:
             while waiting or pool.children:
@@ -167,8 +137,11 @@ _Event = tuple[_Child, str | None] | None
 class _Pool:
     """The running processes; every event is handled in the caller's thread."""
 
-    def __init__(self, plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome]) -> None:
+    def __init__(
+        self, plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome], workers: str | None
+    ) -> None:
         self.plan, self.jobs, self.observer, self.outcomes = plan, jobs, observer, outcomes
+        self.workers = workers
         self.children: list[_Child] = []
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -207,13 +180,13 @@ class _Pool:
             unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
         process = subprocess.Popen(
-            [*PROGRAM, *command(self.plan, run), "--plain"],
+            [*PROGRAM, *command(self.plan, run, self.workers), "--plain"],
             stdin=subprocess.PIPE,  # it ends with us, however we end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            env=environment(slot, self.jobs),
+            env=environment(slot, self.jobs, self.workers),
             start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
         )
         child = _Child(run, slot, process)

@@ -133,6 +133,12 @@ def test_a_run_without_a_finished_round_leaves_its_log_alone(tmp_path: Path, mon
         ({"recipe": {"calfat": {1: 2}}}, "recipe:2: calfat: the key 1 (int) is not a text"),
         ({"recipe": {}}, "recipe: there is no section 'calfat'."),
         ({"recipe": "nowhere.yaml"}, "nowhere.yaml: no such file."),
+        ({"workers": 0}, "workers 0: expected a number of processes, 1 or more, or auto."),
+        ({"workers": "two"}, "workers two: expected a number of processes, 1 or more, or auto."),
+        (
+            {"workers": 2, "set": {"common_args.training_type": "cross_silo", "comm_args.backend": "GRPC"}},
+            "workers is for simulations: in a cross-silo run each client has a process of its own.",
+        ),
         (
             {"set": {"comm_args.backend": "MPI"}},
             "recipe: this recipe runs in 3 processes. Start them in a shell: calfat run RECIPE --local",

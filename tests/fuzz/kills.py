@@ -74,7 +74,7 @@ def complaints(run: Path, finished: list[dict[str, str]], different: list[str]) 
         finished: its rows at the time of the kill.
         different: what has other bits than in the uninterrupted run.
     """
-    files = [path for path in run.rglob("*") if path.name.startswith(".report-") or path.suffix == ".tmp"]
+    files = [path for path in run.rglob("*") if path.name.startswith((".report-", ".tmp")) or path.suffix == ".tmp"]
     wrong = {
         "a finished round was lost": rows(run)[: len(finished)] != finished,
         f"other bits than the uninterrupted run: {different[:5]}": bool(different),

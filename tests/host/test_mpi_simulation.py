@@ -34,7 +34,7 @@ class Job:
         self.server = Server(self.experiment, dataset, CPU, RunObserver())
         self.worker = Worker(self.experiment, dataset, shards, CPU, RunObserver())
         counts, nothing = {client: len(shard) for client, shard in shards.items()}, dict.fromkeys(shards)
-        travelling = mpi_simulation.TravellingTrainer(self.worker, self.args)
+        travelling = mpi_simulation.TravellingTrainer(self.worker, self.args, self)  # type: ignore[arg-type]
         self.trainer = mpi_simulation.AnyClientsTrainer(0, nothing, counts, nothing, 0, CPU, self.args, travelling)
         self.ran = Ran()
 

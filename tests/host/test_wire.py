@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -30,6 +31,21 @@ W, C = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
 
 def test_a_model_and_its_extras_arrive_apart() -> None:
     assert unpack_downlink(pack_downlink({"w": W}, {"scaffold/c/w": C})) == ({"w": W}, {"scaffold/c/w": C})
+
+
+def test_a_copy_of_a_message_shares_nothing_with_it() -> None:
+    wire = pack_downlink({"w": W.reshape(2, 1).t(), "tied": W}, {"scaffold/c/w": C})
+    wire["no tensor"] = unreadable = [1]  # type: ignore[assignment]
+    copy = deepcopy(wire)
+    assert type(copy) is type(wire)
+    assert list(copy) == list(wire)
+    assert (copy["no tensor"], copy["no tensor"] is unreadable) == ([1], False)
+    for name in ("w", "tied", "scaffold/c/w"):
+        assert torch.equal(copy[name], wire[name])
+        assert copy[name].stride() == wire[name].stride()
+        copy[name].add_(1)
+    assert torch.equal(W, torch.tensor([1.0, 2.0]))
+    assert torch.equal(C, torch.tensor([3.0]))
 
 
 def test_what_a_client_keeps_travels_beside_its_message_and_comes_apart_again() -> None:
@@ -126,7 +142,7 @@ def test_messages_are_what_the_host_takes_for_one_message() -> None:
         add_client_state(pack_update(update), {}),
         take_client_state(pack_update(update))[0],
     ):
-        assert type(wire) is OrderedDict
+        assert isinstance(wire, OrderedDict)
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

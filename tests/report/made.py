@@ -91,10 +91,11 @@ def made_run(
     """
     run = experiment(*overrides, name=name)
     directory = RunDirectory.create(run, path)
-    writer = RunWriter(directory, run)
     values = rounds or [{"natural": 0.2 * number, "pgd20": 0.1 * number} for number in range(1, 5)]
-    for number, monitored in enumerate(values, start=1):
-        writer.round_finished(record(number, monitored, clients=len(counts)), Snapshot(round=number, global_state={}))
+    with RunWriter(directory, run) as writer:
+        for number, monitored in enumerate(values, start=1):
+            snapshot = Snapshot(round=number, global_state={})
+            writer.round_finished(record(number, monitored, clients=len(counts)), snapshot)
     directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
     directory.write_json(
         directory.environment,

@@ -29,6 +29,7 @@ from benchmarks import (
     round_overhead,
     scaling,
     work,
+    workers,
 )
 from benchmarks.gpu_results import InGraphs
 from calfat_plugin.builtin import calfat_local_trainers
@@ -327,6 +328,39 @@ def test_workers_are_asked_for_where_there_is_more_than_one(
     found = tables(capsys.readouterr().out)
     assert found["workers"] == [["1 workers", "1", "1", "5", "1"], ["2 workers", "1", "1", "5", "1"]]
     assert found["models"] == [["cnn_small", "22.2 MFLOP forward", "1", "1", "5", "1"]]
+
+
+def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    bits = [b"same"] * 5 + [b"else"]
+
+    def run(folder: Path, recipe: str | Path, *options: str) -> Path:
+        assert recipe == Path("some.yaml")
+        asked.append(options)
+        directory = tmp_path / str(len(asked))
+        (directory / "checkpoints").mkdir(parents=True)
+        (directory / "checkpoints" / "last.safetensors").write_bytes(bits[len(asked) - 1])
+        seconds = 6.0 / (1 + int(options[-1] if "--workers" in options else 0))
+        (directory / "rounds.csv").write_text(f"round,seconds,clients\n1,{seconds},0\n2,{seconds},0\n")
+        return directory
+
+    monkeypatch.setattr(workers, "run", run)
+    words = ["--recipe", "some.yaml", "--set", "a.b=1", "--threads", "1"]
+    workers.main([*words, "--repeats", "1"])
+    always = ("--set", "a.b=1", "--set", "calfat.runtime.threads=1")
+    ways = [always, (*always, "--workers", "1"), (*always, "--workers", "2")]
+    assert asked == ways
+    rows = tables(capsys.readouterr().out)["workers"]
+    assert [row[:3] for row in rows] == [["none", "12", "1"], ["1", "6", "2"], ["2", "4", "3"]]
+    with pytest.raises(
+        SystemExit, match=r"6/checkpoints/last\.safetensors: other bits than in the first run; workers: 2"
+    ):
+        workers.main([*words, "--repeats", "1"])
+    with pytest.raises(SystemExit):
+        workers.main(["--workers", "auto"])
+    assert "--workers: got auto, expected whole numbers such as 0,1,2" in capsys.readouterr().err
 
 
 def test_a_failing_run_ends_a_benchmark_with_what_it_said(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs import client_states, writer
+from calfat_plugin.runs import client_states
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
-from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.tensor_files import read_tensors
-from calfat_plugin.runs.writer import RunWriter
-from tests.report.made import experiment, record
 from tests.runs.old_format import as_format_1
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
@@ -42,10 +39,10 @@ def store(tmp_path: Path, round: int = 1) -> ClientStates:
 
 def close_round(states: ClientStates, tmp_path: Path, round: int, *also: str) -> None:
     """As the writer of a run does."""
-    states.sync()
+    states.take_written()
     for name in (*also, "last"):
         save_checkpoint(tmp_path / f"{name}.safetensors", Snapshot(round, {}, client_states=states), {})
-        states.saved(name)
+    states.saved((*also, "last"), dict(states.named))
     states.round = round + 1
 
 
@@ -75,10 +72,6 @@ def test_a_disk_that_refuses_a_state_is_reported(tmp_path: Path) -> None:
     in_the_way.mkdir(parents=True)
     with pytest.raises(RunError, match=rf"^{in_the_way}: cannot be written \(.*Is a directory"):
         states[3] = state(0.1)
-    states[4] = state(0.1)
-    (tmp_path / "clients" / "client-4-round-4.safetensors").unlink()
-    with pytest.raises(RunError, match=rf"^{tmp_path}/clients: cannot be written \(No such file or directory\)"):
-        states.sync()
 
 
 def test_a_file_that_somebody_removed_is_not_missed_once_it_is_of_no_use(tmp_path: Path) -> None:
@@ -170,15 +163,29 @@ def test_a_round_touches_the_states_of_its_own_clients_only(tmp_path: Path, monk
     assert len(load_checkpoint(tmp_path / "last.safetensors")[0].client_states) == 100
 
 
-def test_states_are_on_disk_before_a_checkpoint_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr("calfat_plugin.disk.sync", lambda path: synced.append(path.name))
+def test_what_was_written_is_handed_out_once_with_its_folder(tmp_path: Path) -> None:
     states = store(tmp_path)
-    states[0], states[4] = state(0), state(4)
-    assert synced == []
+    assert states.take_written() == []
+    states[4], states[0] = state(4), state(0)
+    assert [path.name for path in states.take_written()] == [*names(tmp_path / "clients"), "clients"]
+    assert states.take_written() == []
     close_round(states, tmp_path, 1)
-    assert sorted(synced[:3]) == ["client-0-round-1.safetensors", "client-4-round-1.safetensors", "clients"]
-    assert synced[3:] == ["last.safetensors.tmp", tmp_path.name]
+    states[4] = state(5)
+    assert [path.name for path in states.take_written()] == ["client-4-round-2.safetensors", "clients"]
+
+
+def test_the_states_of_a_round_under_way_stay_when_the_one_before_is_on_disk(tmp_path: Path) -> None:
+    states = store(tmp_path)
+    states[0] = state(0)
+    named = dict(states.named)
+    save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {}, client_states=states), {})
+    states.round = 2
+    states[0], states[5] = state(1), state(5)
+    states.saved(["last"], named)
+    assert names(tmp_path / "clients") == [
+        f"client-{end}.safetensors" for end in ("0-round-1", "0-round-2", "5-round-2")
+    ]
+    assert states[0]["scaffold/c/w"].max() == 1
 
 
 def lost(path: Path) -> str:
@@ -227,7 +234,6 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_checkpoint_copied_away_still_has_its_model(tmp_path: Path) -> None:
     states = store(tmp_path)
     states[0] = state(0)
-    states.sync()
     save_checkpoint(tmp_path / "last.safetensors", Snapshot(1, {"w": torch.ones(2)}, client_states=states), {})
     (tmp_path / "elsewhere").mkdir()
     copy = shutil.copy(tmp_path / "last.safetensors", tmp_path / "elsewhere")
@@ -273,7 +279,7 @@ def test_a_run_keeps_a_file_for_each_client_that_trained(whole: Path) -> None:
 
 @pytest.mark.parametrize(
     ("at", "round"),
-    [("training", 4), ("state", 1), ("state", 5), ("row", 5), ("best", 1), ("last", 4), ("last", 6)],
+    [("training", 4), ("state", 1), ("state", 5), ("row", 5), ("written", 3), ("best", 1), ("last", 4), ("last", 6)],
 )
 def test_killed_anywhere_and_resumed_leaves_behind_what_an_uninterrupted_run_does(
     warm: WarmServer, whole: Path, recipe: Path, at: str, round: int
@@ -323,38 +329,13 @@ def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, reci
     assert after == before
 
 
-def test_a_round_ends_in_the_order_that_a_crash_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """States on disk, then the checkpoints that name them; nothing is removed that the checkpoint on disk names."""
-    directory = RunDirectory(tmp_path)
-    directory.last_checkpoint.parent.mkdir()
-    run = RunWriter(directory, experiment())
-    synced: list[str] = []
-    monkeypatch.setattr("calfat_plugin.disk.sync", lambda path: synced.append(path.name))
-    save = writer.save_checkpoint
-
-    def checked(path: Path, snapshot: Snapshot, notes: dict[str, object]) -> None:
-        StateFiles(directory.client_states, named_files(directory.last_checkpoint)).check_complete()
-        save(path, snapshot, notes)
-
-    monkeypatch.setattr(writer, "save_checkpoint", checked)
-
-    def play(run: RunWriter, round: int, accuracy: float) -> list[str]:
-        """What is synchronised in a round, in order, except for the states and their folder, which come first."""
-        synced.clear()
-        run.client_states[0] = state(round)
-        snapshot = Snapshot(round, {"w": torch.ones(1)}, client_states=run.client_states)
-        run.round_finished(record(round, {"natural": accuracy, "pgd20": accuracy}), snapshot)
-        assert sorted(synced[:2]) == [f"client-0-round-{round}.safetensors", "clients"]
-        return synced[2:]
-
-    best = ["best-natural.safetensors.tmp", "checkpoints", "best-robust.safetensors.tmp", "checkpoints"]
-    last = ["last.safetensors.tmp", "checkpoints"]
-    assert play(run, 1, 0.5) == [*best, *last]
-    assert play(run, 2, 0.4) == last
-    both = ["client-0-round-1.safetensors", "client-0-round-2.safetensors"]
-    assert names(directory.client_states) == both
-    run = RunWriter(directory, experiment(), run.best, load_checkpoint(directory.last_checkpoint)[0])
-    assert names(directory.client_states) == both
-    assert run.client_states[0]["scaffold/c/w"].max() == 2
-    assert play(run, 3, 0.6) == [*best, *last]
-    assert names(directory.client_states) == ["client-0-round-3.safetensors"]
+@pytest.mark.parametrize("round", [2, 6])
+def test_killed_with_the_round_before_not_on_disk(warm: WarmServer, whole: Path, recipe: Path, round: int) -> None:
+    """Both are made again, to the same bits."""
+    assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage("behind", round)).code == -9
+    last = recipe.parent / "run" / "checkpoints" / "last.safetensors"
+    assert (load_checkpoint(last)[0].round if last.exists() else 0) == round - 2
+    assert len((recipe.parent / "run" / "rounds.csv").read_text().splitlines()) == 1 + round - 1
+    resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
+    assert (resumed.code, resumed.err) == (0, "")
+    assert everything(recipe.parent / "run") == everything(whole)

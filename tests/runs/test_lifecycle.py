@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from calfat_plugin import disk
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.host.runtime import Runtime
+from calfat_plugin.host.task import ServerTask
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.runs import session
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import read_rounds
 from calfat_plugin.runs.session import run
-from tests.runs.processes import SABOTEUR
+from tests.report.made import record
+from tests.runs.processes import SABOTEUR, TIMEOUT
 
 
 class Listener:
@@ -122,6 +131,63 @@ def test_plugins_hear_of_each_step_when_it_is_on_disk(build: Any, recipe: Path) 
     )
     assert [name for name, _ in listener.heard] == ["started", "round", "finished"]
     assert listener.heard[0] == ("started", (3, 3))
+
+
+class OneRound(Runtime):
+    """Plays a round without training, and looks which round is on disk when it is over; the disk takes its time.
+
+    Attributes:
+        gate: the disk goes on when it is set, which is a while after the round at the earliest.
+    """
+
+    num_processes = 1
+
+    def __init__(self, experiment: Experiment, directory: Path) -> None:
+        super().__init__(experiment)
+        self.last, self.seen, self.gate = directory / "checkpoints" / "last.safetensors", -1, threading.Event()
+
+    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        later = threading.Timer(0.3, self.gate.set)
+        if self.has_silos or self.experiment.registry.listeners():
+            later.start()
+        task.on_round(record(1, {"natural": 0.5, "fgsm": 0.5}), Snapshot(1, {"w": torch.ones(1)}))
+        self.seen = load_checkpoint(self.last)[0].round if self.last.exists() else 0
+        self.gate.set()
+        return ()
+
+
+class OneRoundOfSilos(OneRound):
+    has_silos = True
+
+
+@pytest.mark.parametrize(
+    ("runtime", "plugins", "seen"),
+    [(OneRound, (), 0), (OneRoundOfSilos, (), 1), (OneRound, (Listener(),), 1)],
+    ids=["nobody waits", "silos", "a plugin hears of rounds"],
+)
+def test_who_waits_until_a_round_is_on_disk(
+    build: Any,
+    recipe: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime: type[OneRound],
+    plugins: tuple[object, ...],
+    seen: int,
+) -> None:
+    """A client across silos then forgets what it kept before the round; a hook may read the checkpoint."""
+    request = Request(build(*plugins), recipe.parent / "run", False, [])
+    directory = RunDirectory.open(request)
+    one = runtime(request.experiment, directory.path)
+    monkeypatch.setattr(session, "runtime_of", lambda experiment: one)
+    together, main = disk.sync_together, threading.current_thread()
+
+    def slow(paths: Collection[Path]) -> None:
+        assert threading.current_thread() is main or one.gate.wait(TIMEOUT)
+        together(paths)
+
+    monkeypatch.setattr(disk, "sync_together", slow)
+    run(request, directory, RunObserver(), lambda text: None)
+    assert one.seen == seen
+    assert load_checkpoint(one.last)[0].round == 1
 
 
 def test_an_observer_sees_the_work_in_order(build: Any, recipe: Path) -> None:

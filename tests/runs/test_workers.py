@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+import calfat_plugin
 from calfat_plugin.cli import party
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.cli.workers import with_workers
@@ -28,6 +30,7 @@ from calfat_plugin.host.transports.messages import read_envelope
 from calfat_plugin.host.transports.pipes import PipeWorkers
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
+from calfat_plugin.report.spending import spending, spending_text
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory
@@ -224,10 +227,6 @@ def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pyt
             "--workers starts all processes of a run. Leave out --local, --role and --rank.",
         ),
         (
-            ["--workers", "2", "--profile"],
-            "--profile measures a run whose clients are trained in one process. Leave out --workers.",
-        ),
-        (
             ["--workers", "2", "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"],
             "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp.",
@@ -318,6 +317,92 @@ def test_a_stopped_mpi_job_can_be_resumed_without_mpi(folder: Path, monkeypatch:
     hint = ResumeHint(["calfat", "run", "mortal.yaml"], resumed=True)
     party.take_part(Request(experiment, None, False, []), runtime_of(experiment), party.SERVER, [], hint)
     assert hint.command == ["calfat", "run", "mortal.yaml", "--workers", "3"]
+
+
+def test_a_profile_has_what_each_worker_measured(folder: Path) -> None:
+    """Summed over the workers, beside what the process that leads did; the result is that without."""
+    experiment = checked_experiment(read_document("mortal.yaml"))
+    request = Request(experiment, Path("run"), False, [], workers=2, profile=True)
+    run(request, RunDirectory.open(request), RunObserver(), pytest.fail)
+    assert outcome(Path("run")) == alone()
+    profile = json.loads(Path("run/profile.json").read_text())
+    assert [part["name"] for part in profile["parts"]] == ["round 1", "round 2", "round 3", "final evaluation"]
+    for part in profile["parts"][:3]:
+        shares = {tuple(span["path"]): span for span in part["workers"]["spans"]}
+        assert 1 <= part["workers"]["number"] <= 2
+        assert shares["training",]["calls"] == 5  # clients
+        assert 0 < shares["training", "attack"]["seconds"] < shares["training",]["seconds"]
+        assert shares["training", "attack", "forward"]["calls"] >= 5
+        assert {span["path"][0] for span in part["spans"]} == {"aggregation", "evaluation", "checkpoint", "loggers"}
+    (title, leads), (shared, works), _ = spending(profile)
+    number = max(part["workers"]["number"] for part in profile["parts"][:3])
+    assert title == "a round of calfat, mean of 3 rounds"
+    assert shared == f"the same in {number} worker{'s' if number > 1 else ''}, summed"
+    assert works[-1].seconds == pytest.approx(number * leads[-1].seconds)
+    assert works[-2].seconds >= 0  # the clients of all rounds were trained within all rounds
+    assert f"\n{shared} " in spending_text(profile)
+
+
+def script(folder: Path, *words: str) -> str:
+    """A program as people write one, without a guard for processes that would import it."""
+    arguments = ", ".join(("'mortal.yaml'", "run_dir='run'", "progress=False", *words))
+    (folder / "program.py").write_text(f"import calfat_plugin\nprint(calfat_plugin.run({arguments}).directory)\n")
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        env=environment(folder / "home", MORTAL),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_program_trains_with_workers(folder: Path) -> None:
+    assert script(folder, "workers=2") == "run\n"
+    assert outcome(folder / "run") == alone()
+
+
+def test_a_program_starts_workers_which_do_not_import_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many it asked for, and what they are told about it; nothing trains."""
+    main, seen = sys.modules["__main__"], []
+
+    def start(process: Any) -> None:
+        seen.append(sys.modules["__main__"])
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", start)
+    with pytest.raises(HostError):
+        calfat_plugin.run("mortal.yaml", run_dir="run", workers="auto", progress=False)
+    (told,) = seen
+    assert (told is main, getattr(told, "__file__", None), told.__spec__) == (False, None, None)
+    assert sys.modules["__main__"] is main
+
+
+def test_a_program_is_told_what_the_number_means(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def note(request: Request, *_: Any) -> None:
+        asked.append(request.workers)
+        raise HostError("enough")
+
+    monkeypatch.setattr("calfat_plugin.runs.session.run", note)
+    for workers in (7, None):
+        with pytest.raises(HostError, match="enough"):
+            calfat_plugin.run("mortal.yaml", run_dir=f"run-{workers}", workers=workers)
+    assert asked == [5, 0]
+    expected = ["warning: workers 7: a round has 5 clients; starting 5 workers."]
+    cores = len(os.sched_getaffinity(0))
+    if cores < 5:
+        expected.append(
+            f"warning: workers 7: 5 workers of 1 thread share {cores} core{'s' if cores > 1 else ''}. A smaller "
+            "calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
+        )
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 def test_processes_that_cannot_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.suites import runner
+from calfat_plugin.suites.runner import command
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,46 @@ def test_dry_run_lists_and_runs_nothing():
         "tiny.yaml: good. 2 cells, 1 run to do.\n"
     )
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        (["--workers", "2"], "2 at a time with 2 workers of 1 thread each"),
+        (["--workers", "1", "--jobs", "1"], "1 at a time with 1 worker of 4 threads each"),
+        (["--workers", "auto"], "1 at a time with 4 threads for its workers each"),
+    ],
+)
+def test_runs_are_started_with_workers(words, share, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    started = []
+    monkeypatch.setattr(runner, "command", lambda *given: started.append(given[2]) or command(*given))
+    done = call(*words)
+    assert done.stdout.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
+    assert done.exit_code == 0, done.output
+    assert started == [words[1]] * 4
+    assert f" --workers {words[1]}\n" in call("--dry-run", "--seeds", "7", *words).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--workers", "0"], "--workers 0: expected a number of processes, 1 or more, or auto."),
+        (
+            ["--workers", "auto", "--jobs", "2"],
+            "--workers auto gives each run the whole machine, so one runs at a time. Leave out --jobs, or write the "
+            "number of workers of each run.",
+        ),
+        (
+            ["--workers", "2", "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"],
+            "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
+            "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp.",
+        ),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(words, complaint):
+    done = call("--dry-run", *words)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {complaint}\n")
 
 
 def test_failures_are_shown_and_end_with_1(monkeypatch):

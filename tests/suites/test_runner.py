@@ -15,7 +15,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import SuiteObserver, default_jobs, environment, run_all
+from calfat_plugin.suites.runner import SuiteObserver, run_all
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -194,19 +194,3 @@ def test_a_place_that_cannot_be_written_is_reported(plan_of):
     with pytest.raises(RunError) as caught:
         run_all(plan, 1, Recorder(), [])
     assert str(caught.value) == "runs/suites/tiny/calfat/seed-0.txt: cannot be written (Not a directory)."
-
-
-def test_threads_are_shared_and_gpus_dealt_out(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert [environment(slot, 3)["OMP_NUM_THREADS"] for slot in range(3)] == ["2", "2", "2"]
-    assert [environment(slot, 3)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["3", "5", "3"]
-    assert environment(0, 1)["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert environment(0, 16)["OMP_NUM_THREADS"] == "1"
-
-
-@pytest.mark.parametrize(("gpu", "visible", "jobs"), [("false", "", 4), ("true", "", 1), ("true", "0,1", 2)])
-def test_the_default_number_of_jobs(gpu, visible, jobs, plan_of, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    text = SUITE.replace("train_args.comm_round: 1", f"device_args.using_gpu: {gpu}")
-    assert default_jobs(plan_of(text)) == jobs

@@ -18,7 +18,7 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.loop import FAILED, Loop
 from calfat_plugin.host.transports.messages import decode, encode, read_envelope
-from calfat_plugin.host.transports.worker_messages import FINISH, PROGRESS, TROUBLE, error_in
+from calfat_plugin.host.transports.worker_messages import ASIDE, FINISH, TROUBLE, error_in
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Pool(Loop):
             self._fail(error_in(message, self._work_of(worker)))
             return
         task = self._training.get(worker)
-        if envelope.type != PROGRESS:
+        if envelope.type not in ASIDE:
             with self._lock:
                 self._training.pop(worker, None)
                 self._idle.append(worker)

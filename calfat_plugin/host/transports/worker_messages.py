@@ -1,7 +1,8 @@
-"""What workers and their server say to each other beside the host's messages: hello, progress, errors, the end."""
+"""What workers and their server say to each other beside the host's messages: hello, progress, times, errors, end."""
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections import OrderedDict
@@ -13,11 +14,14 @@ from fedml.core.distributed.communication.message import Message
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.host.transports.messages import MODEL
 from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.profiling import SpanRows
 
 FINISH = 7  # as in the host's cross-silo messages; its MPI simulator has none
 HELLO = 1002  # a worker is ready
 PROGRESS = 1003  # where a client is inside its training
 TROUBLE = 1004  # a worker ends, and why
+SPENT = 1005  # where the time of a client's training went
+ASIDE = (PROGRESS, SPENT)  # a worker that sends one is not done yet
 
 _INTERVAL = 0.2  # seconds between two messages about progress
 _USER, _BUG = "user", "bug"
@@ -62,13 +66,33 @@ def progress_in(message: Message) -> BatchProgress:
     return BatchProgress(client, message.get("batch"), message.get("num_batches"), loss)
 
 
+def spent(rank: int, spans: SpanRows) -> Message:
+    """A message about where the time of a client's training went."""
+    return _with_text(Message(SPENT, rank, 0), json.dumps([rank, spans]))
+
+
+def spent_in(message: Message) -> tuple[int, SpanRows]:
+    """(worker, spans) of a :func:`spent`; the message itself is passed on under another sender."""
+    worker, spans = json.loads(_text_of(message))
+    return worker, spans
+
+
+def _with_text(message: Message, text: str) -> Message:
+    """The message with a text of any length, which no field may have."""
+    message.add_params(MODEL, OrderedDict(text=torch.tensor(list(text.encode()), dtype=torch.uint8)))
+    return message
+
+
+def _text_of(message: Message) -> str:
+    return bytes(message.get(MODEL)["text"].tolist()).decode(errors="replace")
+
+
 def trouble(rank: int, error: Exception) -> Message:
     """A message about an error that ends this worker: the text for the user's, the whole traceback for ours."""
     is_users = isinstance(error, CalfatError)
     text = str(error) if is_users else "".join(traceback.format_exception(error))
-    message = Message(TROUBLE, rank, 0)
+    message = _with_text(Message(TROUBLE, rank, 0), text)
     message.add_params("notice", _USER if is_users else _BUG)
-    message.add_params(MODEL, OrderedDict(text=torch.tensor(list(text.encode()), dtype=torch.uint8)))
     return message
 
 
@@ -79,7 +103,7 @@ def error_in(message: Message, where: str) -> Exception:
         message: as received.
         where: what the worker did, such as ``" in round 1 while it trained client 2"``.
     """
-    text = bytes(message.get(MODEL)["text"].tolist()).decode(errors="replace")
+    text = _text_of(message)
     if message.get("notice") == _USER:
         return HostError(text)
     error = WorkerError(f"worker {message.get_sender_id()} failed{where}: {text.strip().splitlines()[-1]}")

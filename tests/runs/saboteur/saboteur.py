@@ -12,16 +12,19 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from calfat_plugin import report
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress
 from calfat_plugin.hookspecs import hookimpl
 
+TIMEOUT = 300.0  # seconds; longer than what is waited for takes on any machine
+
 
 @hookimpl
-def calfat_round_finished(run: Any, record: Any) -> None:
-    """A hook, so that this is a plugin."""
+def calfat_run_started(run: Any) -> None:
+    """A hook, so that this is a plugin; not one after each round, which would wait for the disk."""
 
 
 def _after(owner: Any, method: str, then: Callable[..., None]) -> None:
@@ -32,6 +35,17 @@ def _after(owner: Any, method: str, then: Callable[..., None]) -> None:
         result = original(*arguments, **keywords)
         then(*arguments, **keywords)
         return result
+
+    setattr(owner, method, both)
+
+
+def _before(owner: Any, method: str, first: Callable[..., None]) -> None:
+    """Call ``first`` with the same arguments whenever ``method`` is about to be called."""
+    original = getattr(owner, method)
+
+    def both(*arguments: Any, **keywords: Any) -> Any:
+        first(*arguments, **keywords)
+        return original(*arguments, **keywords)
 
     setattr(owner, method, both)
 
@@ -64,24 +78,35 @@ class Saboteur:
         _after(RoundsFile, "append", lambda file, record: record.round == self.round and self.strike())
 
     def arm_best(self) -> None:
-        """When the round's best checkpoint is on disk and its ``last`` is not."""
-        from calfat_plugin.runs import writer
-
-        _after(
-            writer,
-            "save_checkpoint",
-            lambda path, snapshot, notes: snapshot.round == self.round and path.stem != "last" and self.strike(),
-        )
+        """When the round's best checkpoint is in its place and its ``last`` is not."""
+        _after(os, "replace", lambda _, path: path.stem.startswith("best-") and self._strike_in_round_of(path))
 
     def arm_last(self) -> None:
-        """When the round's ``last`` is on disk, and what it no longer names, too."""
+        """When the round's ``last`` is in its place, and what it no longer names is still there, too."""
+        _after(os, "replace", lambda _, path: path.stem == "last" and self._strike_in_round_of(path))
+
+    def arm_written(self) -> None:
+        """When the round's ``last`` is written and not in its place."""
         from calfat_plugin.runs import writer
 
         _after(
             writer,
-            "save_checkpoint",
+            "write_checkpoint",
             lambda path, snapshot, notes: snapshot.round == self.round and path.stem == "last" and self.strike(),
         )
+
+    def arm_behind(self) -> None:
+        """While the third client of the round trains, and the round before it is not on its disk yet."""
+        from calfat_plugin import disk
+
+        self.arm_training()
+
+        def wait(paths: Any) -> None:
+            last = [path for path in paths if path.name == "last.safetensors.tmp"]
+            if last and self._round_of(last[0]) == self.round - 1:
+                time.sleep(TIMEOUT)
+
+        _before(disk, "sync_together", wait)
 
     def arm_state(self) -> None:
         """When the state of the round's first client is written and its digest is not known yet."""
@@ -140,6 +165,15 @@ class Saboteur:
         from calfat_plugin.experiment import Experiment
 
         _after(Experiment, "load_dataset", lambda *_, **__: self.strike())
+
+    def _strike_in_round_of(self, checkpoint: Path) -> None:
+        if self._round_of(checkpoint) == self.round:
+            self.strike()
+
+    def _round_of(self, checkpoint: Path) -> int:
+        from calfat_plugin.runs.tensor_files import read_facts
+
+        return int(read_facts(checkpoint)["round"])
 
     def _note_round(self, progress: Any, round: int, clients: Any) -> None:
         self.now, self.clients = round, set()
