@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         "a plugin file must stay where it was",
         "experiment/compare.py",
-        "key.startswith(_FREE) or _MOVED_PLUGIN.fullmatch(key)",
+        "key.startswith(_FREE) or PLUGIN_PLACE.fullmatch(key)",
         "key.startswith(_FREE)",
         PLUGIN_RUNS,
     ),

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: Keys of the places of plugin files; their SHA-256 says whether they are the same.
+PLUGIN_PLACE = re.compile(r"calfat\.plugins\.\w+\.file")
+
 _FREE = (
     "train_args.comm_round",  # a resumed run can go further
     "device_args.",  # it may move to another machine; environment.json describes each
@@ -17,7 +20,6 @@ _FREE = (
     "calfat.reported.",
     "calfat.silo.",  # addresses, and how patient the parties are
 )
-_MOVED_PLUGIN = re.compile(r"calfat\.plugins\.\w+\.file")  # its SHA-256 says whether it is the same
 _SHOWN = 3  # keys that a message names
 _REASONS = {
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
@@ -34,7 +36,7 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     """
     flat_first, flat_second = flat(first), flat(second)
     every = sorted(set(flat_first) | set(flat_second))
-    keys = [key for key in every if not (key.startswith(_FREE) or _MOVED_PLUGIN.fullmatch(key))]
+    keys = [key for key in every if not (key.startswith(_FREE) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
 

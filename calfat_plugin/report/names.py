@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calfat_plugin.experiment.compare import flat
+from calfat_plugin.experiment.compare import PLUGIN_PLACE, flat
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.words import aggregator, method, option_words, plain
 
@@ -20,7 +20,8 @@ _NOT_A_SETTING = (
     "device_args.",
     "tracking_args.",
 )
-_MEASUREMENT = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.")  # changes no model; columns name it
+# Named only where nothing else differs: what changes no model, which columns name, and the digest of a plugin file.
+_NAMED_LAST = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.", "calfat.plugins.")
 _PROBLEM = (
     "data_args.",
     "model_args.",
@@ -46,7 +47,8 @@ MORE = "…"
 
 def settings_of(run: RunFiles) -> dict[str, Any]:
     """Dotted key to value, for all that parts runs into settings."""
-    return {key: value for key, value in flat(run.recipe).items() if not key.startswith(_NOT_A_SETTING)}
+    found = flat(run.recipe).items()
+    return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
 
 
 def problem_of(run: RunFiles) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def setting_names(runs: Sequence[RunFiles]) -> list[str]:
     """
     settings = [settings_of(run) for run in runs]
     methods, aggregators = list(map(method, runs)), list(map(aggregator, runs))
-    keys = [key for key in differing(settings) if not key.startswith(_MEASUREMENT) and not _follows(key, settings)]
+    keys = [key for key in differing(settings) if not key.startswith(_NAMED_LAST) and not _follows(key, settings)]
     first = [key for key in keys if key in _FIRST]
     names = []
     for index, values in enumerate(settings):

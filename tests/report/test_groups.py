@@ -36,6 +36,20 @@ def test_loggers_and_devices_do_not_part_runs(tmp_path: Path) -> None:
     assert len(group_runs(runs(tmp_path, first, (*second, "device_args.using_gpu=true")))) == 1
 
 
+def with_plugin(folder: str, digest: str, seed: int = 0) -> tuple[str, str]:
+    plugin = f"calfat.plugins.my_fat={{file: {folder}/my_fat.py, sha256: '{digest * 64}'}}"
+    return plugin, f"common_args.random_seed={seed}"
+
+
+def test_a_plugin_file_parts_runs_by_its_content_and_not_by_its_place(tmp_path: Path) -> None:
+    moved = runs(tmp_path / "moved", with_plugin("/here", "a"), with_plugin("/there", "a", seed=1))
+    assert len(group_runs(moved)) == 1
+    changed = group_runs(runs(tmp_path / "changed", with_plugin("/here", "a"), with_plugin("/here", "b")))
+    assert [group.name for group in changed] == [f"calfat · sha256 {digest * 64}" for digest in "ab"]
+    others = group_runs(runs(tmp_path / "others", with_plugin("/here", "a"), ("calfat.trainer=fedpgd",)))
+    assert [group.name for group in others] == ["calfat · weights uniform", "fedpgd · weights examples"]
+
+
 def test_of_runs_with_one_seed_the_last_finished_one_counts(tmp_path: Path) -> None:
     first, second = runs(tmp_path, (), ())
     unfinished = read_run(made_run(tmp_path / "z"))
