@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from calfat_plugin import entries
+from calfat_plugin.cli.entry_page import entry_page
 from calfat_plugin.entries import Entry, EvaluatorEntry, ModifierEntry, Preset, TrainerEntry
-from calfat_plugin.errors import OptionError, PluginError, RecipeError
+from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
@@ -174,3 +177,39 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
     if isinstance(entry, (TrainerEntry, EvaluatorEntry)) and entry.name != "natural":
         assert entry.citation is not None
         assert entry.citation.bibtex.startswith("@")
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "text"),
+    [
+        (entries.TrainerEntry, "loss", "local trainer 'mine' has a metric 'loss'; {rule} (loss is there already)."),
+        (entries.TrainerEntry, "a/b", "local trainer 'mine' has a metric 'a/b'; {rule} (loss is there already)."),
+        (entries.EvaluatorEntry, "Margin", "evaluator 'mine' has a metric 'Margin'; {rule}."),
+    ],
+)
+def test_a_metric_needs_a_name_that_is_free(kind: type[entries.Entry], metric: str, text: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        kind("mine", build=dict, metrics={metric: "of a test"})
+    rule = "a metric's name must begin with a letter and contain only lower-case letters, digits, '_'"
+    assert str(raised.value) == text.format(rule=rule)
+
+
+@pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("fog/ece", "fog/ece")])
+def test_two_measurements_under_one_name_are_refused(label: str, twice: str) -> None:
+    fog = entries.EvaluatorEntry("fog", build=dict, metrics={"ece": "calibration error"})
+    plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [fog]), __name__="fog")
+    recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
+    with pytest.raises(CalfatError) as raised:
+        assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
+    assert str(raised.value) == (
+        f"a.yaml:1: calfat.monitor.evaluators: '{twice}' would name two things in rounds.csv; give the evaluator "
+        "another 'label'."
+    )
+
+
+def test_the_page_of_an_entry_lists_its_metrics() -> None:
+    fog = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"ece": "calibration error"})
+    assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), fog)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -325,8 +324,3 @@ def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
 
     with pytest.raises(PluginError, match=r"^Broken: KeyError: 'x'$"):
         Registry.load(entry_points=False, plugins=[Broken()])
-
-
-def test_a_module_without_hooks_is_harmless() -> None:
-    registry = Registry.load(entry_points=False, plugins=[SimpleNamespace()])
-    assert registry.failures == []
