@@ -67,14 +67,15 @@ def test_the_second_call_is_captured_and_the_next_ones_are_replayed(graphs: Grap
 
 def test_what_was_handed_in_and_out_may_change(graphs: Graphs) -> None:
     """Inputs are copied into the graph's own memory, and nobody else's is written."""
-    function = Doubled(linear())
+    function, handed = Doubled(linear()), list[Tensor]()
     with graphs_of(graphs, function.model) as call:
         for _ in range(3):
             given = X.clone()
             out, _ = call("attack", function, given, None)
             assert torch.equal(given, X)
-            given.fill_(100)
+            handed.append(given.fill_(100))
             assert torch.equal(out, 2 * X)
+        assert all(torch.equal(given, torch.full_like(X, 100)) for given in handed)
         first, _ = call("attack", function, X, None)
         second, _ = call("attack", function, X + 1, None)
         assert first is second  # as documented: the next call overwrites
