@@ -428,9 +428,9 @@ def copied(target: Path) -> None:
         check=True,
     )
     for name in listed.stdout.decode().split("\0")[:-1]:
-        if (ROOT / name).is_file():  # not one that was just deleted
+        if (ROOT / name).exists():  # not one that was just deleted
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target / name)
+            shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)
 
 
 def turns_red(mutant: Mutant, tree: Path) -> bool:
