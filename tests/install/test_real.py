@@ -71,5 +71,9 @@ def test_a_recipe_runs_where_only_the_wheel_was_installed(
     assert call("fedml", "run", "missing.yaml") == Ended(2, "", "error: missing.yaml: no such file.\n")
     assert call("fedml", "version").out == "fedml version: 0.9.6\n"
     run(str(bin / "python"), "-m", "pip", "uninstall", "--yes", "calfat-plugin")
-    assert call("fedml", "version").out == "fedml version: 0.9.6\n"
-    assert "No such command 'missing.yaml'" in call("fedml", "run", "missing.yaml").err
+    # FedML's own answer, which on a CPU build of torch is an error of torchvision's (docs/host.md).
+    host = "from fedml.cli.cli import cli; cli()"
+    for words in (("version",), ("run", "missing.yaml")):
+        ours, theirs = call("fedml", *words), call("python", "-c", host, *words)
+        assert (ours.code, ours.out) == (theirs.code, theirs.out)
+    assert not call("fedml", "run", "missing.yaml").err.startswith("error: missing.yaml")
