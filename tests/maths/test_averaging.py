@@ -12,6 +12,7 @@ from calfat_plugin.maths.averaging import (
     check_update,
     heterogeneity,
     update_norm,
+    value_problem,
     weighted_average,
     weighted_sum,
 )
@@ -204,3 +205,9 @@ def test_a_sum_needs_a_share_for_each_tensor():
     for shares in ([1.0, 1.0], [1.0] * 4):
         with pytest.raises(ValueError, match="zip"):
             weighted_sum(tensors, shares)
+
+
+def test_integers_and_truth_values_are_checked_like_numbers() -> None:
+    assert value_problem(torch.tensor([True, False])) == value_problem(torch.zeros(0)) == ""
+    assert value_problem(torch.tensor([-(2**63)])) == "holds 9.22e+18; expected values up to 1e+18"
+    assert value_problem(torch.tensor([-(10**18), 3])) == ""

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--seed", type=int)
     parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--workers", default="no")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--plain", action="store_true")
     words = parser.parse_args()
@@ -41,7 +42,8 @@ def main() -> None:
         print(f"resuming with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
     else:
         directory = RunDirectory.create(experiment, words.run_dir)
-        print(f"running with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
+        workers = "" if words.workers == "no" else f" and {words.workers} workers"
+        print(f"running with {os.environ['OMP_NUM_THREADS']} threads{workers}", flush=True)
     with directory.locked():
         _rounds(directory, experiment, behaviour)
         evaluations = [

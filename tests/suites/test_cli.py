@@ -17,7 +17,6 @@ from click.testing import CliRunner
 
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.suites import runner
-from calfat_plugin.suites.runner import command
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,15 +86,21 @@ def test_dry_run_lists_and_runs_nothing():
         (["--workers", "auto"], "1 at a time with 4 threads for its workers each"),
     ],
 )
-def test_runs_are_started_with_workers(words, share, monkeypatch):
+def test_the_machine_is_divided_between_runs_and_their_workers(words, share, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    started = []
-    monkeypatch.setattr(runner, "command", lambda *given: started.append(given[2]) or command(*given))
+    asked = []
+    monkeypatch.setattr(runner, "run_all", lambda plan, jobs, *_: asked.append((jobs, _[-1])))
     done = call(*words)
     assert done.stdout.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
+    assert asked == [(int(share[0]), words[1])]
+    assert f" --workers {words[1]}\n" in call("--dry-run", *words).stdout
+
+
+def test_a_run_is_started_with_its_workers(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    done = call("--workers", "2", "--seeds", "0", "--only", "FedPGD")
     assert done.exit_code == 0, done.output
-    assert started == [words[1]] * 4
-    assert f" --workers {words[1]}\n" in call("--dry-run", "--seeds", "7", *words).stdout
+    assert "running with 2 threads and 2 workers\n" in Path("runs/suites/tiny/fedpgd/seed-0.txt").read_text()
 
 
 @pytest.mark.parametrize(
