@@ -181,7 +181,7 @@ def load_run(directory: str | Path) -> Run:
     files = read_run(Path(directory))
     names = [field.name for field in fields(EvaluationResult)]
     tuples = ("per_class", "per_class_strict")
-    rows = [{name: row[name] for name in names} for row in files.evaluations]
+    rows = [{name: row[name] for name in names if name != "metrics" or name in row} for row in files.evaluations]
     results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in rows]
     return Run(files.path, files.recipe, {result.label: result for result in results})
 

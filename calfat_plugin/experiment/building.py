@@ -11,13 +11,14 @@ import numpy as np
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.interfaces import ClientLoss, EvaluationTask, Evaluator, LossModifier
 from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor, nn
 
-    from calfat_plugin.entries import EvaluatorEntry
+    from calfat_plugin.entries import EvaluatorEntry, ModifierEntry
 
 T = TypeVar("T")
 
@@ -123,3 +124,26 @@ class CheckedEvaluator(Evaluator):
             result = dataclasses.replace(result, metrics=metrics)
             evaluation_as_json(result)
         return result
+
+
+class CheckedModifier(LossModifier):
+    """A plugin's loss modifier, whose errors are named after it and not after the trainer that it composes with.
+
+    Args:
+        modifier: the plugin's.
+        entry: of the plugin.
+        who: kind, name and distribution of the plugin.
+    """
+
+    def __init__(self, modifier: LossModifier, entry: ModifierEntry, who: str) -> None:
+        self._modifier, self._entry, self._who = modifier, entry, who
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        from torch import nn
+
+        with returned.naming(self._who, self._entry.config):
+            return returned.instance(self._modifier.adapt_model(model), nn.Module, "adapt_model returned")
+
+    def bind(self, class_counts: Tensor) -> ClientLoss:
+        with returned.naming(self._who, self._entry.config):
+            return returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")

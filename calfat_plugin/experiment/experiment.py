@@ -144,11 +144,12 @@ class Experiment:
         Raises:
             PluginError: one of the two cannot be built.
         """
-        from calfat_plugin.experiment.building import built
+        from calfat_plugin.experiment.building import CheckedModifier, built
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
-        with self.naming(self.modifier):
-            modifier = built(self.modifier.entry.load(), LossModifier, self.modifier.options)
+        pick = self.modifier
+        with self.naming(pick):
+            modifier = CheckedModifier(built(pick.entry.load(), LossModifier, pick.options), pick.entry, self.who(pick))
         with self.naming(self.trainer):
             options = self.trainer.options
             return built(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")

@@ -89,7 +89,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         PluginError: when the method returned something that is no use here.
     """
     model = task.model
-    loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind returned")
+    loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
     model.train()
     correction = task.correction.begin(task)
     kept = task.client_state

@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry, str]] = {
     "a modifier that binds no losses": (
         play,
         ModifierEntry("wrong", build=NoClientLoss, methods=("fedpgd",)),
-        "local trainer 'fedpgd' (calfat-plugin 0.1.0): bind returned the class ClientLoss; expected a ClientLoss.",
+        "loss modifier 'wrong' (passed in wrong): bind returned the class ClientLoss; expected a ClientLoss.",
     ),
     "an aggregator that takes no options": (
         play,

@@ -14,7 +14,7 @@ import torch
 
 from calfat_plugin.entries import DatasetEntry, TrainerEntry
 from calfat_plugin.errors import HostError, RecipeError
-from calfat_plugin.federation import server
+from calfat_plugin.federation import measurements
 from calfat_plugin.federation.server import Server, sample_clients
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
@@ -145,9 +145,9 @@ def test_drawing_clients_is_fair_and_leaves_numpys_generator_alone() -> None:
 def test_the_global_model_is_evaluated_once_a_round_on_all_test_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Defect 8: the host tests every client on the full test set, and drops its last batch."""
     calls: list[tuple[str, Any]] = []
-    count_calls(monkeypatch, server, "measure", calls)
+    count_calls(monkeypatch, measurements, "measure", calls)
     ran = run(experiment(calfat__evaluation={"batch_size": 7}))
-    assert len(calls) == 3  # two rounds and the end
+    assert len(calls) == 5  # the two lists of evaluators, tried on two images; two rounds and the end
     assert [evaluation.num_examples for evaluation in ran.evaluations] == [20]
     assert ran.records[1].evaluations["natural"].accuracy == ran.evaluations[0].accuracy
 

@@ -88,6 +88,20 @@ def test_the_frozen_copy_is_the_global_model_and_stays_it() -> None:
     assert not same_bits(update.state, before)
 
 
+def test_what_is_kept_is_a_copy() -> None:
+    """The worker's one model goes to the next client."""
+
+    class Keeping(Plain):
+        def end_round(self, task: LocalTask, context: Any) -> RoundEnd:
+            return RoundEnd(state=task.model.state_dict())
+
+    model = TinyNet()
+    update = Keeping().fit(local_task(model))
+    with torch.no_grad():
+        model.classifier.weight.zero_()  # type: ignore[union-attr, operator]
+    assert bool(update.client_state["method/classifier.weight"].any())
+
+
 def test_several_steps_a_batch_see_the_weights_between_them() -> None:
     class Twice(Plain):
         def take_steps(self, batch: TrainBatch, step: Any) -> Tensor:
