@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import click
 
 from calfat_plugin import __version__, entries
 from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe import schema as sections
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import PluginFileOptions, with_plugins
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
 from calfat_plugin.registry import Registry
 
@@ -30,10 +34,12 @@ _NULL: Schema = {"type": "null"}
 
 
 @click.command()
-def schema() -> None:
+@plugin_option
+def schema(plugins: tuple[Path, ...]) -> None:
     """Print a JSON schema of recipes, with the plugins that are installed, for editors."""
     with user_errors():
-        click.echo(json.dumps(recipe_schema(Registry.load()), indent=2))
+        registry = Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))
+        click.echo(json.dumps(recipe_schema(registry), indent=2))
 
 
 def recipe_schema(registry: Registry) -> Schema:
@@ -69,6 +75,7 @@ def _calfat(registry: Registry) -> Schema:
             "runtime": _section(sections.RuntimeOptions),
             "silo": _section(SiloSettings, {"parties": _list(_TEXT), **silo}),
             "loggers": _list(_choice(registry, entries.LoggerEntry)),
+            "plugins": {"type": ["object", "null"], "additionalProperties": _section(PluginFileOptions)},
             "reported": {
                 "type": ["object", "null"],
                 "properties": {"source": _TEXT},

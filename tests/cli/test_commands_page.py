@@ -32,7 +32,9 @@ def test_the_page_lists_the_commands_with_json() -> None:
     (names,) = re.findall(r"^((?:`[a-z-]+`[, and]*)+) take `--json`", PAGE, re.MULTILINE)
     with_json = {name for name in COMMANDS if any("--json" in option.opts for option in command(name).params)}
     assert set(re.findall(r"`([a-z-]+)`", names)) == with_json
-    assert set(COMMANDS) - with_json == {"init", "schema", "completion", "certs", "link-fedml", "unlink-fedml"}
+    assert set(COMMANDS) - with_json == {
+        *("init", "new-plugin", "schema", "completion", "certs", "link-fedml", "unlink-fedml"),
+    }
 
 
 @pytest.mark.parametrize("line", re.findall(r"^(calfat .*?)(?: +#.*| > .*)?$", PAGE, re.MULTILINE))

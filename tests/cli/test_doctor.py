@@ -291,7 +291,7 @@ def test_no_command_at_all(linked: bool, tmp_path: Path) -> None:
 class BrokenPoint:
     """The entry point of a plugin that does not import."""
 
-    name = "slow-at"
+    name, module = "slow-at", "slow_at"
 
     def load(self) -> None:
         raise ModuleNotFoundError("No module named 'apex'")
