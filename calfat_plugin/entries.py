@@ -175,12 +175,13 @@ class AggregatorEntry(Entry):
 
     Attributes:
         conflicts: local trainer name to the reason why it cannot work with this aggregator.
-        uses_test_data: whether ``combine`` looks at the server's test images (``task.monitored``). Results say so.
+        uses_monitored_data: whether ``combine`` looks at the server's images (``task.monitored``). Results say so
+            where these are test images.
     """
 
     kind: ClassVar[str] = "aggregator"
     conflicts: Mapping[str, str] = field(default_factory=dict)
-    uses_test_data: bool = False
+    uses_monitored_data: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,9 @@ def _notes(text: str, number: int, experiment: Experiment) -> Iterator[str]:
     cores = num_cores()
     threads = experiment.recipe.runtime.threads or cores
     if number > 1 and number * threads > cores:
-        yield (
-            f"{workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. A smaller "
-            "calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
-        )
+        faster = "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
+        remedy = faster if threads > 1 else "Fewer workers are as fast."
+        yield f"{workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. {remedy}"
     elif text == AUTO and number < min(cores, experiment.recipe.clients_per_round):
         yield (
             f"{workers} of {_count(threads, 'thread')} on {_count(cores, 'core')}. With a smaller "

@@ -266,7 +266,7 @@ class Server:
             UpdateError: it does not fit the model.
         """
         pick = self.experiment.aggregator
-        if pick.entry.uses_test_data:
+        if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)
         with self.experiment.naming(pick):
             aggregate = returned.instance(

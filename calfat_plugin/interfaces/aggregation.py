@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class MonitoredData(Protocol):
-    """What the server holds beside the model: the test images on which it monitors the run (``calfat.monitor``).
+    """What the server holds beside the model: the images on which it monitors the run (``calfat.monitor``).
 
-    There is no validation split, so an aggregator that looks at them chooses by test images: its entry says so
-    (``uses_test_data``), and so do the run's results.
+    These are of the validation split (``data_args.validation_share``). A recipe without one has test images there: an
+    aggregator that looks at them chooses by test images, which the run's results say.
     """
 
     @property
@@ -36,8 +36,8 @@ class MonitoredData(Protocol):
 
 def _no_data() -> MonitoredData:
     raise PluginError(
-        "combine asks for the server's test images (task.monitored), which its entry does not declare. Give the "
-        "AggregatorEntry uses_test_data=True; results of such runs say that test images were used."
+        "combine asks for the server's images (task.monitored), which its entry does not declare. Give the "
+        "AggregatorEntry uses_monitored_data=True; results say so where these are test images."
     )
 
 
@@ -53,7 +53,7 @@ class AggregationTask:
             replaced after the aggregation.
         num_clients: clients in total (not only this round's).
         round: 1-based round number.
-        monitored: gives the server's test images, when called; only for entries that set ``uses_test_data``.
+        monitored: gives the server's images, when called; only for entries that set ``uses_monitored_data``.
     """
 
     global_state: State

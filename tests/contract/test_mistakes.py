@@ -277,11 +277,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry, str]] = {
         f"{AGGREGATOR}its aggregate's server_state holds an int (1) under 'steps'; expected tensors, each under a "
         "text.",
     ),
-    "an aggregator that looks at test images": (
+    "an aggregator that looks at the server's images": (
         play,
         aggregator(lambda self, task: task.monitored()),
-        f"{AGGREGATOR}combine asks for the server's test images (task.monitored), which its entry does not declare. "
-        "Give the AggregatorEntry uses_test_data=True; results of such runs say that test images were used.",
+        f"{AGGREGATOR}combine asks for the server's images (task.monitored), which its entry does not declare. Give "
+        "the AggregatorEntry uses_monitored_data=True; results say so where these are test images.",
     ),
     "an attack that crafts nothing": (
         play,

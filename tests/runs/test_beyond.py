@@ -174,7 +174,7 @@ class Fog(AttackEvaluator):
 
 @hookimpl
 def calfat_aggregators():
-    yield AggregatorEntry("watching", build=Watching, metrics={"best": "of a test"}, uses_test_data=True)
+    yield AggregatorEntry("watching", build=Watching, metrics={"best": "of a test"}, uses_monitored_data=True)
 
 
 @hookimpl

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.entries import AggregatorEntry
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.report.made import made_run
@@ -73,3 +74,12 @@ def test_what_the_test_split_selected_is_no_fair_result(tmp_path: Path) -> None:
 
 def plain(page: str) -> str:
     return page.replace("\u00a0", " ")
+
+
+def test_an_aggregator_that_looks_at_validation_images_has_not_seen_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AggregatorEntry, "uses_monitored_data", property(lambda entry: True, lambda entry, value: None))
+    for share, codes in (("0", ["test-images-used"]), ("0.1", [])):
+        run = made_run(tmp_path / share, f"data_args.validation_share={share}", final={"natural": 0.6})
+        assert [alarm["code"] for alarm in json.loads((run / "results.json").read_text())["alarms"]] == codes
