@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "a resume compares no training images",
         "runs/data.py",
-        "_digest((dataset.train, dataset.test))",
+        "_digest(filter(None, (dataset.train, dataset.test, dataset.validation)))",
         "_digest((dataset.test,))",
         DATA,
     ),

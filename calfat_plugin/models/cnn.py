@@ -71,7 +71,7 @@ class CNNSmall(ImageClassifier):
 class CNNStrided(ImageClassifier):
     """Three padded 3x3 convolutions (16, 32, 64) of stride 2: cheap enough to train robustly on a CPU.
 
-    Some 0.56 million multiplications for a 1x28x28 image, one 36th of ``cnn``'s. 33,546 parameters for 10 classes,
+    Some 0.56 million multiplications for a 1x28x28 image, a thirtieth of ``cnn``'s. 33,546 parameters for 10 classes,
     33,770 with normalisation. Takes any image size.
     """
 

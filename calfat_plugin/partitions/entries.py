@@ -83,6 +83,7 @@ ENTRIES = (
         config=ShardOptions,
         summary="sorted by label, cut into shards, k random shards per client: label2",
         number_option="k",
+        may_leave_out=True,  # the remainder of the division into shards
     ),
     PartitionEntry(
         SILO,

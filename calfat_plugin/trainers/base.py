@@ -55,6 +55,11 @@ class AdversarialTrainer(LocalTrainer):
         self.options = options
         self.modifier = modifier
 
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether :meth:`take_steps` is overridden."""
+        return type(self).take_steps is not AdversarialTrainer.take_steps
+
     def adapt_model(self, model: nn.Module) -> nn.Module:
         return self.modifier.adapt_model(model)
 

@@ -19,7 +19,7 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
-from calfat_plugin.maths.graphs import Caller, Graphs, graphs_of
+from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.profiling import timed, timed_each
@@ -41,6 +41,8 @@ class Method(Protocol):
     def attacks(self) -> bool: ...
     @property
     def counts_iterates(self) -> bool: ...
+    @property
+    def has_own_steps(self) -> bool: ...
     def bind_loss(self, class_counts: Tensor) -> ClientLoss: ...
     def begin_round(self, task: LocalTask) -> Any: ...
     def end_round(self, task: LocalTask, context: Any) -> RoundEnd: ...
@@ -97,7 +99,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     sample = pixels(task.data.x[:PROBED].to(task.device))
     with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
         context = method.begin_round(task)
-        with graphs_of(_graphs_for(context, task), model) as call:
+        with graphs_of(_graphs_for(method, context, task), model) as call:
             work = _Work(method, task, loss, context, rows, passes_in(task.precision, task.device), call)
             metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
@@ -272,8 +274,10 @@ def _batches_of_epoch(task: LocalTask) -> int:
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     """Leave the gradient of the step in the parameters; the loss for the record."""
+    if work.call is eager:
+        return _backward(work, batch)  # this very batch: its logits stay those before the step
     inputs = batch.x_nat, batch.x_adv, batch.y, batch.attacked, batch.kappa, batch.index
-    value, *others = work.call("training step", partial(_backward, work), *inputs)
+    value, *others = work.call("training step", partial(_step, work), *inputs)
     assert value is not None
     recorded, gradients = others[: len(work.recorded)], others[len(work.recorded) :]
     batch.recorded.update({name: each for name, each in zip(work.recorded, recorded, strict=True) if each is not None})
@@ -282,22 +286,27 @@ def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
     return value
 
 
-def _backward(
+def _step(
     work: _Work, x_nat: Tensor, x_adv: Tensor, y: Tensor, attacked: Tensor | None, kappa: Tensor | None, index: Tensor
 ) -> tuple[Tensor | None, ...]:
     """The loss, what the method recorded, and the gradient of each parameter."""
     task = work.task
     batch = TrainBatch(task.model, x_nat, x_adv, y, work.loss, task, attacked, kappa, work.context, index)
-    task.model.zero_grad(set_to_none=True)
-    with work.passes():
-        value = returned.loss(work.method.backward(batch), "backward returned")
+    value = _backward(work, batch)
     work.recorded[:] = batch.recorded
     return value, *batch.recorded.values(), *(parameter.grad for parameter in task.model.parameters())
 
 
-def _graphs_for(context: Any, task: LocalTask) -> Graphs | None:
-    """The run's graphs, unless the losses see a context: what it holds may be replaced, and a graph would not know."""
-    if task.graphs is None or context is None:
+def _backward(work: _Work, batch: TrainBatch) -> Tensor:
+    work.task.model.zero_grad(set_to_none=True)
+    with work.passes():
+        return returned.loss(work.method.backward(batch), "backward returned")
+
+
+def _graphs_for(method: Method, context: Any, task: LocalTask) -> Graphs | None:
+    """The run's graphs, unless what the method does between their calls could change what they have captured."""
+    if task.graphs is None or not (method.has_own_steps or context is not None):
         return task.graphs
-    task.graphs.report(("training", (task.data.x.shape[1:],)), "the losses see what begin_round returned")
+    reason = "the losses see what begin_round returned" if context is not None else "take_steps is the method's own"
+    task.graphs.report(("training", (task.data.x.shape[1:],)), reason)
     return None

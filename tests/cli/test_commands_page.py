@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 from pathlib import Path
 
 import click
@@ -59,4 +60,8 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("calfat_plugin.cli.run.read_document", stopped)
-    assert calfat("run", "calfat_digits").code == 130
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert calfat("run", "calfat_digits").code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)  # a stopped command ignores it to its end, here the end of this call

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation import server
+from calfat_plugin.federation import measurements, server
 from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import LocalTask
@@ -236,7 +236,7 @@ def evaluated_with(asked: Experiment, device: torch.device, monkeypatch: pytest.
     handed: list[Graphs | None] = []
     monkeypatch.setattr(nn.Module, "to", lambda module, where: module)
     monkeypatch.setattr(Tensor, "to", lambda tensor, where: tensor)
-    monkeypatch.setattr(server, "measure", lambda *given, graphs, **more: handed.append(graphs) or {})
+    monkeypatch.setattr(measurements, "measure", lambda *given, graphs, **more: handed.append(graphs) or {})
     monkeypatch.setattr(server, "PeakMemory", lambda device: None)
     held = Server(asked, small_digits(), device, RunObserver())
     for _ in range(2):

@@ -23,6 +23,7 @@ from calfat_plugin.analyses.tsne import balanced
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import Augmentation
+from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
 from calfat_plugin.federation.ambient import seeded_world
@@ -94,6 +95,7 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
     }
     runs(setting, changes)
     balanced(digits().test, 10, 20)
+    prepared(digits(), max_train=40, max_test=20, validation_share=0.1, validate_on_test=False, seed=2021)
 
     clients = {1: (1, 2, 3), 2: (2, 3, 4)}
     each = [(round, client) for round in clients for client in clients[round]]
@@ -107,9 +109,10 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
         *((7, "ambient aggregation", round, 0, 0) for round in clients),
         *((7, "ambient evaluation", round, 0, 0) for round in (2, 0)),
         *((7, f"evaluate/{label}", round, 0, 0) for label, round in (("natural", 2), ("fgsm", 2))),
-        *((7, f"evaluate/{label}", 0, 0, 0) for label in ("natural", "pgd2")),
+        *((7, f"evaluate/{label}", 0, 0, 0) for label in ("natural", "pgd2", "fgsm")),  # the monitor's: in the trial
         (0, "monitor subset", 0, 0, 0),
         (0, "t-SNE", 0, 0, 0),
+        *((2021, purpose, 0, 0, 0) for purpose in ("train examples", "test examples", "validation")),
     }
     assert {purpose for _, purpose, *_ in drawn if not purpose.startswith("evaluate/")} == {
         purpose for purpose in SEEDS if not purpose.startswith("evaluate/")
