@@ -53,6 +53,7 @@ def test_the_lines_of_the_page_run_as_a_script(lines: str, tmp_path: Path) -> No
     assert re.findall(r"^round (\d)/5  natural", ended.out, re.MULTILINE) == list("12345")
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_page_run_in_a_notebook_with_bars(
     lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

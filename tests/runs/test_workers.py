@@ -430,7 +430,7 @@ def _close_the_terminal(leader: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize(
     ("stop", "status"),
     [
-        (_stop_the_terminal, 130),
+        pytest.param(_stop_the_terminal, 130, marks=pytest.mark.slow),
         pytest.param(_close_the_terminal, 130, marks=pytest.mark.slow),
         pytest.param(subprocess.Popen.terminate, 130, marks=pytest.mark.slow),
         pytest.param(subprocess.Popen.kill, -signal.SIGKILL, marks=pytest.mark.slow),

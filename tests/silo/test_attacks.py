@@ -67,6 +67,7 @@ def line_to(port: int, credentials: grpc.ChannelCredentials | None = None, name:
         yield send
 
 
+@pytest.mark.slow
 def test_strangers_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     stranger = random.Random(1)
     weights = {"w": {"dtype": "F32", "shape": [GIGABYTES // 4], "data_offsets": [0, GIGABYTES]}}

@@ -227,10 +227,16 @@ installed = pytest.mark.skipif(
 )
 
 
+MARKS = {  # the quicker sections run in every test
+    "Two machines, step by step": pytest.mark.slow,
+    "MQTT and S3": (pytest.mark.slow, needs_mosquitto),
+}
+
+
 @installed
 @pytest.mark.parametrize(
     "section",
-    [pytest.param(section, marks=needs_mosquitto) if section == "MQTT and S3" else section for section in SECTIONS],
+    [pytest.param(section, marks=MARKS.get(section, ())) for section in SECTIONS],
 )
 def test_every_command_does_what_the_page_says(section: str, tmp_path: Path) -> None:
     blocks = [block for block in BLOCKS if block.section == section]

@@ -6,6 +6,8 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from tests.silo.federation import Federation, assert_same_bits, assert_they_sleep, wait_for
 
 SHORT_ROUND = {"min_clients": 1, "round_deadline": 15}  # seconds; a loaded machine must train within
@@ -30,6 +32,7 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         assert "rank 2 was started again" in federation.log(0)
 
 
+@pytest.mark.slow
 def test_client_started_again_joins_the_round_under_way(tmp_path: Path) -> None:
     """Nobody waits for a deadline: the client that died in round 2 gets round 2's model again and answers."""
     with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
@@ -45,6 +48,7 @@ def test_client_started_again_joins_the_round_under_way(tmp_path: Path) -> None:
         assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
 
 
+@pytest.mark.slow
 def test_killed_server_resumes_to_the_same_model(tmp_path: Path) -> None:
     """kill -9 of the server while round 2 is trained: its clients wait, and the round is done again, bit for bit."""
     with Federation(tmp_path, aggregator={"name": "scaffold"}) as federation:
@@ -95,6 +99,7 @@ def test_client_killed_when_it_has_acknowledged_the_end_knows_that_the_run_is_ov
         )
 
 
+@pytest.mark.slow
 def test_client_that_waits_for_a_server_killed_after_the_last_round_ends_with_it(tmp_path: Path) -> None:
     """The server's second process has only the evaluation left, and stays long enough for those that wait to ask."""
     with Federation(tmp_path) as federation:
@@ -111,6 +116,7 @@ def test_client_that_waits_for_a_server_killed_after_the_last_round_ends_with_it
         assert (federation.directory(0) / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_client_that_stops_answering(tmp_path: Path) -> None:
     """SIGSTOP: connections to it still open, and it never answers."""
     with Federation(tmp_path, silo=SHORT_ROUND, train_args={"comm_round": 4}) as federation:
@@ -135,6 +141,7 @@ def test_port_already_taken(tmp_path: Path) -> None:
         assert not federation.directory(0).exists()
 
 
+@pytest.mark.slow
 def test_peers_that_never_come(tmp_path: Path) -> None:
     """Both sides give up at the start deadline and say for whom they waited."""
     with Federation(tmp_path, silo={"start_deadline": 3}, train_args={"client_num_in_total": 3}) as federation:
@@ -179,6 +186,7 @@ def test_a_failing_first_round_keeps_its_log_alone(tmp_path: Path) -> None:
         assert "received client status ONLINE" in log.read_text()
 
 
+@pytest.mark.slow
 def test_round_without_a_quorum_ends_the_run_at_its_deadline(tmp_path: Path) -> None:
     with Federation(tmp_path, silo={"round_deadline": 15}) as federation:
         federation.start(0, 1)

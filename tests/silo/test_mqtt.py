@@ -90,6 +90,7 @@ def stranger_at(silo: dict[str, Any], name: str) -> Iterator[Stranger]:
         stranger.leave()
 
 
+@pytest.mark.slow
 def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     """A stranger that an open broker lets speak as rank 1: nothing it sends is executed, believed or waited for."""
     dice = random.Random(1)
@@ -236,6 +237,7 @@ def test_bucket_that_is_not_there(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_certificates_and_access_rules_keep_everyone_in_their_place(tmp_path: Path) -> None:
     """Mutual TLS with the files that ``calfat certs --broker`` writes, a whole run, and rank 1 posing as rank 2."""
     port, at_store = free_ports(2)

@@ -57,6 +57,7 @@ def assert_profiles(federation: Federation) -> None:
     assert "where the time went:\na round of calfat, mean of 2 rounds" in federation.log(1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None:
     with Federation(tmp_path, train_args={"comm_round": 2}) as federation:

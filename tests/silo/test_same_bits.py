@@ -27,7 +27,7 @@ def run_locally(federation: Federation, *changes: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("backend", ["MPI", pytest.param("GRPC", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", [pytest.param(backend, marks=pytest.mark.slow) for backend in ("MPI", "GRPC")])
 def test_one_command_starts_all_parties(tmp_path: Path, backend: str) -> None:
     """Server and clients with their lines told apart, and the simulator's model at the end."""
     with Federation(tmp_path, train_args={"comm_round": 2}) as federation:
