@@ -136,11 +136,11 @@ class SiloServer(OnTransport, FedMLServerManager):
     def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
         """Take an answer of this round; :meth:`_admit` let no other in."""
         rank, fields = msg_params.get_sender_id(), msg_params.get_params()
-        now = self._current
+        now = self._round
         self._heard[rank] = time.monotonic()
         self._missed.discard(rank)
-        if fields["round"] != now.number or rank - 1 in now.answers:
-            return  # the round ended while it waited, or it came twice
+        if now is None or fields["round"] != now.number or rank - 1 in now.answers:
+            return  # the round, perhaps the last one, ended while it waited; or it came twice
         now.answers[rank - 1] = (
             fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES],
             fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS],
