@@ -41,9 +41,7 @@ def monitored(run: RunFiles, label: str) -> Measure:
     pick = _pick(run, label, "monitor", "evaluators")
     limits = (run.value("calfat", "monitor", "max_examples"), pick.get("max_examples"))
     examples = plain(min((limit for limit in limits if limit is not None), default=_ALL))
-    return _measure(
-        run, label, pick, examples, split=_VALIDATION if run.value("data_args", "validation_share") else None
-    )
+    return _measure(run, label, pick, examples, split=_VALIDATION if run.monitored_split == "validation" else None)
 
 
 def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:

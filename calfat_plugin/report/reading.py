@@ -68,6 +68,11 @@ class RunFiles:
         return value
 
     @property
+    def monitored_split(self) -> str:
+        """What rounds were measured on, as ``recipe.schema.DataArgs`` has it: ``validation`` or ``test``."""
+        return "validation" if self.value("data_args", "validation_share") else "test"
+
+    @property
     def name(self) -> str:
         """The recipe's name."""
         return str(self.results.get("recipe") or self.path.resolve().parent.name)

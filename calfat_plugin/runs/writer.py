@@ -140,7 +140,8 @@ class RunWriter:
 
     def _test_images_used(self) -> tuple[Alarm, ...]:
         """A finding where the aggregator looked at test images: accuracies on them are then no test."""
-        if not self.experiment.aggregator.entry.uses_monitored_data or self.experiment.recipe.data.validation_share:
+        experiment = self.experiment
+        if not experiment.aggregator.entry.uses_monitored_data or experiment.recipe.data.monitored_split != "test":
             return ()
         text = (
             f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
