@@ -433,7 +433,7 @@ def copied(target: Path) -> None:
             shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)
 
 
-def turns_red(mutant: Mutant, tree: Path) -> bool:
+def ended_with(mutant: Mutant, tree: Path) -> subprocess.CompletedProcess[str]:
     """Plant the mistake in ``tree``, run its tests, and put the file back.
 
     Raises:
@@ -452,7 +452,12 @@ def turns_red(mutant: Mutant, tree: Path) -> bool:
         file.write_text(good)
     if ended.returncode not in (0, 1) or (ended.returncode == 1 and "FAILED" not in ended.stdout):
         raise RuntimeError(f"{mutant.name}: the tests did not run:\n{ended.stdout}{ended.stderr}")
-    return ended.returncode == 1
+    return ended
+
+
+def turns_red(mutant: Mutant, tree: Path) -> bool:
+    """Whether the tests find the mistake."""
+    return ended_with(mutant, tree).returncode == 1
 
 
 def main(words: list[str]) -> int:

@@ -101,7 +101,9 @@ def test_killed_in_round_7_as_a_user_starts_it(
 
     resumed = warm.run(*arguments, "--resume", cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
-    assert resumed.out.splitlines()[0] == f"tiny: resuming at round 7 of 9 rounds in {run.relative_to(recipe.parent)}"
+    # Round 6 may still have been on its way to the disk, and is then made again.
+    said = [f"tiny: resuming at round {round} of 9 rounds in {run.relative_to(recipe.parent)}" for round in (6, 7)]
+    assert resumed.out.splitlines()[0] in said
     assert_same_end(run, whole[ALL])
 
 
