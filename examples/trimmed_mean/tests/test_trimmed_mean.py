@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import trimmed_mean
@@ -13,7 +15,7 @@ REGISTRY = builtin_registry(trimmed_mean)
 
 
 @pytest.mark.parametrize(("name", "options"), [("trimmed-mean", {}), ("trimmed-mean", {"beta": 0}), ("median", {})])
-def test_it_keeps_the_contract(name: str, options: dict[str, float]) -> None:
+def test_it_keeps_the_contract(name: str, options: dict[str, Any]) -> None:
     check_aggregator(name, registry=REGISTRY, **options)
 
 
@@ -23,7 +25,8 @@ def combined(name: str, values: list[list[float]], **options: float) -> list[flo
     updates = {client: LocalUpdate({"w": torch.tensor(value)}, 1) for client, value in enumerate(values)}
     start = {"w": torch.zeros(len(values[0]))}
     task = AggregationTask(start, updates, {}, ["w"], num_clients=len(values), round=1)
-    return entry.load()(entry.config(**options)).combine(task).state["w"].tolist()
+    found: list[float] = entry.load()(entry.config(**options)).combine(task).state["w"].tolist()
+    return found
 
 
 CLIENTS = [[1.0, 50.0], [2.0, 10.0], [3.0, 20.0], [4.0, 30.0], [100.0, 40.0]]
