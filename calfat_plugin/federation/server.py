@@ -27,7 +27,7 @@ from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import norm_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
-from calfat_plugin.maths.averaging import check_form, check_update, heterogeneity, update_norm, value_problem
+from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -156,7 +156,8 @@ class Server:
         with self.experiment.naming(self.experiment.trainer):
             extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned")
         self.broadcast = {**aggregate.broadcast, **extras}
-        norms = {client: update_norm(update.state, previous, names) for client, update in usable.items()}
+        moved = drift([update.state for update in usable.values()], previous, names)
+        norms = dict(zip(usable, moved.norms, strict=True))
         alarms = norm_alarms(norms)
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
@@ -166,7 +167,7 @@ class Server:
             refused=dict(sorted(refused.items())),
             losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
             update_norms=norms,
-            heterogeneity=heterogeneity([update.state for update in usable.values()], names),
+            heterogeneity=moved.heterogeneity,
             evaluations={},
             seconds=0.0,
             bytes_down=bytes_down,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calfat_plugin.errors import UpdateError, did_you_mean
 
@@ -144,21 +144,37 @@ def update_norm(state: State, reference: State, names: Iterable[str]) -> float:
     return math.sqrt(math.fsum(_square(state[name].double() - reference[name].double()) for name in names))
 
 
-def heterogeneity(states: Sequence[State], names: Iterable[str]) -> float:
-    """s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 over the named tensors (CalFAT section
-    3.2).
+class Drift(NamedTuple):
+    """How far a round's clients have moved, over the named tensors of each taken as one vector.
 
-    The mean is uniform and taken before aggregation. Name the trainable parameters only: statistics
-    of normalisation layers do not belong in it. 0.0 for a single client, where nothing can differ.
+    Attributes:
+        norms: ||theta_i - reference||, one per client.
+        heterogeneity: s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 (CalFAT section 3.2), with the plain mean,
+            before aggregation; 0.0 for a single client, where nothing can differ.
     """
-    if len(states) < 2:
-        return 0.0
-    total = 0.0
+
+    norms: list[float]
+    heterogeneity: float
+
+
+def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Drift:
+    """Measure the clients' drift; tensor by tensor, so that each is widened to float64 once and never all at a time.
+
+    Args:
+        states: of the m >= 1 clients.
+        reference: the global model that they began with.
+        names: the trainable parameters: statistics of normalisation layers do not belong here.
+    """
+    squares: list[list[float]] = [[] for _ in states]
+    spread = 0.0
     for name in names:
-        tensors = [state[name].double() for state in states]
-        mean = sum(tensors[1:], start=tensors[0]) / len(tensors)
-        total += math.fsum(_square(tensor - mean) for tensor in tensors)
-    return total / (len(states) - 1)
+        tensors, start = [state[name].double() for state in states], reference[name].double()
+        for own, tensor in zip(squares, tensors, strict=True):
+            own.append(_square(tensor - start))
+        if len(tensors) > 1:
+            mean = sum(tensors[1:], start=tensors[0]) / len(tensors)
+            spread += math.fsum(_square(tensor - mean) for tensor in tensors)
+    return Drift([math.sqrt(math.fsum(own)) for own in squares], spread / max(1, len(states) - 1))
 
 
 def _square(tensor: Tensor) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.maths.averaging import (
     check_update,
-    heterogeneity,
+    drift,
     update_norm,
     value_problem,
     weighted_average,
@@ -181,18 +181,28 @@ class TestCheckUpdate:
         assert str(caught.value) == "client 0: tensor 'conv.weight' is missing, and 1 more"
 
 
+NOWHERE = {"w": torch.zeros(()), "v": torch.zeros(())}
+
+
 class TestFigures:
     def test_heterogeneity_vector(self):
-        assert heterogeneity(STATES, ["w"]) == pytest.approx(8.0)
+        assert drift(STATES, NOWHERE, ["w"]).heterogeneity == pytest.approx(8.0)
 
     def test_heterogeneity_sums_over_tensors_and_leaves_others_out(self):
         states = [{**state, "v": 2 * state["w"], "bn": state["w"] * 100} for state in STATES]
-        assert heterogeneity(states, ["w", "v"]) == pytest.approx(8.0 * 5)
+        assert drift(states, NOWHERE, ["w", "v"]).heterogeneity == pytest.approx(8.0 * 5)
 
     def test_heterogeneity_of_equal_or_single_clients_is_zero(self):
-        assert heterogeneity(STATES[:1], ["w"]) == 0.0
-        assert heterogeneity(STATES[:2], ["w"]) == pytest.approx(4.0)
-        assert heterogeneity([STATES[0]] * 4, ["w"]) == 0.0
+        assert drift(STATES[:1], NOWHERE, ["w"]).heterogeneity == 0.0
+        assert drift(STATES[:2], NOWHERE, ["w"]).heterogeneity == pytest.approx(4.0)
+        assert drift([STATES[0]] * 4, NOWHERE, ["w"]).heterogeneity == 0.0
+
+    def test_each_clients_way_is_its_update_norm(self):
+        torch.manual_seed(0)
+        reference, *states = ({"w": torch.randn(3, 5), "v": torch.randn(7), "bn": torch.randn(7)} for _ in range(4))
+        norms = drift(states, reference, ["w", "v"]).norms
+        assert norms == [update_norm(state, reference, ["w", "v"]) for state in states]
+        assert len(set(norms)) == 3
 
     def test_update_norm(self):
         state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
