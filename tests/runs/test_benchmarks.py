@@ -26,6 +26,7 @@ from benchmarks import (
     local_epoch,
     loops,
     measuring,
+    precision,
     round_overhead,
     scaling,
     work,
@@ -268,6 +269,28 @@ def test_verdicts_that_differ_are_no_result(few_digits: None, monkeypatch: pytes
     monkeypatch.setattr(evaluation, "trained", lambda name, count, epochs: (Brittle(data.x), data))
     with pytest.raises(SystemExit, match="AutoAttack: 2 verdicts differ"):
         evaluation.main(["--autoattack-images", "2", "--repeats", "1", "--parts", "autoattack"])
+
+
+def test_precision(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
+    precision.main(["--images", "4", "--epochs", "1", "--repeats", "1", "--precision", "fp32,bf16"])
+    exact, lower = tables(capsys.readouterr().out)["precision"]
+    assert exact[1:] == ["1", exact[2], exact[2], "0"]
+    assert exact[0] == "fp32"
+    assert lower[:1] + lower[2:3] == ["bf16", exact[2]]
+    assert float(lower[1]) == pytest.approx(1, abs=0.1)
+    assert lower[1] != "1"
+
+
+def test_another_seed_is_other_noise_and_the_model_does_not_move() -> None:
+    model, data = loops.network("cnn_small", (1, 8, 8)), loops.images(4, (1, 8, 8))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    one, same, other = (precision.attacked("calfat", model, data, 2, "fp32", seed) for seed in (1, 1, 2))
+    assert torch.equal(one.x_adv, same.x_adv)
+    assert not torch.equal(one.x_adv, other.x_adv)
+    for batch in (one, same, other):
+        assert batch.model is not model
+        for name, tensor in batch.model.state_dict().items():
+            assert torch.equal(tensor, before[name])
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # four, like its own
