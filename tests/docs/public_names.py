@@ -58,9 +58,8 @@ def _lacks_of_class(found: griffe.Class) -> Iterator[str]:
         if isinstance(member, griffe.Function):
             if member.docstring is not None or not _inherited(member):
                 yield from (f"{name}: {lack}" for lack in _lacks(member))
-        elif isinstance(member, griffe.Attribute) and member.annotation:
-            if member.docstring is None and not _described(name, said):
-                yield f"{name}: not in 'Attributes'"
+        elif member.is_attribute and member.annotation and member.docstring is None and not _described(name, said):
+            yield f"{name}: not in 'Attributes'"
     if "__init__" in found.members and "dataclass" not in found.labels:
         yield from (f"__init__: {lack}" for lack in _lacks_of_function(found.members["__init__"]))
 
