@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,17 @@ def test_pages_load_nothing_from_elsewhere(site: Path, pages: dict[str, Page]) -
 def test_no_list_or_table_is_left_as_text(pages: dict[str, Page]) -> None:
     """Repositories need no empty line before a list, MkDocs does."""
     left = re.compile(r"^(?:[-*|] |\d+\. |#+ )", re.MULTILINE)
-    assert [(name, text) for name, page in pages.items() for text in page.paragraphs if left.search(text)] == []
+    assert [(name, text) for name, page in pages.items() for text in page.texts["p"] if left.search(text)] == []
+
+
+def test_links_show_titles_and_not_names_of_files(pages: dict[str, Page]) -> None:
+    assert [(name, text) for name, page in pages.items() for text in page.texts["a"] if text.endswith(".md")] == []
+    assert "Versions and releases" in pages["python.html"].texts["a"]
+
+
+def test_no_bar_in_a_table_keeps_its_backslash(site: Path) -> None:
+    """Repositories drop it within code, MkDocs does not."""
+    assert [path.name for path in site.rglob("*.html") if "\\|" in path.read_text(encoding="utf-8")] == []
 
 
 def test_every_public_name_has_its_place_and_signature(site: Path) -> None:
@@ -57,11 +68,12 @@ def test_every_public_name_has_its_place_and_signature(site: Path) -> None:
 def test_a_mistake_fails_the_build(tmp_path: Path) -> None:
     """A page without a place, a link and an anchor that do not exist, in a small site with our settings."""
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    shutil.copy(ROOT / "mkdocs_titles.py", tmp_path)
     (tmp_path / "mkdocs.yml").write_text(
         re.sub(r"^nav:.*?^theme:", "nav: [index.md]\ntheme:", settings, flags=re.M | re.S)
     )
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "index.md").write_text("[a](gone.md) [b](other.md#gone)\n")
+    (tmp_path / "docs" / "index.md").write_text("[a](gone.md) [b](other.md#gone) [gone.md](gone.md)\n")
     (tmp_path / "docs" / "other.md").write_text("# Other\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode == 1

@@ -61,6 +61,7 @@ def test_the_sdist_has_what_its_tests_and_make_need(dist: Path) -> None:
     files = (
         "*.md",
         "mkdocs.yml",
+        "mkdocs_titles.py",
         "LICENSE",
         "CITATION.cff",
         "Makefile",
