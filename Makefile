@@ -22,7 +22,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constr
 # An environment of a version before 0.1 loses its `fedml` with that version.
 LINK = @$(BIN)/calfat link-fedml >/dev/null
 
-.PHONY: help run quick test slow lint clean
+.PHONY: help run quick test slow lint docs clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
@@ -30,7 +30,8 @@ help:
 	@echo "make test    the tests, without those marked slow"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
-	@echo "make clean   remove $(VENV) and the tools' caches; runs/ stays"
+	@echo "make docs    the documentation site, in site/"
+	@echo "make clean   remove $(VENV), site/ and the tools' caches; runs/ stays"
 
 run: $(VENV)/.installed
 	$(BIN)/calfat run $(RECIPE) $(ARGS)
@@ -49,8 +50,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Material for MkDocs warns of a coming MkDocs 2, which is not what is installed.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:
-	rm -rf $(VENV) $(UV_FOLDER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(UV_FOLDER) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 # The two stamps are younger than the set-up files exactly when the environment holds what those ask for,
 # so the second `make run` starts at once and a changed pin is installed by the next one.

@@ -175,6 +175,9 @@ def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
 def load_run(directory: str | Path) -> Run:
     """Read a run directory, of a finished run or of one that is not.
 
+    Args:
+        directory: the run directory.
+
     Raises:
         CalfatError: there is no run in it, or a file of it is damaged.
     """

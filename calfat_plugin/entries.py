@@ -25,7 +25,12 @@ _METRIC = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class Citation:
-    """A paper that a run owes a citation: short text for tables, BibTeX for the reference list."""
+    """A paper that a run owes a citation.
+
+    Attributes:
+        text: short text for tables.
+        bibtex: for the reference list.
+    """
 
     text: str
     bibtex: str = ""
@@ -52,6 +57,9 @@ class Entry:
     """What every kind of entry has.
 
     Attributes:
+        kind: what messages and lists call this kind.
+        reserved: keys beside a plugin's options in a recipe, which no option may be named after.
+        reserved_metrics: names of what is measured anyway, which no metric may have.
         name: lower-case name used in recipes. A recipe may append a number where ``number_option`` says which option
             it sets: ``pgd20`` is ``pgd`` with ``steps: 20``.
         build: the class or factory, or ``"package.module:Name"`` to import it on use.
@@ -72,8 +80,8 @@ class Entry:
     """
 
     kind: ClassVar[str] = "entry"
-    reserved: ClassVar[tuple[str, ...]] = ("name", "preset", "label")  # what recipes write beside a plugin's options
-    reserved_metrics: ClassVar[tuple[str, ...]] = ()  # what is measured anyway
+    reserved: ClassVar[tuple[str, ...]] = ("name", "preset", "label")
+    reserved_metrics: ClassVar[tuple[str, ...]] = ()
 
     name: str
     build: str | Callable[..., Any]

@@ -1,6 +1,6 @@
 """Every error a user can meet, and the helper that words the nearest right spelling.
 
-All of them derive from :class:`CalfatError`; the commands print their text without a traceback and exit with status 2.
+All of them derive from ``CalfatError``; the commands print their text without a traceback and exit with status 2.
 Anything else that escapes is a bug of ours and keeps its traceback.
 """
 

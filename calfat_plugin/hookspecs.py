@@ -1,6 +1,6 @@
 """The hooks: everything a third party can add to ``calfat_plugin``.
 
-Register a module or object that implements some of them under the entry-point group ``calfat_plugin``::
+Register a module or object that implements some of them under the entry-point group ``calfat_plugin``:
 
     [options.entry_points]
     calfat_plugin =
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 PROJECT = "calfat_plugin"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function as the implementation of the hook of that name; it may leave out arguments that it does not need."""
 
 
 # --- what can be offered ----------------------------------------------------------------------------------------------
@@ -44,11 +45,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def calfat_local_trainers() -> Iterable[TrainerEntry]:
     """Offer local trainers: yield one ``TrainerEntry`` per method.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_local_trainers():
             yield TrainerEntry("my-fat", build=MyFAT, config=MyFATOptions, citation=Citation("arXiv:2601.00001"))
+        ```
     """
 
 
@@ -56,11 +58,12 @@ def calfat_local_trainers() -> Iterable[TrainerEntry]:
 def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
     """Offer loss modifiers: yield one ``ModifierEntry`` per way to change the losses of other methods.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_loss_modifiers():
             yield ModifierEntry("focal", build=Focal, config=FocalOptions)
+        ```
     """
 
 
@@ -68,11 +71,12 @@ def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
 def calfat_aggregators() -> Iterable[AggregatorEntry]:
     """Offer aggregators: yield one ``AggregatorEntry`` per way to combine client updates.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_aggregators():
             yield AggregatorEntry("median", build=CoordinateMedian)
+        ```
     """
 
 
@@ -80,11 +84,12 @@ def calfat_aggregators() -> Iterable[AggregatorEntry]:
 def calfat_evaluators() -> Iterable[EvaluatorEntry]:
     """Offer evaluators: yield one ``EvaluatorEntry`` per attack or measurement of the global model.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_evaluators():
             yield EvaluatorEntry("mim", build=MomentumAttack, config=MomentumOptions, number_option="steps")
+        ```
     """
 
 
@@ -92,11 +97,12 @@ def calfat_evaluators() -> Iterable[EvaluatorEntry]:
 def calfat_datasets() -> Iterable[DatasetEntry]:
     """Offer data sets: yield one ``DatasetEntry`` per name that ``data_args.dataset`` may take.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_datasets():
             yield DatasetEntry("chest-xray", build="my_fat.data:load_chest_xray", num_classes=14)
+        ```
     """
 
 
@@ -104,11 +110,12 @@ def calfat_datasets() -> Iterable[DatasetEntry]:
 def calfat_models() -> Iterable[ModelEntry]:
     """Offer models: yield one ``ModelEntry`` per name that ``model_args.model`` may take.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_models():
             yield ModelEntry("wrn-34-10", build="my_fat.models:WideResNet")
+        ```
     """
 
 
@@ -116,11 +123,12 @@ def calfat_models() -> Iterable[ModelEntry]:
 def calfat_partitions() -> Iterable[PartitionEntry]:
     """Offer partitions: yield one ``PartitionEntry`` per name that ``data_args.partition_method`` may take.
 
-    Example::
-
+    Example:
+        ```python
         @hookimpl
         def calfat_partitions():
             yield PartitionEntry("by-hospital", build=split_by_hospital)
+        ```
     """
 
 
@@ -131,8 +139,8 @@ def calfat_loggers() -> Iterable[LoggerEntry]:
     What ``build(options)`` returns implements hooks of a run's life, as a plugin does; it is called only in runs whose
     recipe names the logger.
 
-    Example::
-
+    Example:
+        ```python
         class Chat:
             def __init__(self, options):
                 self.options = options
@@ -144,6 +152,7 @@ def calfat_loggers() -> Iterable[LoggerEntry]:
         @hookimpl
         def calfat_loggers():
             yield LoggerEntry("chat", build=Chat, config=ChatOptions)
+        ```
     """
 
 
@@ -154,19 +163,38 @@ LIFE = ("calfat_run_started", "calfat_round_finished", "calfat_run_finished", "c
 
 @hookspec
 def calfat_run_started(run: RunInfo) -> None:
-    """Called once before the first round (and once more when a run is resumed)."""
+    """Called once before the first round (and once more when a run is resumed).
+
+    Args:
+        run: the run: name, directory, recipe, rounds.
+    """
 
 
 @hookspec
 def calfat_round_finished(run: RunInfo, record: RoundRecord) -> None:
-    """Called after each round, when its row and checkpoint are on disk."""
+    """Called after each round, when its row and checkpoint are on disk.
+
+    Args:
+        run: the run: name, directory, recipe, rounds.
+        record: the round.
+    """
 
 
 @hookspec
 def calfat_run_finished(run: RunInfo, result: RunResult) -> None:
-    """Called once, after the final evaluation was written."""
+    """Called once, after the final evaluation was written.
+
+    Args:
+        run: the run: name, directory, recipe, rounds.
+        result: the final evaluation.
+    """
 
 
 @hookspec
 def calfat_run_stopped(run: RunInfo, error: BaseException) -> None:
-    """Called instead of ``calfat_run_finished`` when an error or Ctrl-C (``KeyboardInterrupt``) ends a run early."""
+    """Called instead of ``calfat_run_finished`` when an error or Ctrl-C (``KeyboardInterrupt``) ends a run early.
+
+    Args:
+        run: the run: name, directory, recipe, rounds.
+        error: what ended it.
+    """

@@ -80,7 +80,13 @@ BUILT_IN = Provider("calfat-plugin", __version__, "built-in")
 
 
 class Registry:
-    """Plugins by kind and name. Build one with :meth:`load`; pass it on; there is no global one."""
+    """Plugins by kind and name. Build one with ``load``; pass it on; there is no global one.
+
+    A ``kind`` is the class of its entries, such as ``TrainerEntry``.
+
+    Attributes:
+        failures: installed plugins that could not be loaded, and why.
+    """
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -125,10 +131,10 @@ class Registry:
 
     @classmethod
     def for_recipe(cls, document: Document) -> Registry:
-        """Collect the built-ins, installed plugins, and the plugin files of a recipe.
+        """Collect the built-ins, installed plugins, and the plugin files of a recipe, ``document``.
 
         Raises:
-            RecipeError, PluginError: as :meth:`load` and ``plugin_files``.
+            RecipeError, PluginError: as ``load`` and ``plugin_files``.
         """
         return cls.load(files=plugin_files(document))
 
@@ -144,7 +150,7 @@ class Registry:
         return (table[name] for name in self.names(kind))
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
-        """Look a name up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``, and a former name the entry that had it.
+        """Look ``name`` up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``, and a former name the entry that had it.
 
         Returns:
             (entry, options that the name sets).

@@ -111,7 +111,7 @@ class RoundRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def accuracy(self, label: str) -> float | None:
-        """The monitored accuracy of one evaluator in this round, or None."""
+        """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None."""
         result = self.evaluations.get(label)
         return None if result is None else result.accuracy
 

@@ -34,7 +34,16 @@ def derive_seed(seed: int, purpose: str, *, round: int = 0, client: int = 0, ext
 def generator(
     seed: int, purpose: str, *, round: int = 0, client: int = 0, extra: int = 0, device: str | torch.device = "cpu"
 ) -> torch.Generator:
-    """A fresh generator on ``device``, seeded with :func:`derive_seed`."""
+    """A fresh generator on ``device``, seeded with ``derive_seed``, whose arguments the others are.
+
+    Args:
+        seed: the run's seed, any integer.
+        purpose: what the stream is for.
+        round: communication round.
+        client: client index.
+        extra: a further counter, such as the batch.
+        device: where it draws.
+    """
     import torch  # here, not above: recipes are checked without torch
 
     stream = torch.Generator(device=device)

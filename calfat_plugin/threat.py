@@ -68,7 +68,7 @@ def exact_text(value: Fraction | float) -> str:
     a threat model would hold (up to 30 digits above and below the line).
 
     Raises:
-        ValueError: as :func:`parse_number`.
+        ValueError: as ``parse_number``.
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")
@@ -167,19 +167,24 @@ class ThreatModel:
         """Start at x plus ``std`` times a standard normal, **not** projected (methods.md 2: TRADES, MART, CalFAT).
 
         The first gradient is taken at this point; the projection after the first step brings it into the budget.
+
+        Args:
+            x: (N, ...) float.
+            generator: source of the noise.
+            std: standard deviation, in units of the pixel range.
         """
         noise = _empty_on(x, generator).normal_(generator=generator).mul_(std)
         return x + noise.to(x.device)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Nearest point of the ball around x, then of the pixel range. (N, ...) in, a new (N, ...) out.
+        """Nearest point to ``x_adv`` in the ball around ``x``, then in the pixel range: (N, ...) in and out.
 
         Clipping to the range cannot leave the ball again, because x itself lies inside the range.
         """
         return self.projection(x)(x_adv.clone())
 
     def projection(self, x: Tensor) -> Callable[[Tensor], Tensor]:
-        """:meth:`project` for many points around one x: a function that moves its argument in place and returns it.
+        """``project`` for many points around one ``x``: a function of (N, ...) that moves it in place and returns it.
 
         What follows from x is computed here, once.
         """
@@ -202,13 +207,13 @@ class ThreatModel:
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
         """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
 
-        A zero gradient moves nothing (sign(0) = 0).
+        From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0).
         """
         direction = grad.sign() if self.norm == "linf" else _unit(grad)
         return x_adv.add(direction, alpha=step_size)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """Distance of every example from its clean image in ``norm``: (N, ...) in, (N,) out, at least float32."""
+        """Distance of ``x_adv`` from ``x`` in ``norm``, for every example: (N, ...) in, (N,) out, at least float32."""
         change = (x_adv - x).flatten(1)
         if change.element_size() < 4:
             change = change.float()

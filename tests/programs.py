@@ -24,4 +24,4 @@ def require(program: str) -> None:
     """
     if _FOUND[program] is None:
         end = pytest.fail if os.environ.get("CALFAT_CI") else pytest.skip
-        end(f"{program} is not installed; on Debian: apt-get install -y {program} (README, Working on it)")
+        end(f"{program} is not installed; on Debian: apt-get install -y {program} (CONTRIBUTING.md, Set-up)")

@@ -7,6 +7,7 @@ import configparser
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "calfat_plugin"
@@ -159,31 +162,39 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
-def readme_commands() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     return [command.partition("#")[0].strip() for block in blocks for command in block.splitlines()]
 
 
-def test_make_commands_of_the_readme_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"(?:`|^)make ([a-z]+)", readme, flags=re.MULTILINE))
-    assert {"run", "test", "lint"} <= named <= make_targets()
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        ("README.md", {"run", "test", "docs"}),
+        ("CONTRIBUTING.md", {"run", "quick", "test", "slow", "lint", "docs", "clean"}),
+        ("docs/install.md", {"run"}),
+    ],
+)
+def test_make_commands_of_a_page_exist(page: str, least: set[str]) -> None:
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)", (ROOT / page).read_text(), flags=re.MULTILINE))
+    assert least <= named <= make_targets()
 
 
-def test_recipes_of_the_readme_exist() -> None:
-    named = set(re.findall(r"recipes/\w+\.yaml", (ROOT / "README.md").read_text()))
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_recipes_of_a_page_exist(page: str) -> None:
+    named = set(re.findall(r"recipes/\w+\.yaml", (ROOT / page).read_text()))
     assert "recipes/calfat_digits.yaml" in named
     assert sorted(path for path in named if not (ROOT / path).is_file()) == []
 
 
-def test_ci_runs_nothing_that_the_readme_does_not_say() -> None:
+def test_ci_runs_nothing_that_the_page_for_contributors_leaves_out() -> None:
     script = lines((ROOT / ".ci" / "run").read_text())
-    commands = [line for line in script if not line.startswith(("set ", "cd ", "export ", "if ", "fi"))]
-    install, *checks = commands
+    typed = [line for line in script if not line.startswith(("set ", "cd ", "export ", "if ", "fi"))]
+    install, *checks = typed
     assert checks == ["make lint", "make test"]  # the tests last: pytest's closing line ends the output
     needed = "apt-get install -y mosquitto chromium"
     assert re.match(rf"apt-get update && {needed} \|\| echo ", install)
-    assert {needed, *checks} <= set(readme_commands())
+    assert {needed, *checks} <= set(commands("CONTRIBUTING.md"))
 
 
 @pytest.mark.parametrize(("variables", "outcome"), [({}, "1 skipped"), ({"CALFAT_CI": "1"}, "1 error")])
@@ -196,7 +207,7 @@ def test_a_missing_program_fails_in_ci_and_is_skipped_elsewhere(
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/missing_program.py"]
     done = subprocess.run(command, cwd=ROOT, env={**environment, **changes}, capture_output=True, text=True)
     assert outcome in done.stdout.splitlines()[-1], done.stdout
-    assert "chromium is not installed; on Debian: apt-get install -y chromium (README, Working on it)" in done.stdout
+    assert "chromium is not installed; on Debian: apt-get install -y chromium (CONTRIBUTING.md, Set-up)" in done.stdout
 
 
 def test_ci_says_to_the_tests_that_it_is_ci(tmp_path: Path) -> None:
@@ -291,6 +302,20 @@ def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> Non
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
     assert checkout.calls() == [INSTALL, LINK, RUN]
+
+
+@pytest.mark.parametrize("page", ["../README.md", "install.md"])
+def test_the_commands_of_a_page_work(page: str, tmp_path: Path) -> None:
+    """Those that are not said to be left out."""
+    checkout = Checkout(tmp_path)
+    typed = [line for block in blocks(page) if block.is_run for line in block.text.splitlines()]
+    for line in typed:
+        make, *words = shlex.split(line.replace("/path/to/python3.11", "./python"), comments=True)
+        assert make == "make"
+        ended = checkout.make(*words)
+        assert ended.returncode == 0, ended.stderr
+    ran = [call for call in checkout.calls() if call.startswith(("run ", "-m pytest"))]
+    assert len(ran) == len(typed)
 
 
 # Python 3.12, whose version is none of ours; `-m venv` and `-m pip install uv` leave a uv behind, which brings 3.11.

@@ -77,7 +77,15 @@ def attack(
     """Adversarial examples, checked against the budget: those that ``evaluate`` counts with the same arguments.
 
     Args:
-        name: an evaluator as recipes write it, such as ``"pgd20"``. The others are those of ``evaluate``.
+        name: an evaluator as recipes write it, such as ``"pgd20"``.
+        model: in evaluation mode; it takes pixels in [0, 1] and returns raw logits (N, C).
+        x: (N, C, H, W) images, floats in [0, 1] or uint8.
+        y: (N,) labels, whole numbers from 0.
+        eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``.
+        norm: of the budget: ``"linf"`` or ``"l2"``.
+        step_size: of attacks that take steps; None: a quarter of ``eps``.
+        batch_size: images a batch.
+        seed: of random starts.
 
     Returns:
         (N, C, H, W) float32 in [0, 1], on the device of ``x``. Images that were not attacked, or that AutoAttack could

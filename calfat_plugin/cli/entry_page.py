@@ -41,7 +41,7 @@ def option_table(options: Iterable[OptionInfo]) -> str:
     for info in options:
         default = "required" if info.required else f"`{written(info.default)}`"
         unit = f" ({info.unit})" if info.unit else ""
-        rows.append(f"| `{info.name}` | {_cell(info.expected)} | {default} | {_cell(info.help)}{unit} |")
+        rows.append(f"| `{info.name}` | {cell(info.expected)} | {default} | {cell(info.help)}{unit} |")
     return "\n".join(rows)
 
 
@@ -90,5 +90,6 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """A text inside a table."""
     return text.replace("|", "\\|")

@@ -1,14 +1,20 @@
-"""Reference pages made from the recipe schema and the entries, so that they cannot disagree with the parser.
+"""Reference pages made from recipe schema, entries and commands, so that they cannot disagree with the parser.
 
-``python -m calfat_plugin.cli.reference docs`` writes ``docs/recipes.md`` and ``docs/plugins.md``; a test compares.
+``python -m calfat_plugin.cli.reference docs`` writes them; a test compares.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from html import escape
+from inspect import cleandoc
 from pathlib import Path
 
-from calfat_plugin.cli.entry_page import entry_page, option_table
+import click
+
+from calfat_plugin.cli.entry_page import cell, entry_page, option_table
+from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
@@ -56,6 +62,12 @@ and for each evaluator's label an accuracy in percent. Default: nothing |
 | `dataset`, `model`, `partition` | options of the plugins in `data_args.dataset`, `model_args.model` and \
 `data_args.partition_method` |
 """
+_COMMANDS = """\
+# Command line
+
+Every command with its arguments and options, as `calfat COMMAND --help` prints them. [commands.md](../commands.md) has
+exit codes, `--json` and completion.
+"""
 _SECTIONS = {
     "threat": schema.ThreatOptions,
     "monitor": schema.MonitorOptions,
@@ -89,15 +101,51 @@ def plugin_reference(registry: Registry) -> str:
     return "\n".join(parts)
 
 
+def command_reference() -> str:
+    """The page on the command line: each command as its ``--help`` describes it."""
+    group = click.Context(main, info_name="calfat")
+    return "\n".join([_MADE_BY, _COMMANDS, *(_command(group, name) for name in COMMANDS)])
+
+
+def _command(group: click.Context, name: str) -> str:
+    command = main.get_command(group, name)
+    assert command is not None, f"{name} is in COMMANDS"
+    context = click.Context(command, info_name=name, parent=group)
+    described = filter(None, (parameter.get_help_record(context) for parameter in command.params))
+    # As HTML: a bar in a code span ends the cell for some readers of Markdown, and shows its escape in others.
+    rows = [
+        f"| <code>{escape(option).replace('|', '&#124;')}</code> | {cell(escape(help, quote=False))} |"
+        for option, help in described
+        if help
+    ]
+    return "\n".join(
+        [
+            f"## `calfat {name}`\n",
+            f"```text\ncalfat {name} {' '.join(command.collect_usage_pieces(context))}\n```\n",
+            f"{cleandoc(command.help or '')}\n",
+            *(["| option | meaning |", "| --- | --- |", *rows, ""] if rows else []),
+        ]
+    )
+
+
 def _section(heading: str, config: type) -> str:
     doc = (config.__doc__ or "").split(": ", 1)[-1].strip()
     return f"{heading}\n\n{doc[:1].upper()}{doc[1:]}\n\n{option_table(describe_options(config))}\n"
 
 
+def pages() -> Mapping[str, str]:
+    """Path in ``docs/`` to content, of every page that is made here."""
+    return {
+        "recipes.md": recipe_reference(),
+        "plugins.md": plugin_reference(Registry.load(entry_points=False)),
+        "reference/cli.md": command_reference(),
+    }
+
+
 def write_reference(folder: Path) -> None:
-    """Write both pages into ``folder``."""
-    (folder / "recipes.md").write_text(recipe_reference(), encoding="utf-8")
-    (folder / "plugins.md").write_text(plugin_reference(Registry.load(entry_points=False)), encoding="utf-8")
+    """Write the pages into ``folder``."""
+    for name, content in pages().items():
+        (folder / name).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -34,26 +34,32 @@ _ROW_SUM_TOLERANCE = 1e-5  # of a softmax in float32
 
 
 class AttackEvaluator(Evaluator):
-    """Counts, in both conventions, what a crafted batch does to the model. Subclasses are final and stateless."""
+    """Counts, in both conventions, what a crafted batch does to the model. Subclasses are final and stateless.
+
+    Attributes:
+        options: an instance of the entry's options.
+        implementation: package and version that make the adversarial examples.
+        has_budget: whether a ball bounds the images; where none does, no eps is checked or reported.
+    """
 
     implementation = f"calfat-plugin {__version__}"
-    has_budget: ClassVar[bool] = True  #: False where no ball bounds the images, so that no eps is checked or reported
+    has_budget: ClassVar[bool] = True
     gives_examples = True
 
     def __init__(self, options: Any) -> None:
         self.options = options
 
     def threat(self, task: EvaluationTask) -> ThreatModel:
-        """The budget in force, which is reported and checked; default: the run's."""
+        """The budget in force, which is reported and checked; default: that of ``task``, the run's."""
         return task.threat
 
     def narrow(self, task: EvaluationTask) -> EvaluationTask:
-        """The examples to attack and the batch size; default: the whole task as it is."""
+        """The examples to attack and the batch size; default: all of ``task`` as it is."""
         return task
 
     @abstractmethod
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
-        """How the adversarial examples are made, ready for JSON. Norm and eps are added from :meth:`threat`."""
+        """How the adversarial examples of ``task`` are made, ready for JSON. Norm and eps are added from ``threat``."""
 
     @abstractmethod
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
@@ -73,7 +79,7 @@ class AttackEvaluator(Evaluator):
         """Craft, re-check and count batch by batch.
 
         Raises:
-            BudgetError: what :meth:`craft` returned is outside eps, outside the pixel range, or not finite; not where
+            BudgetError: what ``craft`` returned is outside eps, outside the pixel range, or not finite; not where
                 there is no budget.
             PluginError: it returned something else than images.
             ModelError: the model is in training mode.
@@ -124,7 +130,14 @@ class AttackEvaluator(Evaluator):
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """Options of every attack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+    """Options of every attack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``.
+
+    Attributes:
+        norm: of the ball, ``linf`` or ``l2``; needs eps beside it.
+        eps: radius of the ball, >= 0, a fraction of the pixel range.
+        max_examples: attack a fixed random subset of so many test examples, >= 1; None: all of them.
+        batch_size: examples a batch, >= 1.
+    """
 
     norm: Literal["linf", "l2"] | None = option(None, help="norm of the ball; needs eps beside it")
     eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=PIXELS)
@@ -148,7 +161,7 @@ class BudgetOptions:
         return {"eps": self.eps}
 
     def threat(self, run: ThreatModel) -> ThreatModel:
-        """The budget in force: the run's, with this evaluator's own values where given.
+        """The budget in force: that of ``run``, with this evaluator's own values where given.
 
         Raises:
             OptionError: both together make no sense.
@@ -158,7 +171,7 @@ class BudgetOptions:
 
 
 class BudgetedAttack(AttackEvaluator):
-    """Abstract: an attack whose options are :class:`BudgetOptions`."""
+    """Abstract: an attack whose options are ``BudgetOptions``."""
 
     options: BudgetOptions
 
@@ -206,7 +219,7 @@ def fixed_subset(num_examples: int, max_examples: int | None) -> Tensor | None:
 
 
 def subset(data: ImageData, max_examples: int | None) -> ImageData:
-    """``data`` at :func:`fixed_subset`."""
+    """``data`` at ``fixed_subset``."""
     where = fixed_subset(len(data), max_examples)
     return data if where is None else data.subset(where.numpy())
 
@@ -245,7 +258,7 @@ def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
         adv_correct: (N,) bool on the CPU, verdict on the final adversarial point.
 
     Returns:
-        The fields of :class:`EvaluationResult` that are numbers of examples and accuracies.
+        The fields of ``EvaluationResult`` that are numbers of examples and accuracies.
     """
     y = task.data.y.cpu()
     examples = y.bincount(minlength=task.num_classes).tolist()

@@ -61,5 +61,7 @@ def fingerprint(experiment: Experiment) -> str:
         plain["calfat"]["runtime"].pop(key)
     for key in ("silo", "evaluators", "monitor", "evaluation", "loggers", "reported"):
         plain["calfat"].pop(key, None)
+    for plugin in plain["calfat"].get("plugins", {}).values():
+        plugin.pop("file")  # a copy of the same content lies elsewhere with each party
     text = json.dumps([__version__, plain], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -30,7 +30,11 @@ class MonitoredData(Protocol):
         ...
 
     def logits(self, state: State) -> Tensor:
-        """(N, C) logits of all of these images from a model with these tensors, in evaluation mode, on the CPU."""
+        """(N, C) logits of all of these images, on the CPU.
+
+        Args:
+            state: tensors of the model, which is in evaluation mode.
+        """
         ...
 
 
@@ -107,6 +111,9 @@ class Aggregator(ABC):
     @abstractmethod
     def combine(self, task: AggregationTask) -> Aggregate:
         """Combine the updates without touching them.
+
+        Args:
+            task: the updates, and what they started from.
 
         Raises:
             UpdateError: when the updates cannot be combined.

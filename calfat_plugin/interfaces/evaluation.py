@@ -65,13 +65,21 @@ class EvaluationTask:
 
 
 class Evaluator(ABC):
-    """Measures a model."""
+    """Measures a model.
 
-    gives_examples: ClassVar[bool] = False  #: True where :meth:`evaluate` calls ``task.on_examples``
+    Attributes:
+        gives_examples: whether ``evaluate`` calls ``task.on_examples``.
+    """
+
+    gives_examples: ClassVar[bool] = False
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
         """Measure ``task.model``; see ``evaluators.base.AttackEvaluator``, which re-checks the budget.
+
+        Args:
+            task: the model and the test examples.
+            label: the evaluator's name in this run, for the result.
 
         Raises:
             BudgetError: when adversarial examples left the budget.

@@ -126,12 +126,21 @@ class LocalTrainer(ABC):
         """Change the architecture where the method needs it (dual normalisation, cosine classifier).
 
         Called once a process, before any weights are loaded, with torch's generator seeded for initial weights.
+
+        Args:
+            model: as the recipe builds it; may be changed in place.
+
+        Returns:
+            The model to train.
         """
         return model
 
     @abstractmethod
     def fit(self, task: LocalTask) -> LocalUpdate:
         """Train ``task.model`` on ``task.data`` and return the update.
+
+        Args:
+            task: the client's work.
 
         Raises:
             UpdateError: when the training left the finite numbers.
@@ -141,7 +150,7 @@ class LocalTrainer(ABC):
         """Names in ``model``'s state dict that every client keeps for itself from round to round.
 
         The runtime stores and restores them per client. Clients send them along with the rest, and
-        :meth:`evaluated_personal` makes from them what the global model is evaluated with.
+        ``evaluated_personal`` makes from them what the global model is evaluated with.
         """
         return frozenset()
 
@@ -170,7 +179,7 @@ class LossModifier(ABC):
     """A change to the logits and the classification loss that composes with many methods."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Change the architecture where the modifier needs it. Called like ``LocalTrainer.adapt_model``."""
+        """Change the architecture where the modifier needs it; ``model`` as in ``LocalTrainer.adapt_model``."""
         return model
 
     @abstractmethod
@@ -185,7 +194,7 @@ class LossModifier(ABC):
 class ClientLoss:
     """The operators of table 6.3 of ``docs/methods.md`` for one client; plain ones unless overridden.
 
-    Logits go in and out as (N, C) float; no method changes its input in place.
+    ``logits`` go in and out as (N, C) float; no method changes its input in place. ``y``: (N,) int64 labels.
     """
 
     def attack_logits(self, logits: Tensor) -> Tensor:
@@ -211,15 +220,24 @@ class LocalCorrection:
     """An aggregator's part of local training; this one does nothing. ``begin`` returns the working object."""
 
     def begin(self, task: LocalTask) -> ActiveCorrection:
-        """Called when ``task.model`` holds the global weights, before the first step."""
+        """Called when ``task.model`` holds the global weights, before the first step.
+
+        Args:
+            task: the client's work.
+        """
         return ActiveCorrection()
 
 
 class ActiveCorrection:
-    """One client's correction during one round of local training; this one does nothing."""
+    """One client's correction during one round of local training; this one does nothing.
 
-    wants_full_gradient: bool = False  # True: the loop calls take_full_gradient once, before the first step
-    needs_sgd: ClassVar[bool] = False  # True: it holds for steps of SGD with the recipe's constant learning rate only
+    Attributes:
+        wants_full_gradient: whether the loop calls ``take_full_gradient`` once, before the first step.
+        needs_sgd: whether it holds for steps of SGD with the recipe's constant learning rate only.
+    """
+
+    wants_full_gradient: bool = False
+    needs_sgd: ClassVar[bool] = False
 
     def take_full_gradient(self, gradient: Mapping[str, Tensor]) -> None:
         """Receive the gradient of the client's whole local loss (attack included) at the weights it starts from.
@@ -229,11 +247,24 @@ class ActiveCorrection:
         """
 
     def after_backward(self, model: nn.Module) -> None:
-        """Change ``parameter.grad`` before the optimiser steps (FedProx adds ``mu (theta - theta_t)``)."""
+        """Change ``parameter.grad`` before the optimiser steps (FedProx adds ``mu (theta - theta_t)``).
+
+        Args:
+            model: the client's, with the gradients of this step.
+        """
 
     def after_step(self, model: nn.Module, learning_rate: float) -> None:
-        """Change parameters after the optimiser stepped (SCAFFOLD)."""
+        """Change parameters after the optimiser stepped (SCAFFOLD).
+
+        Args:
+            model: the client's.
+            learning_rate: of the step, > 0.
+        """
 
     def finish(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return (extras for the server, this client's new state)."""
+        """Return (extras for the server, this client's new state).
+
+        Args:
+            model: the client's, after the last step.
+        """
         return {}, {}

@@ -19,7 +19,7 @@ class TinyFederation:
     Args:
         experiment: what to run.
         snapshot: to continue from.
-        dataset: default: :func:`tiny_dataset`.
+        dataset: default: ``tiny_dataset``.
     """
 
     def __init__(

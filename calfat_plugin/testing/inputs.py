@@ -71,7 +71,9 @@ def check_model(
     Args:
         name: as recipes name it, or ``module:factory``.
         registry: where it is; None: among the built-ins and what is installed.
-        in_channels, image_size, num_classes: of the images and labels to try it with.
+        in_channels: of the images to try it with.
+        image_size: (H, W) of these images, in pixels.
+        num_classes: how many labels there are.
         options: instead of its defaults.
 
     Returns:

@@ -35,7 +35,7 @@ def require(condition: bool, what: str) -> None:
 
 
 def builtin_registry(*plugins: Any) -> Registry:
-    """The built-in plugins and these modules or objects with hooks, whatever else is installed.
+    """The built-in plugins and ``plugins``, modules or objects with hooks, whatever else is installed.
 
     Raises:
         PluginError: one of them breaks the contract of hooks.
@@ -63,7 +63,7 @@ class TinyModel(ImageClassifier):
 
 
 def build_tiny_model(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
-    """:class:`TinyModel` as a recipe names it; weights from the global generator, as of every model."""
+    """``TinyModel`` as a recipe names it; weights from the global generator, as of every model."""
     model = TinyModel(side=image_size[0], classes=num_classes)
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -72,14 +72,21 @@ def build_tiny_model(in_channels: int, image_size: tuple[int, int], num_classes:
 
 
 def tiny_images(seed: int = 0, count: int = 10, classes: int = NUM_CLASSES, side: int = SIDE) -> ImageData:
-    """``count`` random grey images with random labels: (N, 1, side, side) float32 in [0, 1], (N,) int64."""
+    """Random grey images with random labels: (count, 1, side, side) float32 in [0, 1], (count,) int64.
+
+    Args:
+        seed: of both.
+        count: how many images.
+        classes: labels are below it.
+        side: of the images, in pixels.
+    """
     stream = torch.Generator().manual_seed(seed + 1_000_003)
     images = torch.rand(count, 1, side, side, generator=stream)
     return ImageData(images, torch.randint(classes, (count,), generator=stream))
 
 
 def tiny_dataset() -> Dataset:
-    """Thirty training and twelve test images of :func:`tiny_images`."""
+    """Thirty training and twelve test images of ``tiny_images``."""
     names = tuple(f"class {number}" for number in range(NUM_CLASSES))
     return Dataset("tiny", tiny_images(0, 30), tiny_images(1, 12), NUM_CLASSES, names)
 
@@ -88,8 +95,8 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
     """One client's work in round 1.
 
     Args:
-        model: default: a :class:`TinyModel`.
-        data: default: :func:`tiny_images`.
+        model: default: a ``TinyModel``.
+        data: default: ``tiny_images``.
         others: further fields of ``LocalTask``; None means what it would be without.
     """
     data = tiny_images() if data is None else data
@@ -108,7 +115,7 @@ def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **o
 
 
 def same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
-    """Whether two mappings have the same names and the same tensors, bit for bit."""
+    """Whether ``first`` and ``second`` have the same names and the same tensors, bit for bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 

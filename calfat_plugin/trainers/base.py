@@ -37,19 +37,21 @@ def start_noise_option() -> Any:
 class AdversarialTrainer(LocalTrainer):
     """A method is two losses and named constants; subclasses are final and keep no state.
 
-    A subclass overrides :meth:`train_loss`, and :meth:`attack_loss` with :meth:`start` where it attacks. What else a
-    method may need has a hook with a default: :meth:`begin_round` and :meth:`end_round` (a teacher, an average of
-    weights, what a client keeps), :meth:`make_optimizer` and :meth:`make_schedule`, :meth:`take_steps` (something after
-    each step, or several steps a batch), :meth:`backward` (a step of more than one gradient). It never touches devices,
+    A subclass overrides ``train_loss``, and ``attack_loss`` with ``start`` where it attacks. What else a
+    method may need has a hook with a default: ``begin_round`` and ``end_round`` (a teacher, an average of
+    weights, what a client keeps), ``make_optimizer`` and ``make_schedule``, ``take_steps`` (something after
+    each step, or several steps a batch), ``backward`` (a step of more than one gradient). It never touches devices,
     layouts, batch splitting or modes: those belong to ``trainers.loop``.
 
     Attributes:
         options: an instance of the entry's options.
         modifier: the loss modifier that the recipe composes with the method.
+        attacks: where False, ``x_adv`` is ``x_nat`` and ``attack_loss`` is never called.
+        counts_iterates: whether ``TrainBatch.kappa`` is filled.
     """
 
-    attacks: ClassVar[bool] = True  # False: x_adv is x_nat and attack_loss is never called
-    counts_iterates: ClassVar[bool] = False  # True: TrainBatch.kappa is filled
+    attacks: ClassVar[bool] = True
+    counts_iterates: ClassVar[bool] = False
 
     def __init__(self, options: Any, modifier: LossModifier) -> None:
         self.options = options
@@ -57,7 +59,7 @@ class AdversarialTrainer(LocalTrainer):
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether :meth:`take_steps` is overridden."""
+        """Whether ``take_steps`` is overridden."""
         return type(self).take_steps is not AdversarialTrainer.take_steps
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
@@ -70,8 +72,10 @@ class AdversarialTrainer(LocalTrainer):
     def begin_round(self, task: LocalTask) -> Any:
         """What the losses see as ``batch.context`` during a client's round; default: nothing (None).
 
-        Called when ``task.model`` holds the global weights, before the first step. ``task.client_state`` is the state
-        that :meth:`end_round` gave in this client's previous round.
+        Called when ``task.model`` holds the global weights, before the first step.
+
+        Args:
+            task: the client's work; ``task.client_state`` is what ``end_round`` gave in this client's previous round.
         """
         return None
 
@@ -80,12 +84,17 @@ class AdversarialTrainer(LocalTrainer):
 
         Args:
             task: the client's work; ``task.model`` is what will be sent.
-            context: what :meth:`begin_round` returned.
+            context: what ``begin_round`` returned.
         """
         return RoundEnd()
 
     def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer:
-        """The optimiser of a client's round, new in each; default: SGD with the recipe's settings."""
+        """The optimiser of a client's round, new in each; default: SGD with the recipe's settings.
+
+        Args:
+            parameters: those that train.
+            task: the client's work; ``task.settings`` has the recipe's learning rate.
+        """
         from torch.optim import SGD
 
         settings = task.settings
@@ -97,10 +106,15 @@ class AdversarialTrainer(LocalTrainer):
         )
 
     def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None:
-        """How the learning rate changes within a client's round, which has ``num_batches``; default: not at all.
+        """How the learning rate changes within a client's round; default: not at all.
 
-        Its ``step`` is called after each mini-batch. A schedule over rounds needs none: :meth:`make_optimizer` has
+        Its ``step`` is called after each mini-batch. A schedule over rounds needs none: ``make_optimizer`` has
         ``task.round``.
+
+        Args:
+            optimizer: what ``make_optimizer`` returned.
+            task: the client's work.
+            num_batches: mini-batches of this round, over all its epochs.
         """
         return None
 
@@ -109,7 +123,7 @@ class AdversarialTrainer(LocalTrainer):
 
         Args:
             batch: the mini-batch, attacked.
-            step: calls :meth:`backward` and moves the parameters once; returns the loss. For a further step give it
+            step: calls ``backward`` and moves the parameters once; returns the loss. For a further step give it
                 ``batch.again()``, since the logits of ``batch`` are those before the first.
 
         Returns:
@@ -128,13 +142,22 @@ class AdversarialTrainer(LocalTrainer):
         return None
 
     def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
-        """First iterate of the attack; default: uniform in the ball."""
+        """First iterate of the attack; default: uniform in the ball.
+
+        Args:
+            x_nat: (N, C, H, W) clean images.
+            task: the client's work; ``task.threat`` is the budget.
+            generator: the only source of randomness.
+
+        Returns:
+            Shape of x_nat; may lie outside the ball, since the first step projects.
+        """
         return task.threat.random_start(x_nat, generator)
 
     def attack_loss(self, batch: AttackBatch) -> Tensor:
         """The scalar that the inner maximisation climbs; default: cross-entropy of x_adv.
 
-        A sum over examples, in which none depends on another: ``batch`` may be a part of the mini-batch.
+        A sum over examples, in which none depends on another: ``batch`` may be a part of the mini-batch. A scalar.
         """
         from calfat_plugin.maths.losses import cross_entropy
 
@@ -142,16 +165,19 @@ class AdversarialTrainer(LocalTrainer):
 
     @abstractmethod
     def train_loss(self, batch: TrainBatch) -> Tensor:
-        """The scalar that the outer step minimises, a mean over the batch."""
+        """The scalar that the outer step minimises, a mean over ``batch``."""
 
     def backward(self, batch: TrainBatch) -> Tensor:
         """Leave the gradient of one step in the parameters' ``.grad``, which is None before; default: of train_loss.
+
+        Args:
+            batch: the mini-batch, attacked.
 
         Returns:
             The loss for the record, a scalar without gradient.
 
         Raises:
-            PluginError: :meth:`train_loss` returned something else than a scalar that depends on the parameters.
+            PluginError: ``train_loss`` returned something else than a scalar that depends on the parameters.
         """
         loss = returned.loss(self.train_loss(batch), "train_loss returned")
         if not loss.requires_grad:

@@ -58,7 +58,7 @@ class TrainBatch:
         task: the client's work this round, for round numbers and the like.
         index: (N,) positions of the examples in ``task.data``, on its device.
         context: what the method's ``begin_round`` returned.
-        recorded: what :meth:`record` was given.
+        recorded: what ``record`` was given.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TrainBatch:
 
     @property
     def features_adv(self) -> Tensor:
-        """(N, F) penultimate features of x_adv, from the pass of ``logits_adv``; see :attr:`features_nat`."""
+        """(N, F) penultimate features of x_adv, from the pass of ``logits_adv``; see ``features_nat``."""
         return self._adv.features
 
     @cached_property

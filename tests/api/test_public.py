@@ -12,10 +12,11 @@ import pytest
 
 import calfat_plugin
 from tests.cli.runner import ROOT
+from tests.docs.pages import blocks
 
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 NAMES = PAGE.partition("\n## All names\n")[2]
-FUNCTIONS = re.findall(r"^```text\n((\w+)\(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+FUNCTIONS = [(block.text, block.text.partition("(")[0]) for block in blocks("python.md") if block.language == "text"]
 
 
 def test_the_page_lists_every_public_name_once() -> None:

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
+import click
 import pytest
 
-from calfat_plugin.cli.main import COMMANDS
+from calfat_plugin.cli.main import main
 from calfat_plugin.cli.new_plugin import KINDS, render
 from tests.cli.runner import ROOT
 from tests.contract.new_environment import NewEnvironment
+from tests.docs.pages import blocks, text_of
 
-PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-NOT_RUN = "<!-- not run -->\n"
-BLOCKS = re.findall(rf"^({NOT_RUN})?```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-SCRIPT = "".join(block for not_run, block in BLOCKS if not not_run)
-
-
-def test_one_block_is_not_run_and_says_so() -> None:
-    assert [bool(not_run) for not_run, _ in BLOCKS] == [True, *[False] * (len(BLOCKS) - 1)]
-    assert PAGE.count("not run by the test") == 1
+CONTEXT = click.Context(main, info_name="calfat")
+BLOCKS = [block for block in blocks("tutorial.md") if block.is_run]
+SCRIPT = "".join(block.text for block in BLOCKS if block.language == "sh")
 
 
-def test_every_command_is_one_of_ours() -> None:
+def test_every_command_is_understood() -> None:
     for line in SCRIPT.splitlines():
-        program, _, rest = line.partition(" ")
+        program, *words = shlex.split(line)
         assert program in ("calfat", "cd", "python", "pip")
-        assert program != "calfat" or rest.split()[0] in COMMANDS
+        if program == "calfat":
+            command = main.get_command(CONTEXT, words[0])
+            assert command is not None
+            command.make_context(words[0], words[1:], parent=CONTEXT, resilient_parsing=False)
 
 
 def test_the_method_on_the_page_is_the_one_that_is_written() -> None:
     """But for its docstrings."""
-    (shown,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (shown,) = (block.text for block in BLOCKS if block.language == "python")
     written = re.sub(r'\n +"""(.|\n)*?"""\n', "\n", render("my-fat", "trainer")["my_fat.py"])
     assert re.sub(r"\s+", " ", shown) in re.sub(r"\s+", " ", written)
-    assert all(f"`{kind}`" in PAGE for kind in KINDS)
+    assert all(f"`{kind}`" in text_of("tutorial.md") for kind in KINDS)
 
 
 @pytest.mark.slow

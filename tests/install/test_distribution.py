@@ -60,6 +60,8 @@ def test_the_sdist_has_what_its_tests_and_make_need(dist: Path) -> None:
         names = {name.partition("/")[2] for name in content.getnames()}
     files = (
         "*.md",
+        "mkdocs.yml",
+        "mkdocs_titles.py",
         "LICENSE",
         "CITATION.cff",
         "Makefile",

@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import calfat_plugin
+from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
 from tests.cli.runner import calfat
@@ -150,6 +151,21 @@ def test_the_recipe_that_other_processes_get_has_the_file(
 
 
 SUITE = "base: tiny.yaml\nmetrics: [natural]\nseeds: [0]\naxes: {size: {a: {}, b: {train_args.batch_size: 64}}}\n"
+
+
+def test_parties_agree_on_the_content_of_the_file_and_not_on_its_place(
+    finished: Path, tmp_path: Path, forgotten: None
+) -> None:
+    def of_party(name: str, content: str) -> str:
+        sys.modules.pop("my_fat", None)  # each party is a process of its own
+        path = tmp_path / name / "my_fat.py"
+        path.parent.mkdir()
+        path.write_text(content)
+        return fingerprint(checked_experiment(read_document(finished / "tiny.yaml"), plugins=[path]))
+
+    server = of_party("server", METHOD)
+    assert of_party("client", METHOD) == server
+    assert of_party("other", METHOD.replace("MyFAT", "OtherFAT")) != server
 
 
 def test_a_suite_passes_the_file_on(finished: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,21 +263,40 @@ CROCE = Citation(
   year      = {2020}
 }""",
 )
-_SUMMARIES = {
-    "apgd-ce": "APGD on the cross-entropy, five restarts",
-    "apgd-dlr": "APGD on the difference of logits ratio, five restarts",
-    "apgd-t": "APGD on the targeted difference of logits ratio, nine targets",
-    "fab": "FAB, the smallest change that crosses a boundary, five restarts",
-    "fab-t": "targeted FAB, nine targets",
-    "square": "Square, a random search that needs no gradients, 5000 queries",
+# Name to summary and formula; z are logits of x', z^1 >= z^2 >= ... the same in order.
+_ATTACKS = {
+    "apgd-ce": ("APGD on the cross-entropy, five restarts", "x' = argmax CE(f(x'), y)"),
+    "apgd-dlr": (
+        "APGD on the difference of logits ratio, five restarts",
+        "x' = argmax -(z_y - max_{k != y} z_k) / (z^1 - z^3)",
+    ),
+    "apgd-t": (
+        "APGD on the targeted difference of logits ratio, nine targets",
+        "x' = argmax -(z_y - z_t) / (z^1 - (z^3 + z^4) / 2), for each target t",
+    ),
+    "fab": (
+        "FAB, the smallest change that crosses a boundary, five restarts",
+        "x' = argmin ||x' - x|| with argmax f(x') != y",
+    ),
+    "fab-t": ("targeted FAB, nine targets", "x' = argmin ||x' - x|| with z_t >= z_y, for each target t"),
+    "square": (
+        "Square, a random search that needs no gradients, 5000 queries",
+        "x' = argmin z_y - max_{k != y} z_k, by random squares of the image that are kept if they help",
+    ),
 }
 _entry = partial(EvaluatorEntry, citation=CROCE, check=check_budget)
 _WHOLE = "AutoAttack by pyautoattack, the official implementation: the headline robustness"
 _ALONE = "AutoAttack's sub-attack alone"
 ENTRIES = (
-    _entry("autoattack", build=AutoAttack, config=AutoAttackOptions, summary=_WHOLE),
+    _entry(
+        "autoattack",
+        build=AutoAttack,
+        config=AutoAttackOptions,
+        summary=_WHOLE,
+        formula="argmax f(x') = y for the x' of apgd-ce, apgd-t, fab-t and square (version standard)",
+    ),
     *(
-        _entry(name, build=partial(_single, name), config=SubAttackOptions, summary=f"{_ALONE}: {summary}")
-        for name, summary in _SUMMARIES.items()
+        _entry(name, partial(_single, name), SubAttackOptions, summary=f"{_ALONE}: {summary}", formula=formula)
+        for name, (summary, formula) in _ATTACKS.items()
     ),
 )

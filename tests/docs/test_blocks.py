@@ -1,0 +1,67 @@
+"""Each fenced block of the pages for newcomers is run by a test, or a comment in front of it says why not."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.cli.runner import ROOT
+from tests.docs.pages import Block, blocks
+
+PAGES = ("../README.md", "index.md", "install.md", "tutorial.md", "python.md")
+#: (page, language of a block) to the test that runs all such blocks.
+RUN_BY = {
+    ("../README.md", "sh"): "tests/test_setup.py::test_the_commands_of_a_page_work",
+    ("install.md", "sh"): "tests/test_setup.py::test_the_commands_of_a_page_work",
+    ("tutorial.md", "sh"): "tests/contract/test_tutorial.py::test_the_commands_work_in_this_order",
+    (
+        "tutorial.md",
+        "python",
+    ): "tests/contract/test_tutorial.py::test_the_method_on_the_page_is_the_one_that_is_written",
+    ("python.md", "text"): "tests/api/test_public.py::test_a_signature_on_the_page_is_the_functions",
+    ("python.md", "python"): "tests/docs/test_blocks.py::test_the_program_on_the_page_works",
+}
+
+
+def not_run(page: str, found: list[Block]) -> list[str]:
+    """First lines of blocks that no test runs and no comment explains."""
+    return [block.text.splitlines()[0] for block in found if block.is_run and (page, block.language) not in RUN_BY]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_is_run_or_says_why_not(page: str) -> None:
+    assert blocks(page)
+    assert not_run(page, blocks(page)) == []
+
+
+def test_a_block_that_nothing_runs_is_found() -> None:
+    added = [Block("toml", "[tool]\n", "", is_run=True), Block("toml", "[build]\n", "", is_run=False)]
+    assert not_run("install.md", [*blocks("install.md"), *added]) == ["[tool]"]
+
+
+@pytest.mark.parametrize(("page", "language"), RUN_BY)
+def test_who_runs_a_block_is_there(page: str, language: str) -> None:
+    file, _, name = RUN_BY[page, language].partition("::")
+    source = (ROOT / file).read_text(encoding="utf-8")
+    assert name in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    assert f'"{page}"' in source
+    assert any(block.is_run and block.language == language for block in blocks(page))
+
+
+def test_the_program_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, but for a shorter training."""
+    (program,) = (block.text for block in blocks("python.md") if block.language == "python")
+    rounds = '"train_args.comm_round": 5'
+    assert rounds in program
+    tiny = '"train_args.comm_round": 1, "data_args.max_train_examples": 100, "data_args.max_test_examples": 20'
+    os.symlink(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
+    images, labels = load_digits(return_X_y=True)
+    names = {"x": images[:4].reshape(-1, 1, 8, 8) / 16, "y": labels[:4]}
+    exec(program.replace(rounds, tiny), names)
+    assert names["x_adv"].shape == (4, 1, 8, 8)

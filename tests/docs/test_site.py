@@ -1,0 +1,85 @@
+"""The documentation site: built without a warning, complete, and loading nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import ROOT
+from tests.docs.public_names import PATHS
+from tests.docs.site import Page, build
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as a reader gets it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    """Path in the site to what is on the page."""
+    return {str(path.relative_to(site)): Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_page_of_the_docs_is_there(pages: dict[str, Page]) -> None:
+    """But for what a package index shows."""
+    docs = {str(path.relative_to(ROOT / "docs").with_suffix(".html")) for path in (ROOT / "docs").rglob("*.md")}
+    assert set(pages) - {"404.html"} == docs - {"package.html"}
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path, pages: dict[str, Page]) -> None:
+    outside = re.compile(r"(?:\w+:)?//")
+    assert [(name, address) for name, page in pages.items() for address in page.loaded if outside.match(address)] == []
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert re.findall(r"(?:url\(|@import\s*)['\"]?(?:\w+:)?//", styles) == []
+    assert all(page.loaded for page in pages.values())
+
+
+def test_no_list_or_table_is_left_as_text(pages: dict[str, Page]) -> None:
+    """Repositories need no empty line before a list, MkDocs does."""
+    left = re.compile(r"^(?:[-*|] |\d+\. |#+ )", re.MULTILINE)
+    assert [(name, text) for name, page in pages.items() for text in page.texts["p"] if left.search(text)] == []
+
+
+def test_links_show_titles_and_not_names_of_files(pages: dict[str, Page]) -> None:
+    assert [(name, text) for name, page in pages.items() for text in page.texts["a"] if text.endswith(".md")] == []
+    assert "Versions and releases" in pages["python.html"].texts["a"]
+
+
+def test_no_bar_in_a_table_keeps_its_backslash(site: Path) -> None:
+    """Repositories drop it within code, MkDocs does not."""
+    assert [path.name for path in site.rglob("*.html") if "\\|" in path.read_text(encoding="utf-8")] == []
+
+
+def test_every_public_name_has_its_place_and_signature(site: Path) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (site / "reference").glob("*.html"))
+    assert [path for path in PATHS if f'id="{path}"' not in text] == []
+
+
+def test_a_mistake_fails_the_build(tmp_path: Path) -> None:
+    """A page without a place, a link and an anchor that do not exist, in a small site with our settings."""
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    shutil.copy(ROOT / "mkdocs_titles.py", tmp_path)
+    (tmp_path / "mkdocs.yml").write_text(
+        re.sub(r"^nav:.*?^theme:", "nav: [index.md]\ntheme:", settings, flags=re.M | re.S)
+    )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("[a](gone.md) [b](other.md#gone) [gone.md](gone.md)\n")
+    (tmp_path / "docs" / "other.md").write_text("# Other\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    for warning in (
+        'but are not included in the "nav" configuration:\n  - other.md',
+        "contains a link 'gone.md', but the target is not found among documentation files.",
+        "contains a link 'other.md#gone', but the doc 'other.md' does not contain an anchor '#gone'.",
+    ):
+        assert warning in done.stderr
