@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class EvaluationTask:
 class Evaluator(ABC):
     """Measures a model."""
 
-    gives_examples: ClassVar[bool] = False  #: True where :meth:`evaluate` calls ``task.on_examples``
+    gives_examples: bool = False  #: True where :meth:`evaluate` calls ``task.on_examples``
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

@@ -171,7 +171,9 @@ def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
     for text in ("fgsm", "pgd3", "0.05", "0.2", "linf", "strict"):
         assert text in drawn
     assert (run_dir / "attacks/last.png").read_bytes().startswith(b"\x89PNG")
-    assert out.endswith("curve: run/attacks/last.svg\ncurve: run/attacks/last.png\n")
+    assert (run_dir / "attacks/last.pdf").read_bytes().startswith(b"%PDF-")
+    curves = ("curve: run/attacks/last.svg", "curve: run/attacks/last.pdf", "curve: run/attacks/last.png")
+    assert out.endswith("\n".join(("", *curves, "")))
 
 
 def test_deepfool_measures_one_distortion_whatever_eps(run_dir):
