@@ -38,7 +38,11 @@ CASES = (
     ("PGD-20, random start", "foolbox", "l2", 20, True),
     ("CW-20, random start", "foolbox", "linf", 20, True),
     ("CW-20, random start", "foolbox", "l2", 20, True),
+    ("MI-FGSM, 10 steps", "torchattacks", "linf", 10, False),
+    ("DeepFool", "foolbox", "linf", 50, False),
+    ("DeepFool", "foolbox", "l2", 50, False),
 )
+ANYWHERE = {"linf": 1.0, "l2": 100.0}  # an eps for DeepFool, which takes none: what it finds is compared however far
 TINY = "tiny 1x3x3"
 DATA = {  # eps and step size in linf, then in l2
     "digits 1x8x8": (0.1, 0.025, 0.5, 0.1),
@@ -93,6 +97,8 @@ def _torchattacks(model: nn.Module, x: Tensor, y: Tensor, start: Tensor, case: d
         attack = torchattacks.FGSM(model, eps=case["eps"])
     elif case["name"].startswith("BIM"):
         attack = torchattacks.BIM(model, eps=case["eps"], alpha=case["step_size"], steps=case["steps"])
+    elif case["name"].startswith("MI-FGSM"):
+        attack = torchattacks.MIFGSM(model, eps=case["eps"], alpha=case["step_size"], steps=case["steps"])
     else:
         attack = torchattacks.PGD(
             model, eps=case["eps"], alpha=case["step_size"], steps=case["steps"], random_start=case["random"]
@@ -128,6 +134,11 @@ def _foolbox(model: nn.Module, x: Tensor, y: Tensor, start: Tensor, case: dict[s
             return loss
 
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1))
+    if case["name"] == "DeepFool":
+        of_norm = {"linf": foolbox.attacks.LinfDeepFoolAttack, "l2": foolbox.attacks.L2DeepFoolAttack}[case["norm"]]
+        found = of_norm(steps=case["steps"]).run(wrapped, x, foolbox.criteria.Misclassification(y))
+        broken = (model(found).argmax(1) != y)[:, None, None, None]
+        return found.where(broken, x), _version("foolbox")  # as ours: an image that it could not break stays clean
     attack = Attack(abs_stepsize=case["step_size"], steps=case["steps"], random_start=True)
     x_adv = attack.run(wrapped, x, foolbox.criteria.Misclassification(y), epsilon=case["eps"])
     return x_adv, _version("foolbox")
@@ -179,9 +190,12 @@ def trained(data: str, x: Tensor, y: Tensor, eps: float, epochs: int = 8) -> nn.
 def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(x_adv, the random start) of our evaluator."""
     from calfat_plugin.datasets import ImageData
+    from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
     from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
+    from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
     from calfat_plugin.interfaces import EvaluationTask
     from calfat_plugin.threat import ThreatModel
+    from calfat_plugin.threat import parse_number as exact
 
     threat = ThreatModel(case["norm"], case["eps"], case["step_size"], case["steps"])
     task = EvaluationTask(
@@ -191,6 +205,10 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[
     evaluator: Any
     if case["name"] == "FGSM":
         evaluator = FGSM(FGSMOptions())
+    elif case["name"] == "DeepFool":
+        evaluator = DeepFool(DeepFoolOptions(steps=case["steps"]))
+    elif case["name"].startswith("MI-FGSM"):
+        evaluator = MIFGSM(MIFGSMOptions(step_size=exact(case["step_size"]), **how))
     else:
         evaluator = CW(CWOptions(kappa=KAPPA, **how)) if case["name"].startswith("CW") else PGD(PGDOptions(**how))
 
@@ -211,7 +229,7 @@ def cases(data: str) -> list[dict[str, Any]]:
             "norm": norm,
             "steps": steps,
             "random": random,
-            "eps": linf_eps if norm == "linf" else l2_eps,
+            "eps": ANYWHERE[norm] if name == "DeepFool" else linf_eps if norm == "linf" else l2_eps,
             "step_size": (linf_eps if name == "FGSM" else linf_step) if norm == "linf" else l2_step,
             "noise_seed": SEED + index,
         }

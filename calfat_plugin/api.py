@@ -19,8 +19,8 @@ from calfat_plugin.recipe.document import Document, parse_document, read_documen
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult
+from calfat_plugin.rounds_csv import TEXT_COLUMNS, read_rounds
 from calfat_plugin.runs.request import Request, checked_experiment
-from calfat_plugin.runs.rounds import TEXT_COLUMNS, read_rounds
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +49,7 @@ class Run:
 
         Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
         """
-        path = self.directory / "rounds.csv"
-        texts = read_rounds(path) if path.exists() else []
+        texts = read_rounds(self.directory / "rounds.csv")
         rows = [{column: _cell(column, text) for column, text in row.items()} for row in texts]
         try:
             import pandas

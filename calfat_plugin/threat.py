@@ -160,7 +160,7 @@ class ThreatModel:
         direction = _empty_on(x, generator).normal_(generator=generator)
         radius = direction.new_empty(len(x)).uniform_(generator=generator)
         radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
-        noise = _unit(direction) * _per_example(radius, x)
+        noise = unit_length(direction) * per_example(radius, x)
         return self.project(x + noise.to(x.device), x)
 
     def gaussian_start(self, x: Tensor, generator: Generator, std: float) -> Tensor:
@@ -199,7 +199,7 @@ class ThreatModel:
             length = change.flatten(1).norm(dim=1)
             # Inside the ball x_adv stays as it was, without the rounding of x + (x_adv - x).
             shrink = eps / length.clamp_min(_TINY)
-            inside = x_adv.where(_per_example(length <= eps, x), x + change * _per_example(shrink, x))
+            inside = x_adv.where(per_example(length <= eps, x), x + change * per_example(shrink, x))
             return x_adv.copy_(inside.clamp_(*self.bounds))
 
         return onto_l2
@@ -209,8 +209,16 @@ class ThreatModel:
 
         From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0).
         """
-        direction = grad.sign() if self.norm == "linf" else _unit(grad)
-        return x_adv.add(direction, alpha=step_size)
+        return x_adv.add(self.steepest(grad), alpha=step_size)
+
+    def steepest(self, grad: Tensor) -> Tensor:
+        """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length. (N, ...)."""
+        return grad.sign() if self.norm == "linf" else unit_length(grad)
+
+    def slope(self, grad: Tensor) -> Tensor:
+        """How much a length of 1 in ``norm`` climbs at most: the dual norm of grad, L1 or L2. (N, ...) in, (N,) out."""
+        length: Tensor = grad.flatten(1).norm(p=1 if self.norm == "linf" else 2, dim=1)
+        return length
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Distance of ``x_adv`` from ``x`` in ``norm``, for every example: (N, ...) in, (N,) out, at least float32."""
@@ -283,15 +291,15 @@ def _empty_on(x: Tensor, generator: Generator) -> Tensor:
     return x.new_empty(x.shape, device=generator.device)
 
 
-def _per_example(values: Tensor, like: Tensor) -> Tensor:
+def per_example(values: Tensor, like: Tensor) -> Tensor:
     """(N,) to (N, 1, ..., 1), so that it multiplies a batch."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-def _unit(direction: Tensor) -> Tensor:
-    """Make every example of (N, ...) unit length; zero stays zero."""
+def unit_length(direction: Tensor, order: int = 2) -> Tensor:
+    """Make every example of (N, ...) 1 long in L1 or L2 (``order``); zero stays zero."""
     flat = direction.flatten(1)
     # Divided by the largest entry first: squares of tiny gradients would underflow and freeze the example.
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(_TINY)
-    unit: Tensor = flat / flat.norm(dim=1, keepdim=True).clamp_min(_TINY)
+    unit: Tensor = flat / flat.norm(p=order, dim=1, keepdim=True).clamp_min(_TINY)
     return unit.view_as(direction)

@@ -19,7 +19,7 @@ from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.report.analyses import eps_chart
-from calfat_plugin.report.canvas import render
+from calfat_plugin.report.canvas import FORMATS, render
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.threat import exact_text
@@ -108,7 +108,7 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
     if chart is None:
         return Outcome(results, alarms, path, ())
     render(chart, path.parent)
-    return Outcome(results, alarms, path, (path.with_suffix(".svg"), path.with_suffix(".png")))
+    return Outcome(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in FORMATS))
 
 
 def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:

@@ -24,7 +24,6 @@ _REFRESH_PER_SECOND = 5
 BAR_WIDTH = 24
 _WIDTH_WITH_BAR = 72  # columns: name, bar and the longest usual figures
 _MOST_LINES = 30  # lines of finished rounds that a live run leaves on the screen
-_SECONDS_BETWEEN_LINES = 30.0  # of a long round or evaluation in a pipe
 
 
 class RoundClock:
@@ -116,7 +115,13 @@ class RunProgress(RunObserver):
 
 
 class Lines:
-    """Plain lines, for pipes and CI, and one every half minute inside what takes longer."""
+    """Plain lines, for pipes and CI, and one every half minute inside what takes longer.
+
+    Attributes:
+        patience: seconds after which a line is due.
+    """
+
+    patience = 30.0
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         self._stream, self._errors = stream, errors
@@ -128,7 +133,7 @@ class Lines:
 
     def is_due(self) -> bool:
         """Whether the last line was printed long ago."""
-        return time.perf_counter() - self._last_line >= _SECONDS_BETWEEN_LINES
+        return time.perf_counter() - self._last_line >= self.patience
 
     def say(self, line: str) -> None:
         """Print a line."""

@@ -21,7 +21,8 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, as_json:
     """Make one self-contained HTML page.
 
     A run directory gives the page of that run. Several, or a directory with several runs below it such as a suite's,
-    give a page that sets them side by side, seeds of one recipe averaged. Figures go beside the page as SVG and PNG.
+    give a page that sets them side by side, seeds of one recipe averaged. Figures go beside the page as SVG, PDF
+    and PNG.
     """
     from calfat_plugin.report import write_comparison, write_run_report
     from calfat_plugin.report.reading import find_runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -13,8 +13,8 @@ from calfat_plugin.report.numbers import counted, percent
 from calfat_plugin.results import EvaluationResult
 
 
-def results_table(results: Iterable[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:
-    """One evaluation a row.
+def results_table(results: Sequence[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:
+    """One evaluation a row, with a column for each figure that any of them has beside its accuracy.
 
     Args:
         results: the evaluations.
@@ -23,13 +23,16 @@ def results_table(results: Iterable[EvaluationResult], *, title: str | None = No
     """
     table = Table(title=title, title_justify="left")
     table.add_column("attack" if by_eps else "evaluator")
-    for heading in (*(("eps",) if by_eps else ()), "accuracy", "strict", "examples", "seconds"):
+    figures = list(dict.fromkeys(name for result in results for name in result.metrics))
+    words = (name.replace("_", " ") for name in figures)
+    for heading in (*(("eps",) if by_eps else ()), "accuracy", "strict", *words, "examples", "seconds"):
         table.add_column(heading, justify="right")
     for result in results:
         table.add_row(
             *((result.label, _budget(result)) if by_eps else (with_budget(result),)),
             percent(result.accuracy),
             percent(result.accuracy_strict),
+            *(f"{result.metrics[name]:.4g}" if name in result.metrics else "" for name in figures),
             str(result.num_examples),
             f"{result.seconds:.1f}",
         )

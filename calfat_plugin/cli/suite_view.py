@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from calfat_plugin.cli.progress import clock
+from calfat_plugin.cli.progress import Lines, clock
 from calfat_plugin.suites.plan import Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
@@ -33,22 +34,33 @@ def outcome_line(outcome: Outcome, done: int, total: int) -> str:
     return text
 
 
-class PlainSuiteProgress(SuiteObserver):
-    """A line when a run starts and one when it ends.
+class PlainSuiteProgress(Lines, SuiteObserver):
+    """A line when a run starts and one when it ends; between them, every half minute, how far one of the runs is.
 
     Args:
         total: how many runs are to do.
     """
 
+    patience = Lines.patience - 5  # a run's own lines come as seldom, and none of them shall come just too early
+
     def __init__(self, total: int) -> None:
+        super().__init__(sys.stdout, sys.stderr)
         self._total, self._done = total, 0
 
     def run_started(self, run: PlannedRun) -> None:
-        print(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}", flush=True)
+        self.say(f"{'resuming' if run.state == 'unfinished' else 'running'} {run.name} in {run.directory}")
+
+    def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
+        if self.is_due():
+            self.say(f"{run.name}: round {round}/{num_rounds}" + (f"  ETA {eta}" if eta else ""))
+
+    def run_said(self, run: PlannedRun, line: str) -> None:
+        if self.is_due():
+            self.say(f"{run.name}: {line}")
 
     def run_ended(self, outcome: Outcome) -> None:
         self._done += 1
-        print(outcome_line(outcome, self._done, self._total), flush=True)
+        self.say(outcome_line(outcome, self._done, self._total))
 
 
 class LiveSuiteProgress(SuiteObserver):

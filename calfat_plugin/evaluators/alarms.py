@@ -21,7 +21,7 @@ RISE = 0.005
 ZERO_GRADIENTS = 0.01
 
 _COMPLETE = ("standard", "plus")  # versions of AutoAttack that no other attack here should beat
-_WEAKER = ("fgsm", "bim", "pgd", "cw")
+_WEAKER = ("fgsm", "bim", "pgd", "mi-fgsm", "cw", "deepfool")
 
 
 @dataclass(frozen=True)

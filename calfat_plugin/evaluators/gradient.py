@@ -13,7 +13,7 @@ from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
+from calfat_plugin.maths.attacks import Steering, attack_mode, gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
 from calfat_plugin.maths.passes import micro_batches
 from calfat_plugin.options import option
@@ -33,6 +33,7 @@ _SCALE = "the attack sees this factor times the logits; verdicts do not. 10 undo
 class PGDOptions(BudgetOptions):
     """Options of PGD; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
 
+    step_follows_eps: ClassVar[bool] = False  #: where it does, an own norm needs no own step_size
     step_size: Fraction | None = option(None, low=0, open_low=True, help="length of a step", unit=PIXELS)
     steps: int = option(20, low=1, help="gradient steps")
     start: Start = option("uniform", help=_START)
@@ -41,7 +42,7 @@ class PGDOptions(BudgetOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm is not None and self.step_size is None:
+        if self.norm is not None and self.step_size is None and not self.step_follows_eps:
             raise OptionError(f"norm: {self.norm} needs a step_size beside it, in the same norm as its eps.")
         if self.start == "x" and self.restarts > 1:
             raise OptionError(
@@ -87,7 +88,7 @@ class CWOptions(PGDOptions):
 
 
 class PGD(BudgetedAttack):
-    """Projected gradient ascent with restarts on CE(f(x'), y); FGSM and CW are other settings of it."""
+    """Projected gradient ascent with restarts on CE(f(x'), y); FGSM, CW and MI-FGSM are other settings of it."""
 
     options: PGDOptions | FGSMOptions
 
@@ -108,6 +109,10 @@ class PGD(BudgetedAttack):
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """What the attack climbs, summed over the batch."""
         return cross_entropy(logits, y, reduction="sum")
+
+    def steering(self) -> Steering | None:
+        """Where each step of one climb goes; None: along its gradient."""
+        return None
 
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """For every example, the point of the last start that it took part in: what is broken is not attacked again.
@@ -154,6 +159,7 @@ class PGD(BudgetedAttack):
                     steps=threat.steps,
                     step_size=float(threat.step_size),
                     start=start[part],
+                    steering=self.steering(),
                 )
         return found, vanished
 

@@ -109,7 +109,7 @@ class CheckedEvaluator(Evaluator):
 
     def __init__(self, evaluator: Evaluator, entry: EvaluatorEntry, who: str) -> None:
         self.evaluator, self._entry, self._who = evaluator, entry, who
-        self.gives_examples = evaluator.gives_examples  # type: ignore[misc]  # of this one, not of all
+        self.gives_examples = evaluator.gives_examples
         self.has_budget: bool = getattr(evaluator, "has_budget", True)
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class Evaluator(ABC):
         gives_examples: whether ``evaluate`` calls ``task.on_examples``.
     """
 
-    gives_examples: ClassVar[bool] = False
+    gives_examples: bool = False
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

@@ -1,7 +1,7 @@
 """The one gradient-ascent loop: every PGD-like attack, in training and in evaluation, is a setting of it.
 
 FGSM is ``steps=1, step_size=eps, start=x``; BIM starts at x; PGD at :meth:`ThreatModel.random_start`; CW climbs a
-margin; TRADES and CalFAT climb a divergence from logits computed before the loop.
+margin; MI-FGSM steers by :func:`momentum`; TRADES and CalFAT climb a divergence from logits computed before the loop.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.errors import ModelError
 from calfat_plugin.profiling import timed
+from calfat_plugin.threat import unit_length
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from calfat_plugin.threat import ThreatModel
+
+Steering = Callable[["Tensor"], "Tensor"]  #: of one climb: each step's gradient, (N, ...), to the direction to climb
 
 
 def gradient_ascent(
@@ -29,6 +32,7 @@ def gradient_ascent(
     step_size: float,
     start: Tensor,
     passes: Callable[[], AbstractContextManager[object]] = nullcontext,
+    steering: Steering | None = None,
 ) -> Tensor:
     """Climb ``loss`` inside the budget by projected steps.
 
@@ -47,6 +51,7 @@ def gradient_ascent(
         passes: makes the context in which the model and the loss are called, from the second step on. The first step
             stays as precise as x: near the start a divergence is at the level of rounding, and without its sign an
             attack in bfloat16 is up to three times weaker.
+        steering: None: along the gradient.
 
     Returns:
         x_adv: same shape and dtype as x, inside the budget, detached, sharing no storage with x or start.
@@ -65,15 +70,50 @@ def gradient_ascent(
         with torch.enable_grad(), timed("forward"), passes() if step else nullcontext():
             logits = model(x_adv)
             objective = loss(logits)
-        if not objective.requires_grad:
-            raise ModelError(
-                "the attack's loss does not depend on x_adv: the model detaches its input or "
-                "computes without gradients. Gradient attacks need a differentiable model."
-            )
-        with timed("backward"):
-            (grad,) = torch.autograd.grad(objective, x_adv)
-        x_adv = project(threat.ascend(x_adv.detach(), grad, step_size))
+        grad = input_gradient(objective, x_adv)
+        direction = grad if steering is None else steering(grad)
+        x_adv = project(threat.ascend(x_adv.detach(), direction, step_size))
     return x_adv
+
+
+def input_gradient(objective: Tensor, x_adv: Tensor, *, keep_graph: bool = False) -> Tensor:
+    """The gradient of a scalar with respect to x_adv, (N, ...) as x_adv.
+
+    Args:
+        objective: computed from x_adv, summed over the batch.
+        x_adv: requires its gradient.
+        keep_graph: whether another objective of the same forward pass follows.
+
+    Raises:
+        ModelError: the objective does not depend on x_adv.
+    """
+    import torch
+
+    if not objective.requires_grad:
+        raise ModelError(
+            "the attack's loss does not depend on x_adv: the model detaches its input or "
+            "computes without gradients. Gradient attacks need a differentiable model."
+        )
+    with timed("backward"):
+        (grad,) = torch.autograd.grad(objective, x_adv, retain_graph=keep_graph)
+    return grad
+
+
+def momentum(decay: float) -> Steering:
+    """MI-FGSM (Dong et al. 2018): ``decay`` times the last direction, plus the gradient made 1 long in L1.
+
+    Args:
+        decay: >= 0; 0 is the gradient alone.
+    """
+    direction: Tensor | None = None
+
+    def steer(grad: Tensor) -> Tensor:
+        nonlocal direction
+        unit = unit_length(grad, order=1)
+        direction = unit if direction is None else unit.add(direction, alpha=decay)
+        return direction
+
+    return steer
 
 
 @contextmanager

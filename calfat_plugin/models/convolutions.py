@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ _COLUMNS = 16  # of a vector: a product whose result has a broken one at the end
 _PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
 
 
-class AttackedConv2d(nn.Conv2d):
-    """Abstract: a convolution with a way of its own to the gradient of its input, where only that is wanted.
+class AttackedConv2d(nn.Conv2d, ABC):
+    """A convolution with a way of its own to the gradient of its input, where only that is wanted.
 
     This is so in an attack, whose weights are frozen. A subclass says how in :meth:`input_gradient`. What is trained,
     and what is on a GPU, goes through ``nn.Conv2d``.
@@ -42,9 +43,9 @@ class AttackedConv2d(nn.Conv2d):
         """Whether :meth:`input_gradient` is faster than torch for this input."""
         return x.dim() == 4
 
+    @abstractmethod
     def input_gradient(self, grad: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
         """The gradient of an input of ``size`` (H, W), from that of the output; both as ``nn.Conv2d`` takes them."""
-        raise NotImplementedError
 
 
 class PixelConv2d(AttackedConv2d):

@@ -1,7 +1,7 @@
 """matplotlib, kept at a distance: imported when a figure is drawn, writing nothing to the home directory.
 
-A figure is drawn once and saved three times: for the page as a transparent SVG; beside it as SVG and PNG files, on
-white and with a title.
+A figure is drawn once and saved several times: for the page as a transparent SVG; beside it as SVG, PDF and PNG files,
+on white and with a title.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ WIDTH = 5.0  # inches: 360 points, so a point is about a pixel on a phone
 _TALL = 3.7  # inches; taller ones are placed beside two others
 _TITLE_HEIGHT, _LEGEND_ROW = 0.3, 0.19  # inches added to the chart's own height
 _LEGEND_CHARACTERS, _KEY_CHARACTERS = 52, 6  # what fits on a row of the legend, and the width of a key
-_DPI = 160  # of the PNG files
+#: Ending of each file beside a page, to how it is saved: without a date, so that the same figure gives the same file.
+FORMATS: dict[str, dict[str, Any]] = {
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+    "png": {"dpi": 160},
+}
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text: it is drawn in a font of the reader's and stays small
     "svg.hashsalt": "calfat",  # the same figure gives the same file
+    "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are matplotlib's default
     "text.parse_math": False,  # names from recipes may hold dollar signs
     "font.family": "sans-serif",
     "font.size": 10.0,
@@ -77,7 +83,7 @@ class Drawing:
 
 
 def render(chart: Chart, folder: Path) -> Drawing:
-    """Draw a chart, write ``folder/<name>.svg`` and ``.png``, and return it for the page.
+    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page.
 
     Raises:
         OSError: the files cannot be written.
@@ -95,9 +101,9 @@ def render(chart: Chart, folder: Path) -> Drawing:
             figure.savefig(inline, format="svg", metadata=unmarked)
             figure.set_size_inches(WIDTH, height + _TITLE_HEIGHT)
             figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
-            figure.savefig(folder / f"{chart.name}.svg", facecolor="white", metadata={"Date": None})
-            figure.set_layout_engine("none")  # the layout found for the SVG is kept; finding it again costs time
-            figure.savefig(folder / f"{chart.name}.png", facecolor="white", dpi=_DPI)
+            for ending, how in FORMATS.items():
+                figure.savefig(folder / f"{chart.name}.{ending}", facecolor="white", **how)
+                figure.set_layout_engine("none")  # the layout found for the first is kept; finding it again costs time
     source = f"data:image/svg+xml;base64,{base64.b64encode(inline.getvalue()).decode()}"
     return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
 

@@ -14,7 +14,7 @@ from calfat_plugin.report.canvas import Chart, Drawing, render
 from calfat_plugin.report.comparison_table import results_table
 from calfat_plugin.report.curves import compared
 from calfat_plugin.report.groups import Group, differences
-from calfat_plugin.report.measures import Measure, accuracy_title, monitored, titles
+from calfat_plugin.report.measures import Measure, accuracy_title, monitored, titles, without_curve
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles
@@ -96,7 +96,8 @@ def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart
         values = {group.name: group.mean_per_class(measure.label) for group in alike}
         values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
         if values:
-            caption = spread_sentence(values, classes)
+            runs = [run for group in alike for run in group.runs]
+            caption = spread_sentence(values, classes) + without_curve(measure, runs, headings)
             charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
     return charts
 

@@ -31,6 +31,11 @@ class Measure:
     label: str
     facts: tuple[tuple[str, str], ...]
 
+    @property
+    def attack(self) -> dict[str, str]:
+        """The facts apart from the examples."""
+        return {term: value for term, value in self.facts if term not in (_EXAMPLES, _SPLIT)}
+
     def on_any_data(self) -> Measure:
         """The same for tables, which name the data set elsewhere."""
         return Measure(self.label, tuple(fact for fact in self.facts if fact[0] != _DATA))
@@ -74,9 +79,28 @@ def _most(run: RunFiles) -> int:
     return max((int(other.get("num_examples") or 0) for other in run.evaluations), default=0)
 
 
+def without_curve(bars: Measure, runs: Iterable[RunFiles], headings: Mapping[str, str]) -> str:
+    """Why the curves of a page show another attack than its bars, a sentence; empty where they show the same.
+
+    Args:
+        bars: how the bars were measured.
+        runs: whose curves are on the page.
+        headings: label to what the page calls it, where it is something else.
+    """
+    curves = [monitored(run, label) for run in runs for label in run.monitored if len(run.curve(label)) > 1]
+    attacks = [measure for measure in curves if measure.label != NATURAL]
+    same = any(measure.label == bars.label and measure.attack == bars.attack for measure in attacks)
+    if bars.label == NATURAL or not curves or same:
+        return ""
+    named = titles([bars, *attacks], lambda label: headings.get(label, label))
+    found = listing([name for measure, name in named.items() if measure != bars]) or "no attack"
+    return f" The curves show {found}: calfat.monitor.evaluators says what is measured after a round."
+
+
 def accuracy_title(label: str, headings: Mapping[str, str]) -> str:
     """``Natural accuracy``, ``Accuracy under PGD-20``."""
-    return "Natural accuracy" if label == NATURAL else f"Accuracy under {headings.get(label, label)}"
+    heading = headings.get(label, label)
+    return f"{heading[:1].upper()}{heading[1:]} accuracy" if label == NATURAL else f"Accuracy under {heading}"
 
 
 def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Measure, str]:

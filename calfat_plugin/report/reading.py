@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import RESTORE, long_csv_fields, read_json
+from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
 from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.rounds_csv import TEXT_COLUMNS, read_rounds
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
 TSNE = "tsne.json"
 ATTACKS = "attacks"
 SUITE = "suite.json"
-_FILES = {  # JSON, each a field of RunFiles
-    "results": shapes.RESULTS,
+_FILES = {  # JSON beside results.json, each a field of RunFiles
     "environment": shapes.ENVIRONMENT,
     "partition": shapes.PARTITION,
     "per_class": shapes.PER_CLASS_FILE,
@@ -47,6 +47,7 @@ class RunFiles:
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
         profile: ``profile.json``, made by ``calfat run --profile``.
         attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
+        refused: in how many rounds an update was refused.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class RunFiles:
     tsne: Mapping[str, Any]
     profile: Mapping[str, Any]
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refused: int = 0
 
     def value(self, *keys: str) -> Any:
         """A recipe value; None where it is not written."""
@@ -156,10 +158,13 @@ def read_run(path: Path) -> RunFiles:
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
     recipe = read_document(path / RECIPE).data
     check_shape(recipe, shapes.RECIPE, path / RECIPE)
+    rows = read_rounds(path / "rounds.csv")
     run = RunFiles(
         path=path,
         recipe=recipe,
-        rounds=_rounds(path / "rounds.csv"),
+        rounds=[{name: _number(text) for name, text in row.items() if name not in TEXT_COLUMNS} for row in rows],
+        refused=sum(bool(row.get("refused")) for row in rows),
+        results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
             str(file.relative_to(path)): content
@@ -167,11 +172,6 @@ def read_run(path: Path) -> RunFiles:
             if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
     )
-    if (number := run.results.get("format") or 0) > RESULTS_FORMAT:
-        raise RunError(
-            f"{path / 'results.json'}: its format is {number}, and the newest that this version knows is "
-            f"{RESULTS_FORMAT}. A newer calfat-plugin wrote it: update yours."
-        )
     _check_sizes(run)
     return run
 
@@ -297,26 +297,22 @@ def listed_run(suite: Path, written: Path) -> Path | None:
     return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
 
 
-def _rounds(path: Path) -> list[Mapping[str, float | None]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file, long_csv_fields():
-            # The last line may be without its end: it is being written, or was cut by a crash.
-            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
-        for number, row in enumerate(rows, start=1):
-            if None in row or None in row.values():
-                raise ValueError(f"row {number} has too few values or too many")
-        return [{name: _number(text) for name, text in row.items()} for row in rows]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"{path}: cannot be read ({reason}). Restore the file from a copy.") from None
+def read_results(path: Path) -> Mapping[str, Any]:
+    """Read ``results.json``; empty where there is none: the run is not finished.
+
+    Raises:
+        RunError: it is damaged, or of a newer version than this one.
+    """
+    found = _checked(path, shapes.RESULTS)
+    if (number := found.get("format") or 0) > RESULTS_FORMAT:
+        raise RunError(
+            f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
+            "calfat-plugin wrote it: update yours."
+        )
+    return found
 
 
-def _number(text: Any) -> float | None:
-    """Texts such as refusals, and what is not finite, have no place in a curve."""
-    try:
-        number = float(text)
-    except (TypeError, ValueError):
-        return None
-    return number if abs(number) < float("inf") else None
+def _number(text: str) -> float | None:
+    """Nothing is measured where the text is empty, and what is not finite has no place in a curve."""
+    number = float(text or math.nan)
+    return number if math.isfinite(number) else None

@@ -124,7 +124,7 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
     return {
         "total": counted(len(run.rounds), "round"),
         "duration": duration(sum(seconds for _, seconds in run.curve("seconds"))),
-        "refused": sum(row.get("refused") is not None for row in run.rounds),
+        "refused": run.refused,
         "head": ["round", *(names[column] for column in columns)],
         "rows": [
             (f"{row.get('round') or 0:.0f}", "", [shown(column, row.get(column)) for column in columns])

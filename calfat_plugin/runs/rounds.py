@@ -1,20 +1,18 @@
-"""``rounds.csv``: a row a round."""
+"""Writes ``rounds.csv``, a row a round, and says what a run that continues needs of it."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
+from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
+from calfat_plugin.rounds_csv import ALARMS, read_rounds, rows_of, text_of
 
-ALARMS = "alarms"
-TEXT_COLUMNS = ("clients", "refused", ALARMS)
-_REMEDY = "Restore the file from a copy, or start the run again in another directory."
 _MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
 _ADDED = (ALARMS, *_MEMORY)  # the last columns, in this order, some of which files of older versions lack
@@ -75,8 +73,7 @@ class RoundsFile:
         Raises:
             RunError: rows up to ``last_round`` are missing.
         """
-        text = _text_of(self.path) if self.path.exists() else ""
-        lines = text.splitlines(keepends=True)
+        lines = text_of(self.path).splitlines(keepends=True)
         kept = lines[: last_round + 1]
         rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
         if rounds != ["round", *map(str, range(1, last_round + 1))]:
@@ -84,7 +81,7 @@ class RoundsFile:
                 f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
-        _rows(self.path, kept)
+        rows_of(self.path, kept)
         header, *rows = (line.rstrip("\n") for line in kept)
         missing = [column for column in _ADDED if column not in header.split(",")]
         lines = [",".join([header, *missing]), *(row + "," * len(missing) for row in rows)]
@@ -111,58 +108,9 @@ class RoundsFile:
         return row
 
 
-def read_rounds(path: Path) -> list[dict[str, str]]:
-    """The rows as text, in order; empty fields are rounds without that measurement.
-
-    Raises:
-        RunError: there is no such file, or it is damaged.
-    """
-    lines = _text_of(path).splitlines(keepends=True)
-    return _rows(path, [line for line in lines if line.endswith("\n")])  # without one: being written, or cut by a crash
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RunError(f"{path}: no such file; the run has not finished a round yet.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
-
-
-def _rows(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of the file's lines, each with a value for every column, numbers where numbers belong.
-
-    Raises:
-        RunError: a row is otherwise.
-    """
-    rows: list[dict[str, str]] = []
-    try:
-        with long_csv_fields():
-            reader = csv.DictReader(lines, strict=True)
-            for row in reader:
-                _check_row(row, len(reader.fieldnames or ()))
-                rows.append(row)
-    except (ValueError, KeyError, csv.Error) as error:
-        reason = f"no column {error}" if isinstance(error, KeyError) else error
-        raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
-    return rows
-
-
-def _check_row(row: Mapping[str, str], columns: int) -> None:
-    """Refuse with ``ValueError`` or ``KeyError``."""
-    if None in row or None in row.values():
-        raise ValueError(f"expected {columns} values")
-    int(row["round"]), float(row["seconds"]), [int(client) for client in row["clients"].split()]
-    for column in row.keys() - set(TEXT_COLUMNS):
-        float(row[column] or 0)
-
-
 def alarms_of(path: Path) -> tuple[Alarm, ...]:
     """The findings about updates of all rounds in the file, as one alarm; none without any."""
-    rows = read_rounds(path) if path.exists() else []
-    found = [f"round {row['round']}: {row[ALARMS]}" for row in rows if row.get(ALARMS)]
+    found = [f"round {row['round']}: {row[ALARMS]}" for row in read_rounds(path) if row.get(ALARMS)]
     if not found:
         return ()
     more = f" (and {len(found) - _LISTED} more rounds in rounds.csv)" if len(found) > _LISTED else ""
@@ -172,11 +120,9 @@ def alarms_of(path: Path) -> tuple[Alarm, ...]:
 
 def seconds_of(path: Path) -> float:
     """Wall-clock seconds of all rounds in the file together; 0 without one."""
-    return sum(float(row["seconds"]) for row in read_rounds(path)) if path.exists() else 0.0
+    return sum(float(row["seconds"]) for row in read_rounds(path))
 
 
 def last_used(path: Path) -> dict[int, int]:
     """Client to the last round in which its update was used; without clients whose updates never were."""
-    if not path.exists():
-        return {}
     return {int(client): int(row["round"]) for row in read_rounds(path) for client in row["clients"].split()}

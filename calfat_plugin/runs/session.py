@@ -15,6 +15,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.client_states import StateFiles
@@ -25,7 +26,7 @@ from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import last_used, read_rounds, seconds_of
+from calfat_plugin.runs.rounds import last_used, seconds_of
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
 
 def _check_nothing_lost(directory: RunDirectory) -> None:
     """Refuse to begin again where rounds were finished: the first one may have left its row, no more."""
-    rounds = len(read_rounds(directory.rounds)) if directory.rounds.exists() else 0
+    rounds = len(read_rounds(directory.rounds))
     if rounds > 1 or directory.finished:
         raise RunError(
             f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "

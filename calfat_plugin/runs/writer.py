@@ -16,10 +16,11 @@ from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import named_files, write_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, Named
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile, alarms_of, read_rounds
+from calfat_plugin.runs.rounds import RoundsFile, alarms_of
 
 NATURAL = "natural"
 CONVENTIONS = {
@@ -68,6 +69,7 @@ class RunWriter:
         if robust:
             self._selectors["best-robust"] = robust[-1]
         self.best: dict[str, Mapping[str, Any]] = dict(best or {})
+        self._metrics: Mapping[str, float] = {} if resume_from is None else self._metrics_before()
         self.client_states = _client_states(directory, resume_from)
         self._disk = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: _UnderWay | None = None
@@ -91,6 +93,7 @@ class RunWriter:
         """
         self.settle()
         self._rounds.append(record)
+        self._metrics = record.metrics
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             write_checkpoint(self.directory.checkpoint(name), snapshot, notes)
@@ -131,12 +134,16 @@ class RunWriter:
         with reporting_disk_errors(paths[-1]):
             put_in_place(paths, also=[self.directory.rounds, self.directory.path, *states])
 
+    def _metrics_before(self) -> dict[str, float]:
+        """What the last row of the file has of plugins' metrics: all rounds of the run may be behind it."""
+        rows = read_rounds(self.directory.rounds)
+        columns = self.experiment.metric_columns if rows else ()
+        return {column: float(rows[-1][column]) for column in columns if rows[-1].get(column)}
+
     def _last_metrics(self) -> dict[str, dict[str, float | None]]:
         """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
-        names = [name for name in self.experiment.metric_columns if name.startswith(("train/", "server/"))]
-        last = read_rounds(self.directory.rounds)[-1] if names and self.directory.rounds.exists() else {}
-        found = {name: float(last[name]) for name in names if last.get(name)}
-        return {"metrics": {n: value if math.isfinite(value) else None for n, value in found.items()}} if found else {}
+        last = {name: value for name, value in self._metrics.items() if name.startswith(("train/", "server/"))}
+        return {"metrics": {n: value if math.isfinite(value) else None for n, value in last.items()}} if last else {}
 
     def _test_images_used(self) -> tuple[Alarm, ...]:
         """A finding where the aggregator looked at test images: accuracies on them are then no test."""

@@ -68,6 +68,9 @@ class SuiteObserver:
     def run_progress(self, run: PlannedRun, round: int, num_rounds: int, eta: str) -> None:
         """A round is done; ``eta`` as the run says it, such as ``1:15``."""
 
+    def run_said(self, run: PlannedRun, line: str) -> None:
+        """The run printed another line, such as how far a long evaluation is."""
+
     def run_ended(self, outcome: Outcome) -> None:
         """A run ended, or will not be started."""
 
@@ -213,6 +216,8 @@ class _Pool:
             child.rounds += 1
             eta = _ETA.search(line)
             self.observer.run_progress(child.run, int(match[1]), int(match[2]), eta[1] if eta else "")
+        else:
+            self.observer.run_said(child.run, line)
 
     def stop(self) -> None:
         """Ask every child to stop, kill those that do not, and report them."""

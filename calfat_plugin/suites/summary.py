@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calfat_plugin.errors import RunError
 from calfat_plugin.maths.metrics import mean_std
-from calfat_plugin.report import shapes
-from calfat_plugin.report.shapes import check_shape
+from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
 from calfat_plugin.suites.runner import Outcome
@@ -175,13 +172,4 @@ def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
     status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
     if status != "finished":
         return RunSummary(run, status, message, {})
-    path = RunDirectory(run.directory).results
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(results, dict):
-            raise ValueError("it is not a mapping")
-    except (OSError, ValueError) as error:
-        what = f"the results cannot be read ({error}). Move {run.directory} away to run it again."
-        raise RunError(f"{path}: {what}") from None
-    check_shape(results, shapes.RESULTS, path)
-    return RunSummary(run, "finished", message, results)
+    return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))

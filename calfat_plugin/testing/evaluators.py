@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -86,5 +85,3 @@ def _check_numbers(name: str, found: EvaluationResult, natural: EvaluationResult
     require(below, f"{name}: accuracy_strict must be at most accuracy and the natural accuracy.")
     classes = len(found.per_class) == len(found.per_class_strict) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_strict must have a value for each of the {NUM_CLASSES} classes.")
-    for kind in ("settings", "details"):
-        json.dumps(getattr(found, kind), allow_nan=False)

@@ -13,7 +13,7 @@ from torch import nn
 
 from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.evaluators.base import are_probabilities
-from calfat_plugin.models.building import seeded
+from calfat_plugin.models.building import built_model, seeded
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import require, same_bits, tiny_experiment, unchanged
 
@@ -81,28 +81,25 @@ def check_model(
 
     Raises:
         AssertionError: it breaks the contract; the text says how.
-        CalfatError: the framework refuses it; ``ModelError``: it cannot take these images.
+        CalfatError: the framework refuses it; ``ModelError``: it cannot take these images, or gives no logits.
     """
     experiment = tiny_experiment(registry, model_args={"model": name}, model=options)
-    shape = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
+    shape: dict[str, Any] = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
 
     def build() -> nn.Module:
-        model: nn.Module = experiment.model.entry.load()(**shape, **asdict(experiment.model.options))
-        return model
+        pick = experiment.model
+        return built_model(pick.entry.load(), experiment.who(pick), **shape, **asdict(pick.options))
 
     model, again = seeded(build, 0), seeded(build, 0)
-    require(isinstance(model, nn.Module), f"{name} must build a torch.nn.Module; got {type(model).__name__}.")
     same = same_bits(model.state_dict(), again.state_dict())
     require(same, f"{name}: initial weights must come from torch's generator alone, so that a seed says what they are.")
-    _check_gradients(name, model, (4, in_channels, *image_size), num_classes)
+    _check_gradients(name, model, (4, in_channels, *image_size))
     return _check_evaluation(name, again.eval(), torch.rand(4, in_channels, *image_size))
 
 
-def _check_gradients(name: str, model: nn.Module, shape: tuple[int, ...], num_classes: int) -> None:
+def _check_gradients(name: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
     logits = model(x)
-    wanted = (shape[0], num_classes)
-    require(tuple(logits.shape) == wanted, f"{name} must give logits {wanted}; got {tuple(logits.shape)}.")
     require(not are_probabilities(logits), f"{name} must give raw logits; every row is a probability distribution.")
     logits.logsumexp(1).sum().backward()
     require(x.grad is not None and bool(x.grad.any()), f"{name}: images must get a gradient; attacks need it.")

@@ -17,7 +17,7 @@ from calfat_plugin import entries, testing
 from calfat_plugin.aggregators.fedavg import FedAvg, FedAvgOptions
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.entries import Entry
-from calfat_plugin.errors import BudgetError, PluginError, UpdateError
+from calfat_plugin.errors import BudgetError, ModelError, PluginError, UpdateError
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.hookspecs import hookimpl
@@ -38,7 +38,7 @@ def registry(entry: Entry) -> Registry:
 
 
 def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: Any) -> str:
-    with pytest.raises((AssertionError, UpdateError, BudgetError, PluginError)) as raised:
+    with pytest.raises((AssertionError, UpdateError, BudgetError, ModelError, PluginError)) as raised:
         check(entry.name, *more, registry=registry(entry), **options)
     return str(raised.value)
 
@@ -383,9 +383,12 @@ def with_spare(**shape: Any) -> nn.Module:
 
 
 MODELS = [
-    (lambda **shape: "a text", "x must build a torch.nn.Module; got str."),
+    (lambda **shape: "a text", "{who}: it returned str; expected a torch.nn.Module."),
     (seeded_elsewhere, "x: initial weights must come from torch's generator alone, so that a seed says what they are."),
-    (model(lambda inner, x: inner(x)[:, :3]), "x must give logits (4, 7); got (4, 3)."),
+    (
+        model(lambda inner, x: inner(x)[:, :3]),
+        "{who}: images of shape (2, 3, 8, 8) gave (2, 3); expected logits of shape (2, 7).",
+    ),
     (model(lambda inner, x: inner(x).softmax(1)), "x must give raw logits; every row is a probability distribution."),
     (model(lambda inner, x: inner(x.detach())), "x: images must get a gradient; attacks need it."),
     (with_spare, "x: these parameters take no part in the logits: spare.weight, spare.bias."),
@@ -404,7 +407,8 @@ MODELS = [
 @pytest.mark.parametrize(("build", "text"), MODELS)
 def test_a_model(build: Any, text: str) -> None:
     grey = {"in_channels": 1} if build in (seeded_elsewhere, with_spare) else {}
-    assert complaint(testing.check_model, entries.ModelEntry("x", build=build), **grey).startswith(text)
+    said = complaint(testing.check_model, entries.ModelEntry("x", build=build), **grey)
+    assert said.startswith(text.format(who="model 'x' (passed in Plugin)"))
 
 
 def split(change: Callable[[list[Any]], list[Any]]) -> Any:

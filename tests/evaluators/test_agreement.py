@@ -1,4 +1,4 @@
-"""FGSM, BIM, PGD and CW against torchattacks and foolbox.
+"""FGSM, BIM, PGD, MI-FGSM, CW and DeepFool against torchattacks and foolbox.
 
 Those packages are not installed here: ``benchmarks/attack_agreement.py`` ran them on a tiny network and wrote down what
 they gave. The same script compares on 500 examples of trained networks; docs/evaluation.md has the outcome.
@@ -15,16 +15,23 @@ import torch
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.evaluators.base import BudgetedAttack
+from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.threat import ThreatModel, parse_number
 
 VECTORS = json.loads(Path(__file__).with_name("agreement.json").read_text())
 
 
-def evaluator(case: dict[str, Any]) -> FGSM | PGD | CW:
+def evaluator(case: dict[str, Any]) -> BudgetedAttack:
     start = "uniform" if case["random"] else "x"
     if case["name"] == "FGSM":
         return FGSM(FGSMOptions())
+    if case["name"] == "DeepFool":
+        return DeepFool(DeepFoolOptions(steps=case["steps"]))
+    if case["name"].startswith("MI-FGSM"):
+        return MIFGSM(MIFGSMOptions(steps=case["steps"], step_size=parse_number(case["step_size"])))
     if case["name"].startswith("CW"):
         return CW(CWOptions(steps=case["steps"], start=start, kappa=VECTORS["kappa"]))
     return PGD(PGDOptions(steps=case["steps"], start=start))

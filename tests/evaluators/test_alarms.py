@@ -47,6 +47,12 @@ def test_autoattack_above_pgd():
     )
 
 
+@pytest.mark.parametrize("attack", ["fgsm", "bim", "pgd", "mi-fgsm", "cw", "deepfool"])
+def test_autoattack_should_beat_every_other_attack(attack):
+    (alarm,) = find_alarms([result("other", attack, 0.4), result("autoattack", "autoattack", 0.43)])
+    assert (alarm.code, alarm.labels) == ("autoattack-above", ("autoattack", "other"))
+
+
 @pytest.mark.parametrize(
     "others",
     [

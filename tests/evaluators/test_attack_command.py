@@ -171,7 +171,28 @@ def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
     for text in ("fgsm", "pgd3", "0.05", "0.2", "linf", "strict"):
         assert text in drawn
     assert (run_dir / "attacks/last.png").read_bytes().startswith(b"\x89PNG")
-    assert out.endswith("curve: run/attacks/last.svg\ncurve: run/attacks/last.png\n")
+    assert (run_dir / "attacks/last.pdf").read_bytes().startswith(b"%PDF-")
+    curves = ("curve: run/attacks/last.svg", "curve: run/attacks/last.pdf", "curve: run/attacks/last.png")
+    assert out.endswith("\n".join(("", *curves, "")))
+
+
+def test_deepfool_measures_one_distortion_whatever_eps(run_dir):
+    code, out, _ = call(run_dir, "--attacks", "deepfool,mi-fgsm", "--eps", "0.02,0.1", "--examples", 20)
+    assert code == 0
+    rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
+    natural, *deepfool = (row for row in rows if row["label"] != "mi-fgsm")
+    (distortion,) = {row["metrics"]["distortion"] for row in deepfool}
+    assert 0.02 < distortion < 1
+    assert natural["accuracy_strict"] >= deepfool[0]["accuracy_strict"] >= deepfool[1]["accuracy_strict"]
+    table = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in out.splitlines() if line.startswith("│")]
+    assert [[row[0], row[4]] for row in table] == [
+        ["natural", ""],
+        ["deepfool", f"{distortion:.4g}"],
+        ["mi-fgsm", ""],
+        ["deepfool", f"{distortion:.4g}"],
+        ["mi-fgsm", ""],
+    ]
+    assert re.search(r"│ *strict *[│┃] *distortion *[│┃] *examples", out.replace("┃", "│"))
 
 
 def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):

@@ -16,7 +16,7 @@ from calfat_plugin.models import convolutions
 from calfat_plugin.models.base import conv_block
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
-from calfat_plugin.models.convolutions import PixelConv2d, UnpaddedConv2d
+from calfat_plugin.models.convolutions import AttackedConv2d, PixelConv2d, UnpaddedConv2d
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
 from calfat_plugin.models.dual_norm import with_dual_norms
 from calfat_plugin.models.seen import seen_size
@@ -294,6 +294,11 @@ def test_the_gradient_of_an_attacked_pixel_convolution_by_differences(options):
     x = images(2, (7, 6), n=2).double().requires_grad_()
     assert torch.autograd.gradcheck(conv, x)
     assert torch.autograd.gradgradcheck(conv, x)
+
+
+def test_a_convolution_without_a_way_to_its_input_cannot_be_made():
+    with pytest.raises(TypeError, match="input_gradient"):
+        AttackedConv2d(1, 2, 3)
 
 
 @every_model

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report.bars import final_per_class
 from calfat_plugin.report.canvas import Chart, Drawing
+from calfat_plugin.report.curves import learning_curves
 from calfat_plugin.report.numbers import NOTHING
+from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
 from tests.report.pages import Page
 
@@ -180,6 +185,64 @@ def test_a_suites_page_has_its_headings_their_order_and_its_axes(
     assert "PGD-20, Clean and fgsm on all 359 test examples." in text
     assert charts["robust"][0] == "Accuracy under PGD-20"
     assert charts["classes_robust"][0] == "Accuracy under PGD-20, per class"
+    assert (charts["natural"][0], charts["classes_natural"][0]) == ("Clean accuracy", "Clean accuracy, per class")
+
+
+INSTEAD = " The curves show {}: calfat.monitor.evaluators says what is measured after a round."
+
+
+@pytest.mark.parametrize(
+    ("overrides", "monitored", "found"),
+    [
+        ((), {"natural": 0.5, "pgd20": 0.3}, ""),
+        (("calfat.monitor.max_examples=32",), {"natural": 0.5, "pgd20": 0.3}, ""),  # other examples, the same attack
+        (("calfat.monitor.evaluators=[natural, fgsm]",), {"natural": 0.5, "fgsm": 0.3}, "fgsm"),
+        (("calfat.monitor.evaluators=[natural]",), {"natural": 0.5}, "no attack"),
+        (
+            ("calfat.monitor.evaluators=[natural, {name: pgd, label: pgd20, steps: 5}]",),
+            {"natural": 0.5, "pgd20": 0.3},
+            "pgd20 (pgd, steps 5)",
+        ),
+    ],
+)
+def test_bars_under_an_attack_that_no_curve_shows_say_so(
+    overrides: tuple[str, ...],
+    monitored: dict[str, float],
+    found: str,
+    tmp_path: Path,
+    charts: dict[str, tuple[str, str]],
+) -> None:
+    """PGD-20 hurt most in the end; both pages have curves of what was monitored."""
+    path = run(tmp_path / "a", *overrides, **monitored)
+    write_run_report(path)
+    assert charts["per_class"][1].endswith(INSTEAD.format(found) if found else "(nine).")
+    run(tmp_path / "b", *overrides, "calfat.trainer=fedpgd", **monitored)
+    write_comparison([tmp_path])
+    assert charts["classes_robust"][1].endswith(INSTEAD.format(found) if found else "(zero).")
+    assert "The curves" not in charts["classes_natural"][1]
+
+
+def test_without_curves_the_bars_have_nothing_to_say_about_them(
+    tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    fgsm = "calfat.monitor.evaluators=[natural, fgsm]"
+    write_run_report(made_run(tmp_path / "a", fgsm, final=FINAL, rounds=[{"natural": 0.5, "fgsm": 0.4}]))
+    assert "learning_curves" not in charts
+    assert "The curves" not in charts["per_class"][1]
+
+
+def test_an_attack_has_one_colour_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fgsm, pgd20 and natural are the curves; natural and pgd20 the bars."""
+    path = run(tmp_path / "a", "calfat.monitor.evaluators=[fgsm, pgd20, natural]", fgsm=0.5, pgd20=0.3, natural=0.6)
+    lines, bars = Figure(), Figure()
+    learning, classes = learning_curves(read_run(path)), final_per_class(read_run(path))
+    assert learning is not None
+    assert classes is not None
+    learning.draw(lines)
+    classes.draw(bars)
+    colour = {line.get_label(): to_hex(line.get_color()) for line in lines.axes[0].get_lines()}
+    drawn = {each.get_label(): to_hex(each.patches[0].get_facecolor()) for each in bars.axes[0].containers}
+    assert drawn == {label: colour[label] for label in ("natural", "pgd20")}
 
 
 def test_classes_are_compared_under_one_attack_at_a_time(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:

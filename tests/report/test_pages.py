@@ -194,11 +194,15 @@ def test_figures_have_the_colours_that_were_checked_and_no_ground(page: Page) ->
 def test_figures_lie_beside_the_page_too(page: Page, which: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(which).parent / "figures"
     names = sorted(file.name for file in folder.iterdir())
-    assert len(names) == 2 * len(page.all("figure"))
+    assert len(names) == 3 * len(page.all("figure"))
     for name in names:
         content = (folder / name).read_bytes()
         if name.endswith(".svg"):
             assert ElementTree.fromstring(content).tag == "{http://www.w3.org/2000/svg}svg"
+        elif name.endswith(".pdf"):
+            assert content.startswith(b"%PDF-")
+            assert b"/CreationDate" not in content
+            assert b"/Subtype /Type3" not in content  # publishers refuse such fonts
         else:
             assert content.startswith(b"\x89PNG\r\n\x1a\n")
 

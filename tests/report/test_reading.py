@@ -54,7 +54,7 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     (path / "rounds.csv").write_text("\n".join([*rows[:2], ",".join(cells), *rows[3:]]) + "\n")
     run = read_run(path)
     assert [number for number, _ in run.curve("heterogeneity")] == [1, 3, 4]
-    assert len(run.rounds) == 4
+    assert (len(run.rounds), run.refused) == (4, 1)
 
 
 def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_many_long_names_leave_a_figure_its_room(tmp_path: Path) -> None:
     """The legend is inside the figures; matplotlib warns, and draws over it, where nothing is left for the axes."""
     names = [f"0.05 · CalFAT, the paper's constants, and options that nobody would write down, {n}" for n in range(16)]
     drawing = render(Chart("crowded", "Crowded", "", 2.6, lines(*names)), tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["crowded.png", "crowded.svg"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["crowded.pdf", "crowded.png", "crowded.svg"]
     svg = ElementTree.fromstring(base64.b64decode(drawing.source.partition(",")[2]))
     words = " ".join("".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text"))
     assert all(name in words for name in names)

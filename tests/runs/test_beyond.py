@@ -129,6 +129,8 @@ def test_page_and_results_show_what_was_measured(folder: Path, monkeypatch: pyte
     assert 0 < float(rows[0]["fog/change"]) < 1
 
     results = json.loads((run / "results.json").read_text())
+    last = {name: float(rows[-1][name]) for name in ("train/gap", "server/best")}
+    assert results["metrics"] == last
     natural, fog = results["evaluations"]
     assert "metrics" not in natural
     assert list(fog["metrics"]) == ["change"]
@@ -137,6 +139,9 @@ def test_page_and_results_show_what_was_measured(folder: Path, monkeypatch: pyte
         "Aggregator 'watching' looks at the test images of the monitor, so accuracies on them are test-selected and "
         "too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
     )
+    (run / "results.json").unlink()  # as if killed in the final evaluation: no round is left to this process
+    go(str(folder / "run"), 0, "calfat.aggregator=watching", evaluators, monitored, resume=True)
+    assert json.loads((run / "results.json").read_text())["metrics"] == last
     monkeypatch.undo()  # reports are drawn again
     page = write_run_report(run).read_text()
     for shown in ("train/gap", "server/best", "fog/change", f"change = {fog['metrics']['change']:.4g}"):

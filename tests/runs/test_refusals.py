@@ -22,6 +22,7 @@ from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds
 from tests.report.made import made_run, record
+from tests.report.pages import Page
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 
 RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
@@ -307,7 +308,7 @@ def test_a_field_of_any_length_is_read(tmp_path: Path) -> None:
     (run / "rounds.csv").write_text("\n".join(old) + "\n")
     assert [len(row["refused"]) > 131_072 for row in read_rounds(run / "rounds.csv")] == [False, True, False, False]
     assert last_used(run / "rounds.csv") == {0: 4, 1: 4}
-    write_run_report(run)
+    assert "4 rounds in 8.0 s, updates refused in 1." in Page.read(write_run_report(run)).text
     assert alarms_of(run / "rounds.csv") == ()
 
 

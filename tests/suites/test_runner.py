@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.cli.suite_view import PlainSuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import SuiteObserver, run_all
+from calfat_plugin.suites.runner import Outcome, SuiteObserver, run_all
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -70,6 +71,42 @@ def test_all_runs_two_at_a_time(plan_of):
     output = Path("runs/suites/tiny/calfat/seed-0.txt").read_text(encoding="utf-8")
     assert output.startswith("running with 2 threads\nround   1/1  loss 1.0")
     assert all(run.state == "finished" for run in plan_of().runs)
+
+
+def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, capsys):
+    """Its own lines, and between them what runs print themselves, where half a minute has gone by."""
+    now = [0.0]
+    monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
+    run = plan_of().runs[0]
+    progress = PlainSuiteProgress(4)
+    progress.run_started(run)
+    for second in range(0, 151, 5):
+        now[0] = float(second)
+        if second < 75:
+            progress.run_progress(run, 1 + second // 5, 40, "1:15" if second else "")
+        else:
+            progress.run_said(run, f"autoattack: {second} % done, 50.0 % so far")
+    progress.run_ended(Outcome(run, "finished", seconds=150.0))
+    assert capsys.readouterr().out.splitlines() == [
+        f"running CalFAT seed 0 in {run.directory}",
+        "CalFAT seed 0: round 6/40  ETA 1:15",
+        "CalFAT seed 0: round 11/40  ETA 1:15",
+        "CalFAT seed 0: autoattack: 75 % done, 50.0 % so far",
+        "CalFAT seed 0: autoattack: 100 % done, 50.0 % so far",
+        "CalFAT seed 0: autoattack: 125 % done, 50.0 % so far",
+        "CalFAT seed 0: autoattack: 150 % done, 50.0 % so far",
+        "[1/4] CalFAT seed 0: finished in 2:30",
+    ]
+
+
+def test_what_runs_print_reaches_the_suites_lines(plan_of, monkeypatch, capsys):
+    monkeypatch.setattr(PlainSuiteProgress, "patience", 0.0)
+    plan = plan_of(only=["CalFAT"], seeds=[0])
+    run_all(plan, 1, PlainSuiteProgress(1), [])
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "CalFAT seed 0: running with 4 threads",
+        "CalFAT seed 0: round 1/1  ETA 0:00",
+    ]
 
 
 def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, monkeypatch):

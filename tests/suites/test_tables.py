@@ -85,6 +85,7 @@ def test_markdown(summary):
     assert markdown(summary) == MARKDOWN
 
 
+UPDATE = "A newer calfat-plugin wrote it: update yours."
 NASTY = """<script>alert(1)</script> *b* _c_ `d` [e](f) ~~g~~ &lt; a|b
 # h"""
 ESCAPED = r"\<script>alert(1)\</script> \*b\* \_c\_ \`d\` \[e\](f) \~~g\~~ \&lt; a|b # h"
@@ -266,7 +267,8 @@ def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("[1]", "the results cannot be read (it is not a mapping). Move {run} away to run it again."),
+        ("[1]", f"holds no JSON mapping; it was changed by hand. {RESTORE}"),
+        ('{"format": 2}', f"its format is 2, and the newest that this version knows is 1. {UPDATE}"),
         (
             '{"evaluations": [{"label": "natural"}]}',
             f"evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}",
@@ -280,7 +282,7 @@ def test_a_damaged_results_file_is_reported(content, complaint, summary):
     plan = replace(summary.plan, runs=(replace(run, state="finished"),))
     with pytest.raises(RunError) as caught:
         summarise(plan)
-    assert str(caught.value) == f"{path}: {complaint.format(run=run.directory)}"
+    assert str(caught.value) == f"{path}: {complaint}"
 
 
 # --- maths ------------------------------------------------------------------------------------------------------------

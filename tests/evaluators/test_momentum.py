@@ -1,0 +1,60 @@
+"""MI-FGSM: its steering by hand, its step, and that a decay of 0 is BIM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn
+
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.evaluators.gradient import PGD, BIMOptions
+from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.interfaces import EvaluationTask
+from calfat_plugin.maths.attacks import momentum
+from calfat_plugin.threat import ThreatModel
+
+MakeTask = Callable[..., EvaluationTask]
+
+
+@pytest.mark.parametrize(("decay", "second"), [(1.0, (-0.25, -0.25)), (0.5, (-0.625, -0.125)), (0.0, (-1.0, 0.0))])
+def test_a_step_keeps_a_share_of_the_gradients_before(decay: float, second: tuple[float, float]) -> None:
+    steer = momentum(decay)
+    first = steer(torch.tensor([[3.0, -1.0], [0.0, 0.0]]))
+    assert first.tolist() == [[0.75, -0.25], [0.0, 0.0]]  # 1 long in L1; nothing where there is no gradient
+    assert steer(torch.tensor([[-2.0, 0.0], [1e-38, 0.0]])).tolist() == [list(second), [1.0, 0.0]]
+
+
+def test_each_climb_begins_without_momentum(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:
+    data = digits.subset(range(20))
+    whole, batches = (
+        MIFGSM(MIFGSMOptions()).evaluate(make_task(digits_model, data, batch_size=size), "mi-fgsm") for size in (20, 7)
+    )
+    assert whole.per_class == batches.per_class
+
+
+def test_a_step_is_eps_over_steps_as_published(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:
+    def settings(options: MIFGSMOptions, threat: ThreatModel) -> tuple[str, str, str]:
+        task = make_task(digits_model, digits.subset(range(2)), threat=threat)
+        found = MIFGSM(options).evaluate(task, "mi-fgsm").settings
+        assert (found["attack"], found["decay"], found["start"]) == ("mi-fgsm", options.decay, "x")
+        return found["norm"], found["eps"], found["step_size"]
+
+    run = ThreatModel(eps="8/255", step_size="2/255")  # type: ignore[arg-type]
+    assert settings(MIFGSMOptions(), run) == ("linf", "8/255", "4/1275")
+    assert settings(MIFGSMOptions(steps=4), run) == ("linf", "8/255", "2/255")
+    assert settings(MIFGSMOptions(step_size=Fraction(1, 100)), run) == ("linf", "8/255", "0.01")
+    assert settings(MIFGSMOptions(norm="l2", eps=Fraction(1, 2)), run) == ("l2", "0.5", "0.05")
+    assert settings(MIFGSMOptions(eps=Fraction(0)), run) == ("linf", "0", "2/255")
+
+
+def test_without_decay_it_is_bim(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:
+    data, noise = digits.subset(range(40)), torch.Generator()
+    task = make_task(digits_model, data)
+    bim = PGD(BIMOptions(steps=10, step_size=Fraction(1, 100))).craft(task, data.x, data.y, noise)
+    plain = MIFGSM(MIFGSMOptions(decay=0.0)).craft(task, data.x, data.y, noise)
+    kept = MIFGSM(MIFGSMOptions()).craft(task, data.x, data.y, noise)
+    assert torch.equal(plain, bim)
+    assert not torch.equal(kept, bim)
