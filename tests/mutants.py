@@ -204,12 +204,12 @@ MUTANTS = (
         "personal=frozenset(),",
         TRAINING,
     ),
-    Mutant("weights are never decayed", "trainers/base.py", "=settings.weight_decay,", "=0.0,", TRAINING),
+    Mutant("weights are never decayed", "trainers/optimizers.py", ", settings.weight_decay\n", ", 0.0\n", TRAINING),
     Mutant(
-        "the loss is that of the first epoch",
+        "the loss is that of all epochs",
         "trainers/loop.py",
-        "        metrics = meter.means()\n",
-        "        metrics = metrics or meter.means()\n",
+        "        meter.begin_epoch(epoch, length)\n",
+        "        epoch or meter.begin_epoch(epoch, length)\n",
         TRAINING,
     ),
     Mutant(

@@ -85,22 +85,16 @@ class AdversarialTrainer(LocalTrainer):
         return RoundEnd()
 
     def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer:
-        """The optimiser of a client's round, new in each; default: SGD with the recipe's settings."""
-        from torch.optim import SGD
+        """The optimiser of a client's round, new in each; default: the one of ``train_args``."""
+        from calfat_plugin.trainers.optimizers import recipes_optimizer  # here: listing methods must not import torch
 
-        settings = task.settings
-        return SGD(
-            parameters,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
+        return recipes_optimizer(parameters, task.settings)
 
     def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None:
         """How the learning rate changes within a client's round, which has ``num_batches``; default: not at all.
 
-        Its ``step`` is called after each mini-batch. A schedule over rounds needs none: :meth:`make_optimizer` has
-        ``task.round``.
+        Its ``step`` is called after each mini-batch. A schedule over rounds is the recipe's: the learning rate in
+        ``task.settings`` is that of the round.
         """
         return None
 

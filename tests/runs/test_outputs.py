@@ -66,7 +66,7 @@ def test_rounds_csv(run: Path) -> None:
         "round,natural,natural_strict,fgsm,fgsm_strict,heterogeneity,clients,refused,"
         "loss_0,loss_1,loss_2,loss_3,loss_4,"
         "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
-        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb"
+        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate"
     )
     rows = read_rounds(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]

@@ -317,7 +317,7 @@ def as_written_before(path: Path, column: str) -> str:
     return "".join(",".join(row[: rows[0].index(column)]) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize("column", ["alarms", "peak_memory_mb", "peak_gpu_memory_mb"])
+@pytest.mark.parametrize("column", ["alarms", "peak_memory_mb", "peak_gpu_memory_mb", "learning_rate"])
 def test_a_run_of_a_version_with_fewer_columns_is_continued(tmp_path: Path, column: str) -> None:
     run = made_run(tmp_path / "run")
     path = run / "rounds.csv"
@@ -327,10 +327,11 @@ def test_a_run_of_a_version_with_fewer_columns_is_continued(tmp_path: Path, colu
     file = RoundsFile(path, ["natural", "pgd20"], 2)
     for _ in range(2):  # and once more, when it is there
         file.keep_until(3)
-    file.append(dataclasses.replace(record(4, {}), alarms=("one", "two")))
+    file.append(dataclasses.replace(record(4, {}), alarms=("one", "two"), learning_rate=0.1))
     rows = read_rounds(path)
     assert [row["alarms"] for row in rows] == ["", "", "", "one; two"]
-    known = "" if column != "peak_gpu_memory_mb" else "812.5"
+    assert [row["learning_rate"] for row in rows] == ["", "", "", "0.1"]
+    known = "" if column in ("alarms", "peak_memory_mb") else "812.5"
     assert [row["peak_memory_mb"] for row in rows] == [known, known, known, "812.5"]
     assert all(len(row) == len(file.columns) and None not in row for row in rows)
     assert {row["seconds"] for row in rows} == {"2.000"}
