@@ -142,7 +142,7 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
     },
     "train_args": {
         **_spelt("train_args.learning_rate", "lr"),
-        **_spelt("train_args.epochs", "epoch"),
+        **_spelt("train_args.epochs", "epoch local_epochs"),
         **_spelt("train_args.weight_decay", "wd"),
         **_spelt("train_args.client_optimizer", "optimizer"),
         **_spelt("train_args.local_steps", "local_iterations"),

@@ -156,7 +156,7 @@ def _lengths(task: LocalTask) -> list[int]:
     """How many batches to take of each epoch: all, or as many as make the round's local steps together."""
     settings = task.settings
     whole = num_batches(len(task.data), settings.batch_size, merge_single=_has_batch_norm(task.model))
-    if settings.local_steps is None:
+    if settings.local_steps is None or not whole:  # a client without examples takes no step
         return [whole] * settings.epochs
     passes, rest = divmod(settings.local_steps, whole)
     return [*[whole] * passes, *([rest] if rest else [])]

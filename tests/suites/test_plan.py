@@ -205,10 +205,10 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
 
 
 def test_warnings_are_reported_once(tmp_path, registry):
-    plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.local_epochs: 1"))
+    plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.client_num: 1"))
     assert plan.warnings == (
-        "tiny.yaml:3: train_args.local_epochs: this key is unknown to FedML and calfat_plugin and has no effect. "
-        "Did you mean 'epochs'?",
+        "tiny.yaml:3: train_args.client_num: this key is unknown to FedML and calfat_plugin and has no effect. "
+        "Did you mean 'client_num_in_total'?",
     )
 
 
