@@ -89,7 +89,7 @@ def test_rounds_csv(run: Path) -> None:
         assert float(row["seconds"]) > 0
         if Path("/proc/self/clear_refs").exists():
             assert 10 < float(row["peak_memory_mb"]) < 20_000
-        assert row["peak_gpu_memory_mb"] == ""
+        assert (row["peak_gpu_memory_mb"], row["learning_rate"]) == ("", "0.05")
     assert len({row["clients"] for row in rows}) > 1
 
 

@@ -20,8 +20,9 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds
-from tests.report.made import made_run, record
+from tests.report.made import experiment, made_run, record
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 
 RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
@@ -128,6 +129,24 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     del content[key]  # as an earlier version wrote it
     path.write_text(json.dumps(content))
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+
+
+def test_another_number_of_rounds_of_a_cosine(tmp_path: Path) -> None:
+    """Rounds of a constant rate may be added; these would have had other learning rates."""
+    cosine = "train_args.lr_schedule=cosine"
+    run = RunDirectory(made_run(tmp_path / "run", cosine))
+    run.check_same(experiment(cosine))
+    with pytest.raises(RunError) as raised:
+        run.check_same(experiment(cosine, "train_args.comm_round=9"))
+    assert str(raised.value) == (
+        f"{run.path}: the recipe is not the one this run was started with. train_args.comm_round: 4 when started, 9 "
+        "now. A cosine schedule ends with the rounds, so the finished ones would have had other learning rates. Resume "
+        f"with the run's own recipe: calfat run {run.recipe} --resume --run-dir {run.path}"
+    )
+    for schedule in ("train_args.lr_schedule=constant", "train_args.warmup_rounds=2"):
+        RunDirectory(made_run(tmp_path / schedule, schedule)).check_same(
+            experiment(schedule, "train_args.comm_round=9")
+        )
 
 
 def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
