@@ -182,6 +182,32 @@ def test_every_method_has_the_rounds_learning_rate_and_resumes_in_the_middle(met
     assert not any(record.refused for record in records)
 
 
+def test_trainers_get_what_the_recipe_says() -> None:
+    run = experiment(
+        "fedpgd",
+        **{**ALL_OF_IT, "train_args__client_optimizer": "sgd"},
+        train_args__nesterov=True,
+        train_args__momentum=0.5,
+    )
+    train = run.recipe.train
+    for round in (1, 2):
+        assert run.train_settings(round) == TrainSettings(
+            epochs=train.epochs,
+            batch_size=train.batch_size,
+            learning_rate=train.learning_rate * round / 2,  # one round of warm-up
+            momentum=0.5,
+            weight_decay=train.weight_decay,
+            num_rounds=train.comm_round,
+            local_steps=3,
+            client_optimizer="sgd",
+            nesterov=True,
+            max_grad_norm=1.0,
+            has_schedule=True,
+        )
+    plain = experiment("fedpgd").train_settings(2)
+    assert (plain.client_optimizer, plain.has_schedule, plain.learning_rate) == ("sgd", False, train.learning_rate)
+
+
 def test_the_rate_that_is_recorded_is_the_one_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[float] = []
     step = SGD.step
