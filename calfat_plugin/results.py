@@ -93,6 +93,7 @@ class RoundRecord:
         peak_gpu_memory_mb: largest memory of torch's tensors on the server's GPU, likewise; None without one.
         metrics: what plugins measured beside: ``train/<name>``, the mean over clients by their examples;
             ``server/<name>``, the aggregator's; ``<label>/<name>``, a monitored evaluator's.
+        learning_rate: of the clients' optimisers, by ``train_args``; None where it is not known.
     """
 
     round: int
@@ -109,6 +110,7 @@ class RoundRecord:
     peak_memory_mb: float | None = None
     peak_gpu_memory_mb: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    learning_rate: float | None = None
 
     def accuracy(self, label: str) -> float | None:
         """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None."""

@@ -31,6 +31,7 @@ PLUGIN_RUNS = "tests/runs/test_plugin_file.py"
 CHECKS = "tests/contract/test_testing.py"
 GRAPHS = "tests/maths/test_graphs.py"
 GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
+OPTIMIZERS = "tests/methods/test_optimizers.py"
 
 
 class Mutant(NamedTuple):
@@ -45,6 +46,8 @@ class Mutant(NamedTuple):
 
 _AVERAGED = "weighted_average(states, list(weights.values()))"
 _PARAMETERS_ALONE = f"{{k: v for k, v in {_AVERAGED}.items() if k in task.parameter_names}}"
+_CORRECTED = "        correction.after_backward(model)\n"
+_CLIPPED = "        if max_norm is not None:\n            nn.utils.clip_grad_norm_(model.parameters(), max_norm)\n"
 _BEGIN = "            self.com_manager.begin_round()\n"
 _FINISH = "            self.aggregator.finish_round(self.aggregator.aggregated)\n"
 
@@ -204,12 +207,12 @@ MUTANTS = (
         "personal=frozenset(),",
         TRAINING,
     ),
-    Mutant("weights are never decayed", "trainers/base.py", "=settings.weight_decay,", "=0.0,", TRAINING),
+    Mutant("weights are never decayed", "trainers/optimizers.py", ", settings.weight_decay\n", ", 0.0\n", TRAINING),
     Mutant(
-        "the loss is that of the first epoch",
+        "the loss is that of all epochs",
         "trainers/loop.py",
-        "        metrics = meter.means()\n",
-        "        metrics = metrics or meter.means()\n",
+        "        meter.begin_epoch(epoch, length)\n",
+        "        epoch or meter.begin_epoch(epoch, length)\n",
         TRAINING,
     ),
     Mutant(
@@ -400,6 +403,66 @@ MUTANTS = (
         "resumed = TinyFederation(experiment, whole.snapshot())",
         "resumed = whole",
         CHECKS,
+    ),
+    Mutant(
+        "clients train at the first round's learning rate",
+        "federation/worker.py",
+        "train_settings(round)",
+        "train_settings(1)",
+        OPTIMIZERS,
+    ),
+    Mutant(
+        "the recorded learning rate is the first round's",
+        "federation/server.py",
+        "learning_rate_of(round)",
+        "learning_rate_of(1)",
+        OPTIMIZERS,
+    ),
+    Mutant(
+        "a learning rate comes a round late",
+        "recipe/training.py",
+        "past = round - 1 -",
+        "past = round - 2 -",
+        "tests/recipe/test_training.py",
+    ),
+    Mutant("local steps end with whole epochs", "trainers/loop.py", "*([rest] if rest else [])", "*[]", OPTIMIZERS),
+    Mutant(
+        "gradients are clipped before the aggregator's part",
+        "trainers/loop.py",
+        f"{_CORRECTED}{_CLIPPED}",
+        f"{_CLIPPED}{_CORRECTED}",
+        OPTIMIZERS,
+    ),
+    Mutant(
+        "Adam decays weights as AdamW does", "trainers/optimizers.py", '"adam": Adam,', '"adam": AdamW,', OPTIMIZERS
+    ),
+    Mutant(
+        "SGD forgets Nesterov's form",
+        "trainers/optimizers.py",
+        "decay, nesterov=settings.nesterov)",
+        "decay)",
+        OPTIMIZERS,
+    ),
+    Mutant(
+        "SCAFFOLD forgets Nesterov's form",
+        "aggregators/scaffold.py",
+        "nesterov=settings.nesterov",
+        "nesterov=False",
+        "tests/methods/test_aggregators.py",
+    ),
+    Mutant(
+        "a method with a rate of its own does not hear of a schedule",
+        "experiment/experiment.py",
+        "has_schedule=train.has_schedule,",
+        "has_schedule=False,",
+        OPTIMIZERS,
+    ),
+    Mutant(
+        "a cosine is continued with other rounds",
+        "experiment/compare.py",
+        "if COSINE in (flat_first",
+        "if None in (flat_first",
+        REFUSALS,
     ),
 )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from calfat_plugin.entries import AggregatorEntry, Citation
-from calfat_plugin.errors import UpdateError
+from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.interfaces import (
     ActiveCorrection,
     Aggregate,
@@ -26,6 +26,8 @@ from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from calfat_plugin.recipe.schema import Recipe
 
 Pairing = Literal["after_step", "gradient"]
 
@@ -107,25 +109,27 @@ class _ActiveVariates(ActiveCorrection):
                 )
             return {name: self.gradient[name].clone() for name in self.parameters}
         settings = self.task.settings
-        walked = divisor(self.steps, settings.momentum, self.options.pairing) * settings.learning_rate
+        count = divisor(self.steps, settings.momentum, self.options.pairing, nesterov=settings.nesterov)
+        walked = count * settings.learning_rate
         return {
             name: self.own[name] - self.server[name] + (self.start[name] - parameter.detach()) / walked
             for name, parameter in self.parameters.items()
         }
 
 
-def divisor(steps: int, momentum: float, pairing: Pairing) -> float:
+def divisor(steps: int, momentum: float, pairing: Pairing, *, nesterov: bool = False) -> float:
     """How many plain steps of length lr the measured displacement stands for: the divisor of variant II.
 
     With momentum rho only these pairings have a fixed point where the variate is what it should be: ``after_step``
     divides by K; ``gradient``, where momentum amplifies the correction too, divides by
-    a = (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho). Without momentum both are K. (Mixing them over-corrects up to
-    1 / (1 - rho) times and tends to diverge.)
+    a = (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho), with rho^2 for the first rho where momentum has Nesterov's form.
+    Without momentum both are K. (Mixing them over-corrects up to 1 / (1 - rho) times and tends to diverge.)
 
     Args:
         steps: K, this client's local steps this round.
         momentum: rho in [0, 1), with a buffer that started at zero this round.
         pairing: where the correction is applied.
+        nesterov: whether momentum has Nesterov's form.
 
     Raises:
         UpdateError: no steps.
@@ -134,7 +138,8 @@ def divisor(steps: int, momentum: float, pairing: Pairing) -> float:
         raise UpdateError(f"SCAFFOLD needs at least one local step to measure a variate; got {steps}")
     if pairing == "after_step":
         return float(steps)
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    first = momentum**2 if nesterov else momentum
+    return (steps - first * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 def _variate(state: State, name: str, *, like: Tensor) -> Tensor:
@@ -188,10 +193,26 @@ def _moved(tensor: Tensor, changes: Sequence[Tensor], factor: float) -> Tensor:
     return moved.to(tensor.dtype)
 
 
+def _check(options: ScaffoldOptions, recipe: Recipe) -> None:
+    """Variates cancel while each step is linear in the client's gradients; the server cannot undo any other scale."""
+    train = recipe.train
+    found = {
+        "client_optimizer": "" if train.client_optimizer == "sgd" else train.client_optimizer,
+        "max_grad_norm": "" if train.max_grad_norm is None else f"{train.max_grad_norm:g}",
+    }
+    for key, value in found.items():
+        if value:
+            raise OptionError(
+                f"SCAFFOLD measures gradients by how far SGD moved, but train_args.{key} is {value}, which scales the "
+                "steps of each client in another way. Remove that key, or choose another aggregator, such as fedavg."
+            )
+
+
 ENTRY = AggregatorEntry(
     "scaffold",
     build=Scaffold,
     config=ScaffoldOptions,
+    check=_check,
     summary="control variates that cancel client drift; twice the traffic both ways",
     formula="y <- y - lr (g(y) - c_i + c); c_i+ = c_i - c + (x - y) / (K lr); x <- x + eta_g mean (y_i - x)",
     citation=Citation(

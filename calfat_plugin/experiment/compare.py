@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calfat_plugin.recipe.training import COSINE
+
 #: Keys of the places of plugin files; their SHA-256 says whether they are the same.
 PLUGIN_PLACE = re.compile(r"calfat\.plugins\.\w+\.file")
 
+_ROUNDS, _SCHEDULE = "train_args.comm_round", "train_args.lr_schedule"
 _FREE = (
-    "train_args.comm_round",  # a resumed run can go further
     "device_args.",  # it may move to another machine; environment.json describes each
     "data_args.data_cache_dir",  # the same data in another place
     "comm_args.backend",  # whatever carries the messages: the same bits
@@ -22,6 +24,7 @@ _FREE = (
 )
 _SHOWN = 3  # keys that a message names
 _REASONS = {
+    _ROUNDS: "A cosine schedule ends with the rounds, so the finished ones would have had other learning rates",
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
@@ -32,11 +35,13 @@ _REASONS = {
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Dotted keys in which two recipes, as run, differ.
 
-    The number of rounds may differ, and so may what says where and with whom a run is made rather than what it is.
+    The number of rounds may differ, since a resumed run can go further, unless a cosine schedule ends with them; and so
+    may what says where and with whom a run is made rather than what it is.
     """
     flat_first, flat_second = flat(first), flat(second)
     every = sorted(set(flat_first) | set(flat_second))
-    keys = [key for key in every if not (key.startswith(_FREE) or PLUGIN_PLACE.fullmatch(key))]
+    free = _FREE if COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) else (*_FREE, _ROUNDS)
+    keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
 

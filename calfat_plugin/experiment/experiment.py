@@ -99,19 +99,23 @@ class Experiment:
         """The host's sections of the recipe, typed, by name."""
         return {name: getattr(self.recipe, name.removesuffix("_args")) for name in HOST_SECTIONS}
 
-    @property
-    def train_settings(self) -> TrainSettings:
-        """The local trainer's share of ``train_args``."""
+    def train_settings(self, round: int) -> TrainSettings:
+        """The local trainer's share of ``train_args`` in a round, counted from 1."""
         from calfat_plugin.interfaces import TrainSettings
 
         train = self.recipe.train
         return TrainSettings(
             epochs=train.epochs,
             batch_size=train.batch_size,
-            learning_rate=train.learning_rate,
+            learning_rate=train.learning_rate_of(round),
             momentum=train.momentum,
             weight_decay=train.weight_decay,
             num_rounds=train.comm_round,
+            local_steps=train.local_steps,
+            client_optimizer=train.client_optimizer,
+            nesterov=train.nesterov,
+            max_grad_norm=train.max_grad_norm,
+            has_schedule=train.has_schedule,
         )
 
     def citations(self) -> tuple[entries.Citation, ...]:

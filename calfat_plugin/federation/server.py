@@ -174,6 +174,7 @@ class Server:
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
             alarms=alarms,
             metrics={**self._of_clients(usable), **{f"server/{n}": value for n, value in aggregate.metrics.items()}},
+            learning_rate=self.experiment.recipe.train.learning_rate_of(round),
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:

@@ -106,7 +106,7 @@ class Worker:
             data=data,
             class_counts=counts,
             threat=self.experiment.recipe.threat,
-            settings=self.experiment.train_settings,
+            settings=self.experiment.train_settings(round),
             augment=self._dataset.augment,
             device=self.device,
             seed=self.experiment.seed,

@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The host's training settings that a local trainer needs.
+    """The host's training settings that a local trainer needs in one round.
 
     Attributes:
         epochs: local epochs a round, >= 1.
         batch_size: examples a mini-batch, >= 1.
-        learning_rate: constant learning rate of SGD, > 0.
+        learning_rate: of the round, > 0; the recipe's schedule is in it.
         momentum: SGD momentum in [0, 1); its buffer starts at zero every round.
-        weight_decay: L2 coefficient, >= 0.
+        weight_decay: L2 coefficient, >= 0; of ``adamw`` the decay of the weights themselves.
         num_rounds: rounds of the whole run.
+        local_steps: mini-batches a round, >= 1, in place of ``epochs``; None: go by epochs.
+        client_optimizer: ``sgd``, ``adam`` or ``adamw``.
+        nesterov: whether SGD's momentum has Nesterov's form.
+        max_grad_norm: L2 norm over all parameters to which a step's gradient is clipped, > 0; None: it is not.
+        has_schedule: whether the learning rate differs from round to round.
     """
 
     epochs: int
@@ -39,6 +44,11 @@ class TrainSettings:
     momentum: float
     weight_decay: float
     num_rounds: int
+    local_steps: int | None = None
+    client_optimizer: str = "sgd"
+    nesterov: bool = False
+    max_grad_norm: float | None = None
+    has_schedule: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,7 +243,7 @@ class ActiveCorrection:
 
     Attributes:
         wants_full_gradient: whether the loop calls ``take_full_gradient`` once, before the first step.
-        needs_sgd: whether it holds for steps of SGD with the recipe's constant learning rate only.
+        needs_sgd: whether it holds for the recipe's SGD and unclipped gradients only.
     """
 
     wants_full_gradient: bool = False
@@ -247,7 +257,8 @@ class ActiveCorrection:
         """
 
     def after_backward(self, model: nn.Module) -> None:
-        """Change ``parameter.grad`` before the optimiser steps (FedProx adds ``mu (theta - theta_t)``).
+        """Change ``parameter.grad`` before the optimiser steps (FedProx adds ``mu (theta - theta_t)``);
+        it is clipped after that.
 
         Args:
             model: the client's, with the gradients of this step.

@@ -19,8 +19,8 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     for result in record.evaluations.values():
         numbers |= accuracies("accuracy", result)
     numbers |= record.metrics
-    peaks = {"peak_memory_mb": record.peak_memory_mb, "peak_gpu_memory_mb": record.peak_gpu_memory_mb}
-    numbers |= {name: peak for name, peak in peaks.items() if peak is not None}
+    measured = ("learning_rate", "peak_memory_mb", "peak_gpu_memory_mb")
+    numbers |= {name: value for name in measured if (value := getattr(record, name)) is not None}
     if record.losses:
         numbers["loss/mean"] = math.fsum(record.losses.values()) / len(record.losses)
     numbers |= {f"loss/client_{client}": loss for client, loss in record.losses.items()}

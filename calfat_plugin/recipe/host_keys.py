@@ -65,7 +65,7 @@ def _switched(why: str, switch: str, keys: str) -> dict[str, HostKey]:
 
 
 _SECURE_AGGREGATION = "there is no secure aggregation here: the server sees every client's update"
-_PRIVACY = "there is no differential privacy here: nothing is clipped and no noise is added"
+_PRIVACY = "there is no differential privacy here: no client's update is clipped and no noise is added"
 _DEFENCE = "FedML's defences are not used here: calfat.aggregator combines the updates"
 _ATTACK = "FedML's attacks are not used here: every client is honest, and calfat.threat describes the attack on images"
 _ENCRYPTION = "there is no homomorphic encryption here: the server sees every client's update"
@@ -90,7 +90,6 @@ REFUSED_OPTIMIZERS: Mapping[str, str] = {
 
 _AGENT = "only the agents of FedML's platform read it"
 _OTHER = "only other algorithms and models of FedML read it"
-_SCHEDULE = "the learning rate is constant"
 _CHECKPOINTS = "a run always writes its checkpoints to its run directory"
 _LOG = "the log is log.txt in the run directory"
 _FA = "only FedML's federated analytics read it"
@@ -143,10 +142,14 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
     },
     "train_args": {
         **_spelt("train_args.learning_rate", "lr"),
-        **_spelt("train_args.epochs", "epoch"),
+        **_spelt("train_args.epochs", "epoch local_epochs"),
         **_spelt("train_args.weight_decay", "wd"),
         **_spelt("train_args.client_optimizer", "optimizer"),
-        **_decided("train_args.epochs", "epochs_client epochs_server local_iterations"),
+        **_spelt("train_args.local_steps", "local_iterations"),
+        **_spelt("train_args.lr_schedule", "lr_scheduler"),
+        **_spelt("train_args.lr_step_size", "lr_step"),
+        **_spelt("train_args.max_grad_norm", "grad_clip"),
+        **_decided("train_args.epochs", "epochs_client epochs_server"),
         **_decided("train_args.comm_round", "group_comm_round iteration_number"),
         **_decided("train_args.client_num_in_total", "client_id_list"),
         **_decided("train_args.client_num_per_round", "worker_num initialize_all_clients"),
@@ -156,12 +159,9 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
             "server_lr server_momentum server_optimizer tau_max tau_min use_updates",
         ),
         **_decided("calfat.trainer", "loss_type temperature whether_distill_on_the_server whether_training_on_client"),
-        **_nothing(
-            _SCHEDULE,
-            "learning_rate_min lr_decay_rate lr_milestones lr_schedule lr_scheduler lr_step lr_step_size",
-        ),
-        **_nothing("local training is plain SGD with momentum", "dampening nesterov no_bn_wd"),
-        **_nothing("gradients are not clipped", "grad_clip"),
+        **_decided("train_args.lr_schedule and train_args.lr_step_size", "lr_milestones"),
+        **_nothing("momentum has no dampening", "dampening"),
+        **_nothing("weight decay holds for all parameters", "no_bn_wd"),
         **_nothing("every run has all of its rounds", "early_stopping"),
         **_nothing(
             _OTHER,
@@ -223,7 +223,7 @@ HOST_KEYS: Mapping[str, Mapping[str, HostKey]] = {
     "dp_args": _switched(
         _PRIVACY,
         "enable_dp",
-        "C clipping clipping_norm delta dp_solution_type enable_rdp_accountant epsilon max_grad_norm mechanism_type "
+        "C clipping clipping_norm delta dp_solution_type enable_rdp_accountant epsilon mechanism_type "
         "noise_multiplier rdp_alpha sensitivity sigma",
     ),
     "defense_args": _switched(

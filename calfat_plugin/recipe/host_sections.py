@@ -85,7 +85,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
     """Whether FedML acts on the key at ``path``, which is none of ours in that section; if not, this is reported."""
     section, key = path
     value = sections[section][key]
-    if key in _HOME:
+    if key in _HOME and section not in REFUSED_SECTIONS:  # where it is part of a promise that there is not
         raise document.error(path, f"this key belongs in the section {_HOME[key]}; move it there.")
     row = BY_NAME.get(key)
     if section in REFUSED_SECTIONS and (row is None or row.switch or row.effect is not Effect.REFUSED):
@@ -93,12 +93,12 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
     if row is None:
         _report_unknown(document, path, warnings)
         return False
-    if row.effect is Effect.SPELT:
-        right = row.text.removeprefix(f"{section}.")
-        raise document.error(path, f"this key has no effect here. Did you mean '{right}'?")
     switch = _value(sections, row.switch)
     if switch is False or value is None or value in row.harmless:
         return False
+    if row.effect is Effect.SPELT:
+        right = row.text.removeprefix(f"{section}.")
+        raise document.error(path, f"this key has no effect here. Did you mean '{right}'?")
     if row.effect is Effect.REFUSED:
         raise document.error(path, _refusal(row, value))
     if row.effect is Effect.ACTS and switch is True:

@@ -15,6 +15,7 @@ from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
 from calfat_plugin.recipe.host_sections import read_host_sections
 from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import options_at, section_at
+from calfat_plugin.recipe.training import TrainArgs, check_training
 from calfat_plugin.threat import ThreatModel, parse_number
 
 CALFAT_KEYS = (
@@ -38,7 +39,7 @@ DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
 _STRICT = "_strict"  # what the column of strict counting has after the label
 _OTHER_COLUMN = re.compile(
-    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|(loss|update_norm)_[0-9]+"
+    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm)_[0-9]+"
 )
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
@@ -62,8 +63,8 @@ def parse_recipe(document: Document) -> schema.Recipe:
         if key not in CALFAT_KEYS:
             hint = did_you_mean(key, CALFAT_KEYS) or f" Known: {listed(CALFAT_KEYS)}."
             raise document.error(("calfat", key), f"unknown key.{hint}")
-    train: schema.TrainArgs = host["train_args"]
-    _check_clients(document, train)
+    train: TrainArgs = host["train_args"]
+    check_training(document, train, warnings)
     aggregator = _choice(document, ("calfat", "aggregator"), calfat.get("aggregator"), "fedavg")
     _check_optimizer(document, train, aggregator, warnings)
     monitor_raw = dict(section_at(document, ("calfat", "monitor")))
@@ -112,18 +113,7 @@ def _name(document: Document) -> str:
     return name
 
 
-def _check_clients(document: Document, train: schema.TrainArgs) -> None:
-    if (train.client_num_per_round or 0) > train.client_num_in_total:
-        raise document.error(
-            ("train_args", "client_num_per_round"),
-            f"got {train.client_num_per_round} clients per round, but there are only {train.client_num_in_total} in "
-            "total (train_args.client_num_in_total).",
-        )
-
-
-def _check_optimizer(
-    document: Document, train: schema.TrainArgs, aggregator: schema.Choice, warnings: list[str]
-) -> None:
+def _check_optimizer(document: Document, train: TrainArgs, aggregator: schema.Choice, warnings: list[str]) -> None:
     """Warn who expects the host's key to choose the aggregator; FedAvg is what every host recipe says."""
     asked = train.federated_optimizer
     path: KeyPath = ("train_args", "federated_optimizer")

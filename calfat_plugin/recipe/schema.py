@@ -16,6 +16,7 @@ from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.silo import Silo
+from calfat_plugin.recipe.training import TrainArgs
 from calfat_plugin.threat import ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
@@ -67,22 +68,6 @@ class ModelArgs:
     """``model_args``: the model."""
 
     model: str = option("cnn", help="name of a model, or package.module:factory of your own")
-
-
-@dataclass(frozen=True)
-class TrainArgs:
-    """``train_args``: clients, rounds and the local optimiser (SGD)."""
-
-    federated_optimizer: str = option("FedAvg", help="FedML's own key, unused here; see calfat.aggregator")
-    client_num_in_total: int = option(5, low=1, help="number of clients")
-    client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
-    comm_round: int = option(150, low=1, help="rounds")
-    epochs: int = option(1, low=1, help="local epochs per round")
-    batch_size: int = option(128, low=1, help="examples per mini-batch")
-    client_optimizer: str = option("sgd", choices=("sgd",), help="local optimiser")
-    learning_rate: float = option(0.01, low=0, open_low=True, help="constant learning rate")
-    momentum: float = option(0.9, low=0, high=0.9999, help="SGD momentum, reset every round")
-    weight_decay: float = option(2e-4, low=0, help="L2 coefficient")
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,15 @@ def losses(run: RunFiles) -> Chart | None:
     return line_chart("losses", "Training loss", caption, lines, "mean training loss")
 
 
+def learning_rate(run: RunFiles) -> Chart | None:
+    """The clients' learning rate, round by round, where it changes."""
+    points = run.curve("learning_rate")
+    if len({rate for _, rate in points}) < 2:
+        return None
+    caption = f"Of the clients' optimisers, as the recipe has it. Last round: {points[-1][1]:.3g}."
+    return line_chart("learning_rate", "Learning rate", caption, [Line("learning rate", 0, points)], "learning rate")
+
+
 def own_metrics(run: RunFiles) -> list[Chart]:
     """What plugins measured beside loss and accuracy, round by round: a chart each."""
     charts = []

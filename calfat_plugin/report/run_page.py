@@ -11,7 +11,7 @@ from calfat_plugin.report import words
 from calfat_plugin.report.analyses import attacks_view, evaluation_row, per_class_view, tsne_chart
 from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, Drawing, render
-from calfat_plugin.report.curves import heterogeneity, learning_curves, losses, own_metrics
+from calfat_plugin.report.curves import heterogeneity, learning_curves, learning_rate, losses, own_metrics
 from calfat_plugin.report.groups import reported_of
 from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
@@ -45,7 +45,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 rounds=_rounds(run),
             ),
             "clients": some(
-                figures=drawn(label_distribution(run), heterogeneity(run), losses(run)),
+                figures=drawn(label_distribution(run), heterogeneity(run), losses(run), learning_rate(run)),
                 counts=_counts(run),
             ),
             "attacks": attacks_view(run.attacks, figures),

@@ -82,15 +82,44 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Partition": f"{partition(run)}{_options(run.value('calfat', 'partition'))}",
         "Model": f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}",
         "Clients": f"{total}, {'all' if per_round in (None, total) else per_round} in each round",
-        "Rounds": f"{run.num_rounds}, local epochs {train.get('epochs')}, batches of {train.get('batch_size')}",
-        "Local SGD": f"learning rate {plain(train.get('learning_rate'))}, momentum {plain(train.get('momentum'))}, "
-        f"weight decay {plain(train.get('weight_decay'))}",
+        "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.get('batch_size')}",
+        f"Local {_kind(train)}": _optimizer(train),
         "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
         f"{plain(threat.get('step_size'))}",
         "Seed": str(run.seed),
         "Security": UNPROTECTED if _is_unprotected(run) else "",
     }
     return {term: value for term, value in found.items() if value}
+
+
+def _work(train: Mapping[str, Any]) -> str:
+    """What a client does in a round."""
+    steps = train.get("local_steps")
+    return f"local epochs {train.get('epochs')}" if steps is None else f"local steps {plain(steps)}"
+
+
+def _optimizer(train: Mapping[str, Any]) -> str:
+    """Settings of the local optimiser that are in force; recipes of earlier versions lack some keys."""
+    courses = {
+        "step": f"times {plain(train.get('lr_decay_rate'))} every {plain(train.get('lr_step_size'))} rounds",
+        "cosine": f"cosine to {plain(train.get('learning_rate_min'))}",
+    }
+    warmup, norm = train.get("warmup_rounds"), train.get("max_grad_norm")
+    course = [f"warm-up rounds {plain(warmup)}" if warmup else "", courses.get(str(train.get("lr_schedule")), "")]
+    rate = f"learning rate {plain(train.get('learning_rate'))}"
+    momentum = f"momentum {plain(train.get('momentum'))}{' (Nesterov)' if train.get('nesterov') else ''}"
+    parts = [
+        f"{rate} ({', '.join(filter(None, course))})" if any(course) else rate,
+        momentum if _kind(train) == "SGD" else "",
+        f"weight decay {plain(train.get('weight_decay'))}",
+        "" if norm is None else f"gradients clipped to norm {plain(norm)}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _kind(train: Mapping[str, Any]) -> str:
+    """The local optimiser's name."""
+    return {"adam": "Adam", "adamw": "AdamW"}.get(str(train.get("client_optimizer")), "SGD")
 
 
 def _is_unprotected(run: RunFiles) -> bool:

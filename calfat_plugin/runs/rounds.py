@@ -15,7 +15,8 @@ from calfat_plugin.rounds_csv import ALARMS, read_rounds, rows_of, text_of
 
 _MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
-_ADDED = (ALARMS, *_MEMORY)  # the last columns, in this order, some of which files of older versions lack
+_RATE = "learning_rate"
+_ADDED = (ALARMS, *_MEMORY, _RATE)  # the last columns, in this order, some of which files of older versions lack
 _LISTED = 5  # rounds whose alarms are quoted on the page
 
 
@@ -99,6 +100,8 @@ class RoundsFile:
             "bytes_up": record.bytes_up,
             "seconds": f"{record.seconds:.3f}",
         }
+        if record.learning_rate is not None:
+            row[_RATE] = repr(record.learning_rate)
         row |= {column: f"{peak:.1f}" for column in _MEMORY if (peak := getattr(record, column)) is not None}
         for label, result in record.evaluations.items():
             row[label], row[f"{label}_strict"] = repr(result.accuracy), repr(result.accuracy_strict)

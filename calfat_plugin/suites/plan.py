@@ -283,7 +283,7 @@ def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[
     keys = same_but_rounds(then, now)
     asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
     if asked < done:
-        keys.append("train_args.comm_round")
+        keys = [*dict.fromkeys((*keys, "train_args.comm_round"))]
     if keys:
         return "unfinished", changes(then, now, keys, "then")
     return ("finished" if directory.finished and asked == done else "unfinished"), ""

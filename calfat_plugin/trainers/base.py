@@ -89,27 +89,21 @@ class AdversarialTrainer(LocalTrainer):
         return RoundEnd()
 
     def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer:
-        """The optimiser of a client's round, new in each; default: SGD with the recipe's settings.
+        """The optimiser of a client's round, new in each; default: the one of ``train_args``.
 
         Args:
             parameters: those that train.
-            task: the client's work; ``task.settings`` has the recipe's learning rate.
+            task: the client's work; ``task.settings`` has the recipe's learning rate of the round.
         """
-        from torch.optim import SGD
+        from calfat_plugin.trainers.optimizers import recipes_optimizer  # here: listing methods must not import torch
 
-        settings = task.settings
-        return SGD(
-            parameters,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
+        return recipes_optimizer(parameters, task.settings)
 
     def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None:
         """How the learning rate changes within a client's round; default: not at all.
 
-        Its ``step`` is called after each mini-batch. A schedule over rounds needs none: ``make_optimizer`` has
-        ``task.round``.
+        Its ``step`` is called after each mini-batch. A schedule over rounds is the recipe's: the learning rate
+        in ``task.settings`` is that of the round.
 
         Args:
             optimizer: what ``make_optimizer`` returned.

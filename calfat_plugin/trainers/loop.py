@@ -1,4 +1,4 @@
-"""The only local training loop: epochs, batches, attack, optimiser, and the check that numbers stay finite."""
+"""The only local training loop: epochs or steps, batches, attack, clipping, and the check that numbers stay finite."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import PluginError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
@@ -27,6 +25,7 @@ from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.meter import LossMeter
+from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _KEPT = "method/"  # namespace of what the method keeps in a client's state; the aggregator's part has its own
 
 
-class Method(Protocol):
+class Method(MakesOptimizers, Protocol):
     """What the loop asks of a method; see ``trainers.base.AdversarialTrainer``."""
 
     @property
@@ -46,8 +45,6 @@ class Method(Protocol):
     def bind_loss(self, class_counts: Tensor) -> ClientLoss: ...
     def begin_round(self, task: LocalTask) -> Any: ...
     def end_round(self, task: LocalTask, context: Any) -> RoundEnd: ...
-    def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer: ...
-    def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None: ...
     def take_steps(self, batch: TrainBatch, step: Callable[[TrainBatch], Tensor]) -> Tensor: ...
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor | None: ...
     def start(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor: ...
@@ -84,7 +81,8 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     training mode.
 
     Returns:
-        The update; ``metrics`` are means per example of the last epoch, and what the method's ``end_round`` adds.
+        The update; ``metrics`` are means per example of the last epoch (of the round, where it has local steps), and
+        what the method's ``end_round`` adds.
 
     Raises:
         UpdateError: when the loss left the finite numbers.
@@ -122,31 +120,28 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
-    """Train; means per example of the last epoch: the loss, and what the method recorded."""
+    """Train; means per example of the last epoch, or of all local steps: the loss, and what the method recorded."""
     method, task, model = work.method, work.task, work.task.model
     if correction.wants_full_gradient:
         with timed("full gradient"):
             correction.take_full_gradient(_full_gradient(work))
-    optimizer, schedule = _optimizer(method, task)
-    if correction.needs_sgd and not (_is_the_recipes(optimizer, task) and schedule is None):
-        raise PluginError(
-            f"it makes an optimiser of its own ({type(optimizer).__name__}), but this aggregator's correction of local "
-            "steps holds for SGD with the recipe's constant learning rate only. Choose another aggregator, such as "
-            "fedavg."
-        )
+    lengths, max_norm = _lengths(task), task.settings.max_grad_norm
+    optimizer, schedule = methods_optimizer(method, task, sum(lengths), needs_sgd=correction.needs_sgd)
 
     def step(batch: TrainBatch) -> Tensor:
         value = _gradient(work, batch)
         correction.after_backward(model)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    metrics: dict[str, float] = {}
-    for epoch in range(task.settings.epochs):
-        meter = LossMeter(task, epoch, _batches_of_epoch(task))
+    meter = LossMeter(task, sum(lengths))
+    for epoch, length in enumerate(lengths):
+        meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
-        for x_nat, y, index in timed_each("data", _one_epoch(task, "batches", epoch)):
+        for x_nat, y, index in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
             with timed("attack"):
                 batch = _attacked(work, x_nat, y, index, noise)
             with timed("outer step"):
@@ -154,27 +149,17 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(y), batch.recorded)
-        metrics = meter.means()
-    return metrics
+    return meter.means()
 
 
-def _optimizer(method: Method, task: LocalTask) -> tuple[Optimizer, LRScheduler | None]:
-    """The method's optimiser of the model's parameters, and its schedule."""
-    optimizer = returned.instance(
-        method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"
-    )
-    schedule = method.make_schedule(optimizer, task, task.settings.epochs * _batches_of_epoch(task))
-    if schedule is not None:
-        returned.instance(schedule, LRScheduler, "make_schedule returned")
-    return optimizer, schedule
-
-
-def _is_the_recipes(optimizer: Optimizer, task: LocalTask) -> bool:
-    """Whether it takes steps of SGD with the learning rate and momentum of the recipe."""
-    wanted = {"lr": task.settings.learning_rate, "momentum": task.settings.momentum}
-    return type(optimizer) is torch.optim.SGD and all(
-        group[name] == value for group in optimizer.param_groups for name, value in wanted.items()
-    )
+def _lengths(task: LocalTask) -> list[int]:
+    """How many batches to take of each epoch: all, or as many as make the round's local steps together."""
+    settings = task.settings
+    whole = num_batches(len(task.data), settings.batch_size, merge_single=_has_batch_norm(task.model))
+    if settings.local_steps is None or not whole:  # a client without examples takes no step
+        return [whole] * settings.epochs
+    passes, rest = divmod(settings.local_steps, whole)
+    return [*[whole] * passes, *([rest] if rest else [])]
 
 
 def _full_gradient(work: _Work) -> dict[str, Tensor]:
@@ -266,10 +251,6 @@ def _climbed(method: Method, batch: AttackBatch, kappa: Tensor | None, logits: T
         kappa.add_(logits.argmax(dim=1) == batch.y)
     batch.logits_adv = logits
     return returned.loss(method.attack_loss(batch), "attack_loss returned")
-
-
-def _batches_of_epoch(task: LocalTask) -> int:
-    return num_batches(len(task.data), task.settings.batch_size, merge_single=_has_batch_norm(task.model))
 
 
 def _gradient(work: _Work, batch: TrainBatch) -> Tensor:

@@ -16,15 +16,20 @@ _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each loo
 
 
 class LossMeter:
-    """Running means of one epoch; keeps the sums on the device and looks at the loss now and then."""
+    """Running means of one epoch, or of a round of local steps; looks at the sums on the device now and then."""
 
-    def __init__(self, task: LocalTask, epoch: int, in_epoch: int) -> None:
+    def __init__(self, task: LocalTask, in_round: int) -> None:
+        """in_round: how many batches the round has."""
+        self.task, self.in_round, self.done = task, in_round, 0
+        self.begin_epoch(0, in_round)
+
+    def begin_epoch(self, epoch: int, in_epoch: int) -> None:
         """epoch: counted from 0; in_epoch: how many batches it has."""
-        self.task, self.epoch, self.in_epoch = task, epoch, in_epoch
-        self.total = torch.zeros((), dtype=torch.float64, device=task.device)
-        self.recorded: dict[str, Tensor] = {}
-        self.examples = 0
-        self.batches = 0
+        self.epoch, self.in_epoch, self.batches = epoch, in_epoch, 0
+        if epoch == 0 or self.task.settings.local_steps is None:
+            self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
+            self.recorded: dict[str, Tensor] = {}
+            self.examples = 0
 
     def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
         self.total += loss.double() * count
@@ -32,11 +37,10 @@ class LossMeter:
             self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
         self.examples += count
         self.batches += 1
+        self.done += 1
         every = 1 if self.task.device.type == "cpu" else _REPORT_EVERY
         if self.batches % every == 0 or self.batches == self.in_epoch:
-            done = self.epoch * self.in_epoch + self.batches
-            whole = self.task.settings.epochs * self.in_epoch
-            self.task.on_batch(BatchProgress(self.task.client, done, whole, self.mean()))
+            self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
 
     def means(self) -> dict[str, float]:
         """The mean loss per example, and those of all that was recorded.

@@ -444,7 +444,7 @@ def test_an_own_optimiser_is_refused_beside_a_correction_that_needs_sgd() -> Non
         Federation(dataclasses.replace(run, aggregator=scaffold)).play()
     assert str(raised.value) == (
         f"{TRAINER}it makes an optimiser of its own (AdamW), but this aggregator's correction of local steps holds for "
-        "SGD with the recipe's constant learning rate only. Choose another aggregator, such as fedavg."
+        "the recipe's SGD on unclipped gradients only. Choose another aggregator, such as fedavg."
     )
 
 

@@ -180,9 +180,9 @@ def quadratic(client, model):
     return model.w.square().sum() / 2 if client == 0 else (model.w - 3).square().sum()
 
 
-def toy(momentum=0.0, **options):
+def toy(momentum=0.0, nesterov=False, **options):
     settings = TrainSettings(
-        epochs=1, batch_size=1, learning_rate=0.1, momentum=momentum, weight_decay=0.0, num_rounds=9
+        1, 1, learning_rate=0.1, momentum=momentum, weight_decay=0, num_rounds=9, nesterov=nesterov
     )
     return ToyFederation(
         GivenLoss(quadratic),
@@ -229,19 +229,22 @@ def test_scaffold_with_momentum(pairing, variates):
     assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
 
 
-def rest_of(aggregator, momentum, rounds=80, **options):
+def rest_of(aggregator, momentum, rounds=80, nesterov=False, **options):
     """Where the toy comes to rest; (w^2 / 2 + (w - 3)^2) is least at 2."""
-    federation = toy(momentum=momentum)
+    federation = toy(momentum=momentum, nesterov=nesterov)
     federation.aggregator = build_aggregator(aggregator, **options)
     for _ in range(rounds):
         federation.play()
     return federation.state["w"].item()
 
 
-@pytest.mark.parametrize(("pairing", "momentum"), [("after_step", 0.0), ("gradient", 0.0), ("gradient", 0.9)])
-def test_scaffold_finds_the_optimum_of_the_sum_where_clients_disagree(pairing, momentum):
-    assert rest_of("scaffold", momentum, pairing=pairing) == pytest.approx(2.0, abs=1e-4)
-    assert abs(rest_of("fedavg", momentum) - 2.0) > 0.02
+@pytest.mark.parametrize(
+    ("pairing", "momentum", "nesterov"),
+    [("after_step", 0.0, False), ("gradient", 0.0, False), ("gradient", 0.9, False), ("gradient", 0.9, True)],
+)
+def test_scaffold_finds_the_optimum_of_the_sum_where_clients_disagree(pairing, momentum, nesterov):
+    assert rest_of("scaffold", momentum, pairing=pairing, nesterov=nesterov) == pytest.approx(2.0, abs=1e-4)
+    assert abs(rest_of("fedavg", momentum, nesterov=nesterov) - 2.0) > 0.02
 
 
 def test_scaffold_after_the_step_with_momentum_halves_the_drift():

@@ -87,6 +87,19 @@ def test_every_correction_has_the_same_bits(name: str, options: dict[str, Any], 
     assert cuda.replays >= 8
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_clipped_steps_have_the_same_bits(optimizer: str, cuda: Cuda) -> None:  # noqa: F811
+    """Clipping writes into the gradients that a graph wrote."""
+    method = build_method("fedpgd")
+    settings = dataclasses.replace(TWICE, client_optimizer=optimizer, max_grad_norm=0.1)
+    first, second = (
+        method.fit(local_task(normalised(), settings=settings, graphs=graphs)) for graphs in (Graphs(CPU), None)
+    )
+    assert alike(first, second)
+    assert cuda.replays == 8
+    assert not alike(first, fit(method, None))
+
+
 def test_clients_and_rounds_share_a_run(cuda: Cuda) -> None:  # noqa: F811
     """Other weights, another class prior, another round: none of it is what the graph before had."""
     method, graphs = build_method("fedgairat", start_round=2), Graphs(CPU)

@@ -391,8 +391,9 @@ def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkey
         client=3,
         on_batch=told.append,
     )
+    meter = LossMeter(task, 46)
     for epoch in range(2):
-        meter = LossMeter(task, epoch, num_batches(len(task.data), task.settings.batch_size))
+        meter.begin_epoch(epoch, num_batches(len(task.data), task.settings.batch_size))
         for batch in range(23):
             meter.add(torch.tensor(float(batch)), 1)
     assert [(progress.batch, progress.loss) for progress in told] == [
@@ -422,7 +423,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_at_once(lost: float) -> Non
 
 def test_the_mean_loss_is_summed_in_double_precision() -> None:
     """Single precision would lose the second batch."""
-    meter = LossMeter(local_task(TinyNet()), 0, 1)
+    meter = LossMeter(local_task(TinyNet()), 1)
     for value in (1.0, 1e-9):
         meter.add(torch.tensor(value), 16)
     assert meter.mean() == pytest.approx(0.5 + 0.5e-9, rel=1e-13)

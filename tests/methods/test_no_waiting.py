@@ -5,6 +5,7 @@ Counted on the CPU, by operator: each of these is a synchronisation where tensor
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +27,7 @@ from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.meter import LossMeter
 from tests.methods.helpers import (
     CPU,
+    SETTINGS,
     TinyNet,
     build_aggregator,
     build_method,
@@ -90,11 +92,18 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         yield watched
 
 
-def train(watch: Watch, method: Any, correction: LocalCorrection | None = None) -> Counter[str]:
+def train(watch: Watch, method: Any, correction: LocalCorrection | None = None, **asked: Any) -> Counter[str]:
     net = TinyNet()
     net.body = nn.Sequential(net.body[0], nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
     seen: list[int] = []
-    task = local_task(method.adapt_model(net), correction=correction, round=100, on_batch=lambda now: seen.append(1))
+    settings = dataclasses.replace(SETTINGS, **asked)
+    task = local_task(
+        method.adapt_model(net),
+        correction=correction,
+        settings=settings,
+        round=100,
+        on_batch=lambda now: seen.append(1),
+    )
     method.fit(task)
     assert len(seen) == 3
     return watch.found
@@ -108,6 +117,17 @@ def test_no_method_waits(watch: Watch, name: str, options: dict[str, Any]) -> No
 @pytest.mark.parametrize(("name", "options"), CORRECTIONS)
 def test_no_correction_waits(watch: Watch, name: str, options: dict[str, Any]) -> None:
     assert train(watch, build_method("fedpgd"), build_aggregator(name, **options).correction()) == {}
+
+
+@pytest.mark.parametrize("name", ["fedpgd", "fedrbn"])
+def test_neither_clipping_nor_nesterov_waits(watch: Watch, name: str) -> None:
+    assert train(watch, build_method(name), max_grad_norm=0.1, nesterov=True) == {}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_looks_at_its_own_counters_alone(watch: Watch, name: str) -> None:
+    """One a parameter and step; torch keeps them on the host, wherever the parameters are."""
+    assert train(watch, build_method("fedpgd"), client_optimizer=name) == {"_local_scalar_dense": 6 * 3}
 
 
 @pytest.mark.parametrize("name", ["fedtrades", "fedmart"])  # which use all of a modifier's logits between them

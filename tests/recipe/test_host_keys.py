@@ -141,10 +141,10 @@ def test_a_shipped_recipe_draws_no_warning(file: Path) -> None:
 
 
 def test_a_suite_is_as_strict(tmp_path: Path) -> None:
-    Path("base.yaml").write_text(GOOD.replace("  epochs: 1", "  nesterov: true"))
+    Path("base.yaml").write_text(GOOD.replace("  epochs: 1", "  early_stopping: true"))
     Path("s.yaml").write_text(
         "base: base.yaml\nseeds: [0]\nmetrics: [natural]\n"
-        "axes: {a: {b: {train_args.grad_clip: 1, train_args.batch_size: 32}, c: {}}}\n"
+        "axes: {a: {b: {train_args.dampening: 1, train_args.batch_size: 32}, c: {}}}\n"
     )
     ended = calfat("check", "s.yaml", "--strict")
     assert (ended.code, ended.out) == (2, "")
@@ -155,7 +155,7 @@ def test_nothing_without_effect_is_on_the_page(tmp_path: Path) -> None:
     page = write_run_report(
         made_run(
             tmp_path / "run",
-            "train_args.nesterov=true",
+            "train_args.early_stopping=true",
             "train_args.server_lr=0.81259",
             "train_args.federated_optimizer=FedProx",
             "dp_args.enable_dp=false",
@@ -164,7 +164,7 @@ def test_nothing_without_effect_is_on_the_page(tmp_path: Path) -> None:
         )
     )
     for text in (page.read_text(), (tmp_path / "run" / "recipe.yaml").read_text()):
-        for word in ("nesterov", "server_lr", "0.81259", "FedProx", "enable_dp", "0.06257"):
+        for word in ("early_stopping", "server_lr", "0.81259", "FedProx", "enable_dp", "0.06257"):
             assert word not in text
 
 

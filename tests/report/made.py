@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,9 @@ def made_run(
     with RunWriter(directory, run) as writer:
         for number, monitored in enumerate(values, start=1):
             snapshot = Snapshot(round=number, global_state={})
-            writer.round_finished(record(number, monitored, clients=len(counts)), snapshot)
+            rate = run.recipe.train.learning_rate_of(number)
+            finished = dataclasses.replace(record(number, monitored, clients=len(counts)), learning_rate=rate)
+            writer.round_finished(finished, snapshot)
     directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
     directory.write_json(
         directory.environment,

@@ -66,7 +66,7 @@ def test_rounds_csv(run: Path) -> None:
         "round,natural,natural_strict,fgsm,fgsm_strict,heterogeneity,clients,refused,"
         "loss_0,loss_1,loss_2,loss_3,loss_4,"
         "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
-        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb"
+        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate"
     )
     rows = read_rounds(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
@@ -89,7 +89,7 @@ def test_rounds_csv(run: Path) -> None:
         assert float(row["seconds"]) > 0
         if Path("/proc/self/clear_refs").exists():
             assert 10 < float(row["peak_memory_mb"]) < 20_000
-        assert row["peak_gpu_memory_mb"] == ""
+        assert (row["peak_gpu_memory_mb"], row["learning_rate"]) == ("", "0.05")
     assert len({row["clients"] for row in rows}) > 1
 
 

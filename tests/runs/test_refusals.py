@@ -20,8 +20,9 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds
-from tests.report.made import made_run, record
+from tests.report.made import experiment, made_run, record
 from tests.report.pages import Page
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 
@@ -129,6 +130,24 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     del content[key]  # as an earlier version wrote it
     path.write_text(json.dumps(content))
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+
+
+def test_another_number_of_rounds_of_a_cosine(tmp_path: Path) -> None:
+    """Rounds of a constant rate may be added; these would have had other learning rates."""
+    cosine = "train_args.lr_schedule=cosine"
+    run = RunDirectory(made_run(tmp_path / "run", cosine))
+    run.check_same(experiment(cosine))
+    with pytest.raises(RunError) as raised:
+        run.check_same(experiment(cosine, "train_args.comm_round=9"))
+    assert str(raised.value) == (
+        f"{run.path}: the recipe is not the one this run was started with. train_args.comm_round: 4 when started, 9 "
+        "now. A cosine schedule ends with the rounds, so the finished ones would have had other learning rates. Resume "
+        f"with the run's own recipe: calfat run {run.recipe} --resume --run-dir {run.path}"
+    )
+    for schedule in ("train_args.lr_schedule=constant", "train_args.warmup_rounds=2"):
+        RunDirectory(made_run(tmp_path / schedule, schedule)).check_same(
+            experiment(schedule, "train_args.comm_round=9")
+        )
 
 
 def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
@@ -318,7 +337,7 @@ def as_written_before(path: Path, column: str) -> str:
     return "".join(",".join(row[: rows[0].index(column)]) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize("column", ["alarms", "peak_memory_mb", "peak_gpu_memory_mb"])
+@pytest.mark.parametrize("column", ["alarms", "peak_memory_mb", "peak_gpu_memory_mb", "learning_rate"])
 def test_a_run_of_a_version_with_fewer_columns_is_continued(tmp_path: Path, column: str) -> None:
     run = made_run(tmp_path / "run")
     path = run / "rounds.csv"
@@ -328,10 +347,11 @@ def test_a_run_of_a_version_with_fewer_columns_is_continued(tmp_path: Path, colu
     file = RoundsFile(path, ["natural", "pgd20"], 2)
     for _ in range(2):  # and once more, when it is there
         file.keep_until(3)
-    file.append(dataclasses.replace(record(4, {}), alarms=("one", "two")))
+    file.append(dataclasses.replace(record(4, {}), alarms=("one", "two"), learning_rate=0.1))
     rows = read_rounds(path)
     assert [row["alarms"] for row in rows] == ["", "", "", "one; two"]
-    known = "" if column != "peak_gpu_memory_mb" else "812.5"
+    assert [row["learning_rate"] for row in rows] == ["", "", "", "0.1"]
+    known = "" if column in ("alarms", "peak_memory_mb") else "812.5"
     assert [row["peak_memory_mb"] for row in rows] == [known, known, known, "812.5"]
     assert all(len(row) == len(file.columns) and None not in row for row in rows)
     assert {row["seconds"] for row in rows} == {"2.000"}

@@ -107,6 +107,19 @@ def test_killed_in_round_7_as_a_user_starts_it(
     assert_same_end(run, whole[ALL])
 
 
+def test_killed_in_the_middle_of_a_schedule(warm: WarmServer, recipe: Path) -> None:
+    """Adam's moments and the passes over the data begin anew with each round, and the rate is the round's."""
+    asked = ("client_optimizer=adamw", "lr_schedule=cosine", "warmup_rounds=2", "local_steps=3", "comm_round=5")
+    arguments = ("run", "tiny.yaml", *(word for each in asked for word in ("--set", f"train_args.{each}")))
+    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
+    killed = warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage("training", 4))
+    assert killed.code == -9
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
+    assert_same_end(recipe.parent / "run", recipe.parent / "whole")
+    rates = [float(row["learning_rate"]) for row in rows(recipe.parent / "run")]
+    assert rates == pytest.approx([0.05 / 3, 0.1 / 3, 0.05, 0.0375, 0.0125])
+
+
 def test_killed_twice(warm: WarmServer, whole: dict[tuple[str, ...], Path], recipe: Path) -> None:
     arguments = ("run", "tiny.yaml", *SOME, "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
@@ -120,11 +133,11 @@ def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) 
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
     header, first, second = (run / "rounds.csv").read_text().splitlines()
-    assert header.endswith(",seconds,alarms,peak_memory_mb,peak_gpu_memory_mb")
-    (run / "rounds.csv").write_text("\n".join([header, f"{first.rsplit(',', 4)[0]},5000.5,,,", second, ""]))
+    assert header.endswith(",seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate")
+    (run / "rounds.csv").write_text("\n".join([header, f"{first.rsplit(',', 5)[0]},5000.5,,,,", second, ""]))
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     seconds = json.loads((run / "results.json").read_text())["seconds"]
-    assert 5000.5 + float(second.split(",")[-4]) < seconds < 5000.5 + TIMEOUT
+    assert 5000.5 + float(second.split(",")[-5]) < seconds < 5000.5 + TIMEOUT
 
 
 def test_more_rounds_than_before_extend_a_finished_run(

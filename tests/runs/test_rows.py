@@ -17,7 +17,8 @@ from tests.report.made import record
 
 HEADER = (
     "round,natural,natural_strict,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
-    "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb\n"
+    "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,"
+    "learning_rate\n"
 )
 AGAIN = "Restore the file from a copy, or start the run again in another directory."
 
@@ -58,14 +59,14 @@ def written(path: Path, *records: RoundRecord) -> RoundsFile:
 def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
     file = written(
         tmp_path,
-        of_three_clients(1, peak_memory_mb=812.5),
+        of_three_clients(1, peak_memory_mb=812.5, learning_rate=0.05),
         of_three_clients(2, evaluations={}, refused={}, alarms=()),
     )
     assert file.path.read_bytes().decode() == (  # bytes: reading a text would take any end of line for \n
         f"{HEADER}"
         "1,0.5,0.49,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
-        "long; longer,812.5,\n"
-        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,\n"
+        "long; longer,812.5,,0.05\n"
+        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,\n"
     )
     first, second = read_rounds(file.path)
     assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
@@ -76,13 +77,18 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "lacks",
-    [",peak_gpu_memory_mb", ",peak_memory_mb,peak_gpu_memory_mb", ",alarms,peak_memory_mb,peak_gpu_memory_mb"],
+    [
+        ",learning_rate",
+        ",peak_gpu_memory_mb,learning_rate",
+        ",peak_memory_mb,peak_gpu_memory_mb,learning_rate",
+        ",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate",
+    ],
 )
 def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_path: Path) -> None:
     file = written(tmp_path, of_three_clients(1, alarms=()), of_three_clients(2, alarms=()))
     now = file.path.read_text(encoding="utf-8")
     missing = lacks.count(",")
-    old = now.replace(f"{lacks}\n", "\n").replace(",,,\n", "," * (3 - missing) + "\n")
+    old = now.replace(f"{lacks}\n", "\n").replace(",,,,\n", "," * (4 - missing) + "\n")
     assert len(old) == len(now) - len(lacks) - 2 * missing
     file.path.write_text(old, encoding="utf-8")
     assert not any(row.get("alarms") for row in read_rounds(file.path))
@@ -107,8 +113,8 @@ def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 18 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 18 values"),
+        (",2.250,long", ",", "expected 19 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 19 values"),
         (",2.250,", ",2.2s,", "could not convert string to float: '2.2s'"),
         (",0.25,", ",a quarter,", "could not convert string to float: 'a quarter'"),
         (",0 2,", ",0 two,", "invalid literal for int() with base 10: 'two'"),

@@ -59,6 +59,10 @@ METHODS = {
     "fedavg": [],
     "scaffold": ["calfat.trainer.preset=null", "calfat.aggregator.name=scaffold"],
     "fedrbn": ["calfat.trainer={name: fedrbn, at_fraction: 0.5}"],
+    "adamw": [
+        *("train_args.client_optimizer=adamw", "train_args.lr_schedule=cosine", "train_args.warmup_rounds=1"),
+        *("train_args.local_steps=3", "train_args.max_grad_norm=0.5"),
+    ],
 }
 LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")
 DEATH = r"worker [12] \(process \d+\) was killed by signal 9 \(SIGKILL\) in round \d while it trained client \d"

@@ -180,6 +180,14 @@ def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry):
     )
 
 
+def test_a_cosine_of_fewer_rounds_is_refused_once(tmp_path, registry):
+    text = SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 5, train_args.lr_schedule: cosine}")
+    begin(plan_of(tmp_path, registry, text), results=True)
+    for rounds in (4, 6):
+        with pytest.raises(RunError, match=rf"seed-0: train_args.comm_round: 5 then, {rounds} now\nUndo"):
+            plan_of(tmp_path, registry, text.replace("comm_round: 5", f"comm_round: {rounds}"))
+
+
 def test_suites_may_share_their_runs(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE + "runs: other\n")
     assert str(plan.runs[0].directory) == "runs/suites/other/calfat/seed-0"
@@ -205,10 +213,10 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
 
 
 def test_warnings_are_reported_once(tmp_path, registry):
-    plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.local_epochs: 1"))
+    plan = plan_of(tmp_path, registry, SUITE.replace("train_args.comm_round: 1", "train_args.client_num: 1"))
     assert plan.warnings == (
-        "tiny.yaml:3: train_args.local_epochs: this key is unknown to FedML and calfat_plugin and has no effect. "
-        "Did you mean 'epochs'?",
+        "tiny.yaml:3: train_args.client_num: this key is unknown to FedML and calfat_plugin and has no effect. "
+        "Did you mean 'client_num_in_total'?",
     )
 
 

@@ -1,0 +1,134 @@
+"""``train_args``: clients, rounds and the local optimiser; what of its keys goes together, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from calfat_plugin.options import option
+from calfat_plugin.recipe.document import Document, dotted
+
+COSINE = "cosine"  # the schedule that depends on the number of rounds
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """``train_args``: clients, rounds and the local optimiser, which is new in each round of a client."""
+
+    federated_optimizer: str = option("FedAvg", help="FedML's own key, unused here; see calfat.aggregator")
+    client_num_in_total: int = option(5, low=1, help="number of clients")
+    client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
+    comm_round: int = option(150, low=1, help="rounds")
+    epochs: int = option(1, low=1, help="local epochs per round")
+    local_steps: int | None = option(
+        None,
+        low=1,
+        help="mini-batches per round in place of local epochs: the same number for every client, through its data as "
+        "often as it takes; null: go by epochs",
+    )
+    batch_size: int = option(128, low=1, help="examples per mini-batch")
+    client_optimizer: str = option("sgd", choices=("sgd", "adam", "adamw"), help="local optimiser, as in torch.optim")
+    learning_rate: float = option(0.01, low=0, open_low=True, help="learning rate; with a schedule, its highest")
+    lr_schedule: str = option(
+        "constant",
+        choices=("constant", "step", COSINE),
+        help="learning rate of a round: step multiplies it by lr_decay_rate every lr_step_size rounds; cosine lowers "
+        "it to learning_rate_min over all rounds",
+    )
+    lr_step_size: int | None = option(None, low=1, help="rounds between two steps of lr_schedule: step")
+    lr_decay_rate: float = option(0.1, low=0, open_low=True, high=1, help="factor of each step of lr_schedule: step")
+    learning_rate_min: float = option(0.0, low=0, help="where lr_schedule: cosine ends")
+    warmup_rounds: int = option(
+        0, low=0, help="rounds in which the learning rate rises in equal steps, before the schedule begins"
+    )
+    momentum: float = option(0.9, low=0, high=0.9999, help="SGD momentum, reset every round")
+    nesterov: bool = option(False, help="Nesterov's form of SGD momentum")
+    weight_decay: float = option(2e-4, low=0, help="L2 coefficient; of adamw: decay of the weights themselves")
+    max_grad_norm: float | None = option(
+        None, low=0, open_low=True, help="clip the gradient of each step to this L2 norm over all parameters; null: no"
+    )
+
+    def learning_rate_of(self, round: int) -> float:
+        """The learning rate of a round, as PyTorch's schedulers have it with one step a round.
+
+        These are ``StepLR`` and ``CosineAnnealingLR``, behind ``LinearLR`` in a ``SequentialLR`` where there is a
+        warm-up: round r of W has r / (W + 1) of the learning rate, and the schedule begins in the round after.
+
+        Args:
+            round: 1-based.
+        """
+        past = round - 1 - self.warmup_rounds  # rounds of the schedule itself that are over
+        if past < 0:
+            return self.learning_rate * round / (self.warmup_rounds + 1)
+        if self.lr_schedule == "step":
+            assert self.lr_step_size is not None  # check_training
+            return self.learning_rate * self.lr_decay_rate ** (past // self.lr_step_size)
+        if self.lr_schedule == COSINE:
+            left = (1 + math.cos(math.pi * past / (self.comm_round - self.warmup_rounds))) / 2
+            return self.learning_rate_min + (self.learning_rate - self.learning_rate_min) * left
+        return self.learning_rate
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate depends on the round."""
+        return self.lr_schedule != "constant" or self.warmup_rounds > 0
+
+
+def check_training(document: Document, train: TrainArgs, warnings: list[str]) -> None:
+    """Refuse values of ``train_args`` that contradict each other.
+
+    Args:
+        document: the recipe.
+        train: its ``train_args``.
+        warnings: receives a finding for every value that another key makes useless.
+
+    Raises:
+        RecipeError: with what to change.
+    """
+    for key, complaint in _contradictions(train):
+        raise document.error(("train_args", key), complaint)
+    for key, needed in _useless(train):
+        path = ("train_args", key)
+        warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: it needs {needed}.")
+
+
+def _contradictions(train: TrainArgs) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with its value beside the others)."""
+    if (train.client_num_per_round or 0) > train.client_num_in_total:
+        yield (
+            "client_num_per_round",
+            f"got {train.client_num_per_round} clients per round, but there are only {train.client_num_in_total} in "
+            "total (train_args.client_num_in_total).",
+        )
+    if train.nesterov and train.client_optimizer != "sgd":
+        yield "nesterov", f"got true, but client_optimizer is {train.client_optimizer}, not sgd. Remove one of the two."
+    if train.nesterov and not train.momentum:
+        yield "nesterov", "got true, but momentum is 0. Raise train_args.momentum, or remove the key."
+    if train.lr_schedule == "step" and train.lr_step_size is None:
+        yield "lr_schedule", "got step without lr_step_size, the rounds between two steps. Add it: lr_step_size: 30."
+    if train.learning_rate_min > train.learning_rate:
+        yield (
+            "learning_rate_min",
+            f"got {train.learning_rate_min:g}, expected no more than train_args.learning_rate, "
+            f"{train.learning_rate:g}.",
+        )
+    if train.warmup_rounds >= train.comm_round:
+        yield (
+            "warmup_rounds",
+            f"got {train.warmup_rounds}, but the run has {train.comm_round} rounds (train_args.comm_round), so none of "
+            "them would have the whole learning rate. Lower it, or raise comm_round.",
+        )
+
+
+def _useless(train: TrainArgs) -> list[tuple[str, str]]:
+    """(key, what it needs to have an effect) for every value that is not the default and does nothing."""
+    needs = {
+        "epochs": ("local_steps: null", train.local_steps is None),
+        "momentum": ("client_optimizer: sgd", train.client_optimizer == "sgd"),
+        "lr_step_size": ("lr_schedule: step", train.lr_schedule == "step"),
+        "lr_decay_rate": ("lr_schedule: step", train.lr_schedule == "step"),
+        "learning_rate_min": (f"lr_schedule: {COSINE}", train.lr_schedule == COSINE),
+    }
+    changed = {field.name for field in fields(train) if getattr(train, field.name) != field.default}
+    return [(key, f"train_args.{needed}") for key, (needed, met) in needs.items() if key in changed and not met]

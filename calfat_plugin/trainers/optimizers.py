@@ -1,0 +1,92 @@
+"""The local optimiser: the recipe's, or a method's own where that contradicts neither recipe nor aggregator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from calfat_plugin import returned
+from calfat_plugin.errors import PluginError
+from calfat_plugin.interfaces import LocalTask, TrainSettings
+
+_KINDS: Mapping[str, type[SGD] | type[Adam] | type[AdamW]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
+
+
+class MakesOptimizers(Protocol):
+    """A method's share of this; see ``trainers.base.AdversarialTrainer``."""
+
+    def make_optimizer(self, parameters: list[nn.Parameter], task: LocalTask) -> Optimizer: ...
+    def make_schedule(self, optimizer: Optimizer, task: LocalTask, num_batches: int) -> LRScheduler | None: ...
+
+
+def recipes_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSettings) -> Optimizer:
+    """The optimiser that ``train_args`` asks for. Adam and AdamW have torch's own betas (0.9, 0.999) and eps (1e-8)."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.client_optimizer == "sgd":
+        return SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay, nesterov=settings.nesterov)
+    return _KINDS[settings.client_optimizer](parameters, lr=rate, weight_decay=decay)
+
+
+def methods_optimizer(
+    method: MakesOptimizers, task: LocalTask, num_batches: int, *, needs_sgd: bool
+) -> tuple[Optimizer, LRScheduler | None]:
+    """The method's optimiser of the model's parameters, and its schedule within the round.
+
+    Args:
+        method: makes both.
+        task: the client's work.
+        num_batches: of the round.
+        needs_sgd: whether the aggregator's correction does (``ActiveCorrection.needs_sgd``).
+
+    Raises:
+        PluginError: they are something else, or not what the recipe or the aggregator asks for.
+    """
+    optimizer = returned.instance(
+        method.make_optimizer(list(task.model.parameters()), task), Optimizer, "make_optimizer returned"
+    )
+    for asked in _contradicted(optimizer, task.settings):
+        raise PluginError(
+            f"{_own(optimizer)}, but the recipe asks for {asked}. Remove that from the recipe, or let make_optimizer "
+            "use task.settings."
+        )
+    schedule = method.make_schedule(optimizer, task, num_batches)
+    if schedule is not None:
+        returned.instance(schedule, LRScheduler, "make_schedule returned")
+    if needs_sgd and (other := _other_than_sgd(optimizer, schedule, task.settings)):
+        raise PluginError(
+            f"{other}, but this aggregator's correction of local steps holds for the recipe's SGD on unclipped "
+            "gradients only. Choose another aggregator, such as fedavg."
+        )
+    return optimizer, schedule
+
+
+def _own(optimizer: Optimizer) -> str:
+    return f"it makes an optimiser of its own ({type(optimizer).__name__})"
+
+
+def _contradicted(optimizer: Optimizer, settings: TrainSettings) -> Iterator[str]:
+    """What the recipe asks for, beyond the defaults of ``train_args``, and an optimiser has not."""
+    groups, kind = optimizer.param_groups, settings.client_optimizer
+    if kind != "sgd" and type(optimizer) is not _KINDS[kind]:
+        yield f"train_args.client_optimizer: {kind}"
+    if settings.nesterov and not all(group.get("nesterov") for group in groups):
+        yield "train_args.nesterov: true"
+    if settings.has_schedule and all(group["lr"] != settings.learning_rate for group in groups):
+        yield f"the round's learning rate of {settings.learning_rate:g} (train_args.lr_schedule and warmup_rounds)"
+
+
+def _other_than_sgd(optimizer: Optimizer, schedule: LRScheduler | None, settings: TrainSettings) -> str:
+    """What makes a step more than one of the recipe's SGD, in words; empty where nothing does."""
+    if settings.max_grad_norm is not None:
+        return f"train_args.max_grad_norm is {settings.max_grad_norm:g}"
+    if settings.client_optimizer != "sgd":
+        return f"train_args.client_optimizer is {settings.client_optimizer}"
+    wanted = {"lr": settings.learning_rate, "momentum": settings.momentum, "nesterov": settings.nesterov}
+    as_wanted = all(group.get(name) == value for group in optimizer.param_groups for name, value in wanted.items())
+    if type(optimizer) is SGD and as_wanted and schedule is None:
+        return ""
+    return _own(optimizer)

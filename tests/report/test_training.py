@@ -1,0 +1,64 @@
+"""The local optimiser on the page: its settings in words, and the learning rate as a curve where it changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.report.curves import learning_rate
+from calfat_plugin.report.reading import read_run
+from calfat_plugin.report.words import highlights
+from tests.report.made import made_run
+
+PLAIN = {
+    "Rounds": "4, local epochs 1, batches of 64",
+    "Local SGD": "learning rate 0.01, momentum 0.9, weight decay 0.0002",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ((), PLAIN),
+        (
+            ("local_steps=30", "nesterov=true", "max_grad_norm=1/2"),
+            {
+                "Rounds": "4, local steps 30, batches of 64",
+                "Local SGD": "learning rate 0.01, momentum 0.9 (Nesterov), weight decay 0.0002, gradients clipped to "
+                "norm 0.5",
+            },
+        ),
+        (
+            ("client_optimizer=adamw", "warmup_rounds=2", "lr_schedule=cosine", "learning_rate_min=1e-3"),
+            {"Local AdamW": "learning rate 0.01 (warm-up rounds 2, cosine to 0.001), weight decay 0.0002"},
+        ),
+        (
+            ("client_optimizer=adam", "lr_schedule=step", "lr_step_size=2"),
+            {"Local Adam": "learning rate 0.01 (times 0.1 every 2 rounds), weight decay 0.0002"},
+        ),
+    ],
+)
+def test_settings_that_are_in_force_are_said(asked: tuple[str, ...], found: dict[str, str], tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "run", *(f"train_args.{each}" for each in asked)))
+    said = highlights(run)
+    assert {term: said[term] for term in found} == found
+    assert len([term for term in said if term.startswith("Local ")]) == 1
+
+
+def test_a_run_of_a_version_without_these_keys_is_said_as_before(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run") / "recipe.yaml"
+    new = ("local_steps", "client_optimizer", "lr_", "learning_rate_min", "warmup", "nesterov", "max_grad_norm")
+    kept = [line for line in path.read_text().splitlines() if not line.strip().startswith(new)]
+    path.write_text("\n".join(kept) + "\n")
+    said = highlights(read_run(path.parent))
+    assert {term: said[term] for term in PLAIN} == PLAIN
+
+
+def test_a_learning_rate_that_changes_is_a_curve(tmp_path: Path) -> None:
+    assert learning_rate(read_run(made_run(tmp_path / "constant"))) is None
+    run = read_run(made_run(tmp_path / "warm", "train_args.warmup_rounds=3", "train_args.learning_rate=0.4"))
+    assert run.curve("learning_rate") == [(number, pytest.approx(number / 10)) for number in range(1, 5)]
+    chart = learning_rate(run)
+    assert chart is not None
+    assert chart.caption == "Of the clients' optimisers, as the recipe has it. Last round: 0.4."
