@@ -158,8 +158,9 @@ def test_killed_hard_while_choosing_it_repeats_nothing(monkeypatch):
     assert "| FedPGD | learning_rate 0.1, upper edge of the grid" in done.stdout
 
 
-def choice_run(folder: Path) -> tuple[str, list[object]]:
-    """Make the first choice run of the suite in this process: (its rounds without costs, its final evaluations)."""
+def choice_run(folder: Path) -> tuple[str, list[object], str]:
+    """Make the first choice run of the suite in this process: (its rounds without costs, its final evaluations, the
+    digest of its data)."""
     from calfat_plugin.observer import RunObserver
     from calfat_plugin.registry import Registry
     from calfat_plugin.runs.directory import RunDirectory
@@ -176,13 +177,14 @@ def choice_run(folder: Path) -> tuple[str, list[object]]:
     directory = RunDirectory.open(request)
     run(request, directory, RunObserver(), lambda text: None)
     rows = [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(directory.rounds)]
-    return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"]
+    data = json.loads(directory.partition.read_text())
+    return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"], data["dataset_sha256"]
 
 
 def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
     """With other test images and labels it does the same, bit for bit; and its final evaluation is left out."""
     write_suite(tmp_path, TEXT, base=BASE)
-    rows, evaluations = choice_run(tmp_path / "first")
+    rows, evaluations, digest = choice_run(tmp_path / "first")
     assert json.loads(rows)[0]["pgd20"]
     assert evaluations == []
     load = digits.load_digits
@@ -195,7 +197,9 @@ def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
         return dataclasses.replace(dataset, test=dataclasses.replace(dataset.test, x=x, y=y))
 
     monkeypatch.setattr(digits, "load_digits", other)
-    assert choice_run(tmp_path / "second") == (rows, [])
+    again = choice_run(tmp_path / "second")
+    assert again[:2] == (rows, [])
+    assert again[2] != digest
 
 
 @pytest.mark.slow
