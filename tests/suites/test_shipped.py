@@ -7,12 +7,13 @@ import pytest
 from calfat_plugin.experiment import same_but_rounds
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.plan import Plan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
 TABLES = [f"table{number}" for number in range(1, 11)]
 CHOOSING = [name for name in SUITES if name.startswith(("digits_table", "fmnist_"))]
+PLANS: dict[str, Plan] = {}
 METHODS = ["MixFAT", "FedPGD", "FedTRADES", "FedMART", "FedGAIRAT", "FedRBN", "CalFAT"]
 
 
@@ -28,7 +29,9 @@ def registry():
 
 def plan_of(name, registry):
     """The plan without looking at runs of this working copy."""
-    return make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
+    if name not in PLANS:
+        PLANS[name] = make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
+    return PLANS[name]
 
 
 def test_every_table_and_figure_of_the_paper_is_there():
@@ -133,7 +136,7 @@ def test_fedrbn_is_beside_the_others_on_the_network_that_it_makes(name, registry
 
     side = 8 if name.startswith("digits") else 28
     images = ImageData(torch.zeros(2, 1, side, side, dtype=torch.uint8), torch.arange(2))
-    dataset = Dataset("tiny", tuple(map(str, range(10))), images, images)
+    dataset = Dataset("tiny", images, images, 10, tuple(map(str, range(10))))
     sizes = {}
     for label in ("FedRBN", "FedPGD + BN"):
         experiment = next(cell.experiment for cell in cells if cell.labels[-1] == label)
