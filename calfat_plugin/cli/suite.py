@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ import click
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
-from calfat_plugin.errors import OptionError
-from calfat_plugin.report.numbers import counted
+from calfat_plugin.errors import OptionError, listed
+from calfat_plugin.report.numbers import counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,24 +71,24 @@ def suite(
 
     with json_output(as_json) as show, user_errors():
         loaded = load_suite(file, plugins)
-        plan = make_plan(
-            loaded,
-            Registry.for_recipe(loaded.base_document),
-            overrides=overrides,
-            only=only,
-            seeds=None if seeds is None else _seeds(seeds),
-        )
+        registry = Registry.for_recipe(loaded.base_document)
+        asked = None if seeds is None else _seeds(seeds)
+
+        def now() -> Plan:
+            return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
+
+        plan = now()
         warn(*plan.warnings)
         if workers is not None:
             _check_workers(plan, workers, jobs)
         if dry_run:
-            _show_plan(plan, workers)
+            _show_plan(plan, jobs, workers)
             show(_plan_as_json(plan))
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(plan, jobs, workers, out, show)
+        _run(now, jobs, workers, out, show)
 
 
 def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
@@ -105,49 +105,103 @@ def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
             check_workers(runtime_of(cell.experiment))
 
 
-def _run(plan: Plan, jobs: int | None, workers: str | None, out: Path | None, show: Callable[[Any], None]) -> None:
+def _run(
+    now: Callable[[], Plan], jobs: int | None, workers: str | None, out: Path | None, show: Callable[[Any], None]
+) -> None:
+    """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
     from rich.console import Console
 
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
     from calfat_plugin.disk import read_json
     from calfat_plugin.report.reading import SUITE
-    from calfat_plugin.suites.runner import run_all
-    from calfat_plugin.suites.shares import default_jobs, processes, threads
+    from calfat_plugin.suites.choices import try_again
     from calfat_plugin.suites.summary import summarise
 
+    plan = now()
+    for name, choice in plan.choices.items():
+        if name in plan.selected:
+            try_again(choice)
+    plan = now()
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     console = Console(highlight=False)
+    outcomes: list[Outcome] = []
+    finished = True
+    if plan.choices:
+        for line in _cost_lines(plan, jobs, workers):
+            click.echo(line)
+        finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
+        plan = now()
+    finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
+    _show_and_write(plan, outcomes, out, console)
+    show(read_json(plan.directory / SUITE))
+    this_command = shlex.join(["calfat", *sys.argv[1:]])
+    if not finished:
+        fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
+    bad = sum(outcome.status not in ("finished", "lost") for outcome in outcomes)
+    nothing = [name for name in plan.choices if name in plan.selected and plan.choices[name].hopeless]
+    if bad or nothing:
+        what = f"{bad} of {counted(len(outcomes), 'run')} did not finish." if bad else ""
+        lost = f"nothing could be chosen for {listed(nothing)}: every choice run was lost." if nothing else ""
+        fail(
+            " ".join(filter(None, (what, lost))),
+            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {this_command}",
+            SOME_FAILED,
+        )
+
+
+def _run_all(
+    plan: Plan, what: str, jobs: int | None, workers: str | None, console: Console, outcomes: list[Outcome]
+) -> bool:
+    """Run what is left of the plan; False where the user stopped it."""
+    from calfat_plugin.cli.progress import can_draw
+    from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
+    from calfat_plugin.suites.runner import run_all
+    from calfat_plugin.suites.shares import processes, threads
+
     total = len(plan.left)
-    at_a_time = min(jobs or default_jobs(plan, workers), max(1, total))
+    at_a_time = _at_a_time(plan, total, jobs, workers)
     each = counted(threads(at_a_time, workers), "thread")
     if workers is not None:
         number = processes(workers)
         each = f"{counted(number, 'worker')} of {each}" if workers == str(number) else f"{each} for its workers"
     click.echo(
-        f"{plan.suite.name}: {total} of {counted(len(plan.runs), 'run')} to do, {at_a_time} at a time with "
+        f"{plan.suite.name}: {total} of {counted(len(plan.runs), what)} to do, {at_a_time} at a time with "
         f"{each} each, in {plan.runs_directory}"
         if total
-        else f"{plan.suite.name}: nothing to do, in {plan.runs_directory}"
+        else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.runs_directory}"
     )
-    outcomes: list[Outcome] = []
-    stopped = False
     with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
         try:
             run_all(plan, at_a_time, observer, outcomes, workers)
         except KeyboardInterrupt:
-            stopped = True
-    _show_and_write(plan, outcomes, out, console)
-    show(read_json(plan.directory / SUITE))
-    this_command = shlex.join(["calfat", *sys.argv[1:]])
-    if stopped:
-        fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
-    if bad := sum(outcome.status != "finished" for outcome in outcomes):
-        fail(
-            f"{bad} of {counted(len(outcomes), 'run')} did not finish.",
-            f"What they printed is in seed-*.txt beside their directories. Try them again with:\n  {this_command}",
-            SOME_FAILED,
-        )
+            return False
+    return True
+
+
+def _at_a_time(plan: Plan, total: int, jobs: int | None, workers: str | None) -> int:
+    from calfat_plugin.suites.shares import default_jobs
+
+    return min(jobs or default_jobs(plan, workers), max(1, total))
+
+
+def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[str]:
+    """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
+    from calfat_plugin.suites.chosen import how_chosen
+    from calfat_plugin.suites.costs import seconds_left
+
+    choose = plan.suite.choose
+    if choose is None and plan.suite.seconds_per_round is None:
+        return
+    if choose is not None:
+        yield how_chosen(choose, plan.choices)
+    choosing, table = len(plan.choosing.left), len(plan.left) + plan.num_waiting
+    runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
+    seconds, at_a_time = seconds_left(plan), _at_a_time(plan, choosing + table, jobs, workers)
+    if seconds is None:
+        advice = "no round was measured yet; the key seconds_per_round of the suite may say what one costs"
+        yield f"cost: {runs} to do; {advice}"
+    elif choosing + table:
+        beside = f", {duration(seconds / at_a_time)} with {at_a_time} at a time" if at_a_time > 1 else ""
+        yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
 
 
 def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, console: Console) -> None:
@@ -170,33 +224,42 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
         write_page(lambda: write_comparison([plan.directory]), plan.directory)
 
 
-def _show_plan(plan: Plan, workers: str | None) -> None:
+def _show_plan(plan: Plan, jobs: int | None, workers: str | None) -> None:
     from calfat_plugin.cli.suite_view import plan_lines
     from calfat_plugin.suites.runner import command
 
     for line in plan_lines(plan):
         click.echo(line)
-    if plan.left:
-        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, plan.left[0], workers)])}")
-    cells, runs = counted(len(plan.cells), "cell"), counted(len(plan.left), "run")
+    if left := (*plan.choosing.left, *plan.left):
+        click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], workers)])}")
+    for line in _cost_lines(plan, jobs, workers):
+        click.echo(line)
+    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
 
 def _plan_as_json(plan: Plan) -> dict[str, Any]:
+    from calfat_plugin.suites.costs import seconds_left
     from calfat_plugin.suites.runner import command
 
-    left = {run.directory for run in plan.left}
-    runs = [
-        {
-            "run": run.name,
-            "state": run.state,
-            "directory": str(run.directory),
-            "command": ["calfat", *command(plan, run)] if run.directory in left else None,
-        }
-        for run in plan.runs
-    ]
+    def described(runs: Plan) -> list[dict[str, Any]]:
+        left = {run.directory for run in runs.left}
+        return [
+            {
+                "run": run.name,
+                "state": run.state,
+                "directory": str(run.directory),
+                "command": ["calfat", *command(plan, run)] if run.directory in left else None,
+            }
+            for run in runs.runs
+        ]
+
     skipped = {cell.name: cell.skipped for cell in plan.cells if cell.skipped}
-    return {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": runs, "skipped": skipped}
+    content = {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": described(plan), "skipped": skipped}
+    if plan.choices:
+        waiting = {"waiting": list(plan.waiting), "seconds_left": seconds_left(plan)}
+        content |= {"choice_runs": described(plan.choosing), **waiting}
+    return content
 
 
 def _seeds(text: str) -> list[int]:

@@ -12,13 +12,21 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin.cli.progress import Lines, clock
-from calfat_plugin.suites.plan import Plan, PlannedRun
+from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
-from calfat_plugin.suites.tables import beside, caption, count, measured, notes
+from calfat_plugin.suites.tables import beside, caption, columns, count, measured, names, notes
 
 _REFRESH_PER_SECOND = 5
-_STYLES = {"finished": "green", "failed": "bold red", "interrupted": "yellow", "elsewhere": "cyan", "not tried": "red"}
+_STYLES = {
+    "finished": "green",
+    "failed": "bold red",
+    "lost": "red",
+    "interrupted": "yellow",
+    "elsewhere": "cyan",
+    "not tried": "red",
+}
 
 
 def outcome_line(outcome: Outcome, done: int, total: int) -> str:
@@ -29,7 +37,7 @@ def outcome_line(outcome: Outcome, done: int, total: int) -> str:
         text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
     if outcome.message:
         text += f": {outcome.message}"
-    if outcome.status == "failed":
+    if outcome.status in ("failed", "lost"):
         text += f"  ({outcome.run.output})"
     return text
 
@@ -119,14 +127,14 @@ def suite_table(summary: SuiteSummary) -> Table:
     Where the terminal is narrow, cells are folded, never cut.
     """
     table = Table(title=summary.suite.title, title_justify="left")
-    for axis in summary.suite.axes:
-        table.add_column(Text(axis), no_wrap=True)
+    for name in columns(summary.suite):
+        table.add_column(Text(name), no_wrap=name in summary.suite.axes)
     table.add_column("n", justify="right")
     for heading in summary.suite.metrics.values():
         table.add_column(Text(heading), justify="right", overflow="fold")
     for group in summary.groups():
         for cell in group:
-            table.add_row(*map(Text, cell.cell.labels), count(cell), *map(_score, cell.scores.values()))
+            table.add_row(*map(Text, names(summary, cell)), count(cell), *map(_score, cell.scores.values()))
         table.add_section()
     return table
 
@@ -145,10 +153,12 @@ def remarks(summary: SuiteSummary) -> list[str]:
 
 
 def plan_lines(plan: Plan) -> Iterable[str]:
-    """What ``--dry-run`` shows: every run with its state."""
-    for run in plan.runs:
-        state = run.state if run.state == "finished" or run.cell.name in plan.chosen else "left out"
+    """What ``--dry-run`` shows: every run with its state, choice runs first."""
+    for run in (*plan.choosing.runs, *plan.runs):
+        state = run.state if not run.to_do or run.cell.name in plan.selected else "left out"
         yield f"{state:<10}  {run.name}  {run.directory}"
     for cell in plan.cells:
         if cell.skipped:
             yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"
+        if cell.name in plan.waiting:
+            yield f"{'waiting':<10}  {cell.name}, seeds {', '.join(map(str, plan.seeds))}: until its values are chosen"

@@ -244,12 +244,14 @@ class SuiteFiles:
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
+        notes: how values of its cells were chosen, and what came of it.
     """
 
     title: str
     axes: tuple[str, ...]
     headings: Mapping[str, str]
     cells: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = ()
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -267,7 +269,20 @@ def read_suite(path: Path) -> SuiteFiles:
         axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
+        notes=_choice_notes(found),
     )
+
+
+def _choice_notes(found: Mapping[str, Any]) -> list[str]:
+    """A sentence on how values were chosen, and one on what each cell tried; nothing where none were."""
+    how = (found.get("choose") or {}).get("how")
+    choices = {str(cell["name"]): cell.get("choice") for cell in found.get("cells", ())}
+    told = [
+        f"{name}: {choice['text'] or 'nothing is chosen yet'} (tried {choice['tried']})."
+        for name, choice in choices.items()
+        if choice
+    ]
+    return [how, *told] if how else []
 
 
 def find_runs(path: Path) -> list[Path]:

@@ -139,9 +139,11 @@ SUITE = {
             "source?": TEXT,
             "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG, "*": ANYTHING}},
             "runs?": [{"directory": TEXT, "*": ANYTHING}],
+            "choice?": {"text": TEXT, "tried": TEXT, "*": ANYTHING},
             "*": ANYTHING,
         }
     ],
+    "choose?": {"how": TEXT, "*": ANYTHING},
     "*": ANYTHING,
 }
 

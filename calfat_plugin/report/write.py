@@ -75,6 +75,7 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     suite = NO_SUITE if root is None else read_suite(root)
     if root is not None:
         title = suite.title or root.resolve().name
+        notes += suite.notes
     out = out or (root or Path()) / PAGE
     return _write(out, lambda figures: comparison_page(title, groups, figures, suite=suite, notes=notes))
 

@@ -19,7 +19,7 @@ def fetch(plan: Plan) -> Iterator[str]:
         DataError: one is missing and not offered for download, or damaged.
     """
     done = set()
-    for run in plan.left:
+    for run in (*plan.choosing.left, *plan.left):
         experiment, pick = run.experiment, run.experiment.dataset
         key = (pick.name, experiment.recipe.data.data_cache_dir, repr(pick.options))
         if key in done:

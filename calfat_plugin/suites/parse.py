@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
-from calfat_plugin.recipe.sections import failing_at, section_at
+from calfat_plugin.recipe.sections import failing_at
 from calfat_plugin.shipped import shipped_files
+from calfat_plugin.suites.choose import parse_choose
+from calfat_plugin.suites.parts import check_selector, grid, mapping_at, same_or_below, seeds_at, settings_at
 from calfat_plugin.suites.schema import Axes, Reported, Selector, Setting, Suite, SuiteOptions, slug
 from calfat_plugin.threat import parse_number
 
-STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "reported", "skip")
+STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "reported", "skip")
 _REPORTED_KEYS = ("source", "percent", "tolerance")
-_MAX_SEED = 2**32 - 1
 _FORBIDDEN_IN_LABELS = "/*?[]"
-SEED_PATH: KeyPath = ("common_args", "random_seed")
 
 
 def load_suite(path: str | Path, plugins: Iterable[Path] = ()) -> Suite:
@@ -61,6 +59,7 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
     axes = _axes(document)
     metrics = _metrics(document)
     names = ["/".join(labels) for labels in grid(axes)]
+    settings = settings_at(document, ("set",))
     reported, tolerance = _reported(document, names, list(metrics))
     return Suite(
         name=name,
@@ -68,74 +67,25 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
         document=document,
         base=base,
         base_document=with_plugins(base_document, plugins),
-        settings=_settings(document, ("set",)),
+        settings=settings,
         axes=axes,
-        seeds=_seeds(document),
+        seeds=seeds_at(document, ("seeds",)),
         metrics=metrics,
+        choose=parse_choose(document, axes, settings),
         reported=reported,
         tolerance=tolerance,
         skip=_skip(document, axes),
         runs=runs,
+        seconds_per_round=options.seconds_per_round,
     )
-
-
-def grid(axes: Axes) -> list[tuple[str, ...]]:
-    """The labels of every cell, the last axis running fastest."""
-    return list(itertools.product(*axes.values()))
-
-
-def check_selector(selector: Selector, axes: Axes) -> str:
-    """What is wrong with a selector that matches no cell; empty when it matches one."""
-    cells = grid(axes)
-    if any(selector.matches(labels) for labels in cells):
-        return ""
-    parts = selector.text.split("/")
-    if len(parts) not in (1, len(axes)):
-        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite has the form {'/'.join(axes)}."
-    labels = [label for variants in axes.values() for label in variants]
-    names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
-    hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
-    return f"'{selector.text}' matches no cell.{hint}"
-
-
-def _mapping(document: Document, path: KeyPath, example: str) -> Mapping[str, Any]:
-    return section_at(document, path, f"a mapping such as {example}")
-
-
-def _settings(document: Document, path: KeyPath) -> tuple[Setting, ...]:
-    """Recipe values to change, written as dotted keys."""
-    settings = []
-    for key, value in _mapping(document, path, "{train_args.comm_round: 20}").items():
-        steps, at = tuple(key.split(".")), (*path, key)
-        if len(steps) < 2 or not all(steps):
-            what = "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
-            raise document.error(at, what)
-        if steps == SEED_PATH:
-            raise document.error(at, "the suite's 'seeds' set the seeds; remove this key.")
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            what = f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
-            raise document.error(at, what) from None
-        settings.append(Setting(steps, value, document.place(at)))
-    for first, second in itertools.combinations(settings, 2):
-        if _same_or_below(first.path, second.path) or _same_or_below(second.path, first.path):
-            raise document.error(
-                (*path, second.key), f"this key overlaps with '{first.key}' in the same mapping; combine the two."
-            )
-    return tuple(settings)
-
-
-def _same_or_below(above: KeyPath, path: KeyPath) -> bool:
-    return path[: len(above)] == above
 
 
 def _axes(document: Document) -> Axes:
     example = "{method: {CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}}"
     axes: dict[str, Mapping[str, tuple[Setting, ...]]] = {}
-    for name in _mapping(document, ("axes",), example):
+    for name in mapping_at(document, ("axes",), example):
         _check_label(document, ("axes", name), name)
-        written = _mapping(document, ("axes", name), "{CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}")
+        written = mapping_at(document, ("axes", name), "{CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}")
         if not written:
             raise document.error(("axes", name), "the axis has no labels; add at least one, or remove the axis.")
         folders: dict[str, str] = {}
@@ -145,7 +95,7 @@ def _axes(document: Document) -> Axes:
             other = folders.setdefault(slug(label), label)
             if other != label:
                 raise document.error(path, f"'{other}' has the same folder name, '{slug(label)}'; rename one.")
-        axes[name] = {label: _settings(document, ("axes", name, label)) for label in written}
+        axes[name] = {label: settings_at(document, ("axes", name, label)) for label in written}
     if not axes:
         raise document.error(("axes",), f"there are no axes; expected a mapping such as {example}.")
     _refuse_wiped_out(document, axes)
@@ -163,29 +113,12 @@ def _refuse_wiped_out(document: Document, axes: Axes) -> None:
     """Later axes are applied later: one that replaces what an earlier one set would make its cells all alike."""
     settings = [(axis, label, each) for axis in axes for label in axes[axis] for each in axes[axis][label]]
     for (early, first, before), (late, second, after) in itertools.combinations(settings, 2):
-        if early != late and _same_or_below(after.path, before.path):
+        if early != late and same_or_below(after.path, before.path):
             raise document.error(
                 ("axes", late, second, after.key),
                 f"replaces '{before.key}' of axes.{early}.{first}. Two axes must not set the same "
                 f"value; if one axis sets a part of the other's value, put it last.",
             )
-
-
-def _seeds(document: Document) -> tuple[int, ...]:
-    raw = document.get(("seeds",))
-    if not isinstance(raw, list) or not raw:
-        found = "an empty list" if raw == [] else describe(raw)
-        raise document.error(("seeds",), f"got {found}, expected a list of whole numbers such as [0, 1, 2].")
-    seeds: list[int] = []
-    for index, seed in enumerate(raw):
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
-            raise document.error(
-                ("seeds", index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {_MAX_SEED}."
-            )
-        if seed in seeds:
-            raise document.error(("seeds", index), f"the seed {seed} is listed twice; keep one.")
-        seeds.append(seed)
-    return tuple(seeds)
 
 
 def _metrics(document: Document) -> dict[str, str]:
@@ -213,17 +146,17 @@ def _reported(
 ) -> tuple[dict[str, Reported], dict[str, float]]:
     """Published numbers by cell name, and what passes unmarked."""
     path: KeyPath = ("reported",)
-    section = _mapping(document, path, "{source: 'arXiv:2205.14926, Table 1', percent: {CalFAT: {natural: 64.69}}}")
+    section = mapping_at(document, path, "{source: 'arXiv:2205.14926, Table 1', percent: {CalFAT: {natural: 64.69}}}")
     for key in section:
         _check_known(document, (*path, key), _REPORTED_KEYS, "unknown key.")
     source = _text(document, (*path, "source"), "")
     cells = {}
-    for name in _mapping(document, (*path, "percent"), "{CalFAT: {natural: 64.69}}"):
+    for name in mapping_at(document, (*path, "percent"), "{CalFAT: {natural: 64.69}}"):
         at: KeyPath = (*path, "percent", name)
         if name not in names:
             hint = did_you_mean(name, names) or f" The first one is '{names[0]}'."
             raise document.error(at, f"there is no cell '{name}'.{hint}")
-        written = dict(_mapping(document, at, "{natural: 64.69, pgd20: 31.12}"))
+        written = dict(mapping_at(document, at, "{natural: 64.69, pgd20: 31.12}"))
         written.pop("source", None)
         own = _text(document, (*at, "source"), source)
         if not own:
@@ -232,7 +165,7 @@ def _reported(
             )
         numbers = {label: _percent(document, (*at, label), metrics) / 100 for label in written}
         cells[name] = Reported(own, numbers)
-    passing = _mapping(document, (*path, "tolerance"), "{natural: 3, pgd20: 2}")
+    passing = mapping_at(document, (*path, "tolerance"), "{natural: 3, pgd20: 2}")
     return cells, {label: _percent(document, (*path, "tolerance", label), metrics) for label in passing}
 
 
@@ -265,7 +198,7 @@ def _percent(document: Document, path: KeyPath, labels: Sequence[str]) -> float:
 
 def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
     skips = {}
-    for text in _mapping(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
+    for text in mapping_at(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
         selector = Selector(text)
         if problem := check_selector(selector, axes):
             raise document.error(("skip", text), problem)

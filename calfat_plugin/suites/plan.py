@@ -5,80 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from calfat_plugin.errors import CalfatError, OptionError, RecipeError, RunError, listed
-from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
-from calfat_plugin.host.runtimes import supported_runtime
-from calfat_plugin.recipe.document import Document, KeyPath, read_document
+from calfat_plugin.errors import OptionError, listed
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import settled
-from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
-from calfat_plugin.suites.parse import SEED_PATH, check_selector, grid
-from calfat_plugin.suites.schema import Selector, Setting, Suite, slug
+from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
+from calfat_plugin.suites.choices import Choice, choice_of
+from calfat_plugin.suites.parts import check_selector, grid
+from calfat_plugin.suites.schema import Selector, Setting, Suite
 
-SUITES_ROOT = DEFAULT_ROOT / "suites"
 REPORTED_PATH: KeyPath = ("calfat", "reported")
-_SHOWN = 3  # changed runs that a message names
 _DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
-
-State = Literal["new", "unfinished", "finished"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One place of the grid.
-
-    Attributes:
-        labels: one an axis.
-        settings: what it changes in the base recipe, in order: the suite's, then each axis's, then published numbers.
-        experiment: the recipe resolved; None for a skipped cell.
-        skipped: why it is not run; empty when it is.
-    """
-
-    labels: tuple[str, ...]
-    settings: tuple[Setting, ...]
-    experiment: Experiment | None
-    skipped: str = ""
-
-    @property
-    def name(self) -> str:
-        """``CIFAR-10/CalFAT``."""
-        return "/".join(self.labels)
-
-    @property
-    def folder(self) -> str:
-        """``cifar-10_calfat``."""
-        return "_".join(map(slug, self.labels))
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One cell with one seed.
-
-    Attributes:
-        experiment: the cell's recipe resolved.
-        state: ``finished``: its results are there; ``unfinished``: a run directory to resume; else ``new``.
-    """
-
-    cell: Cell
-    experiment: Experiment
-    seed: int
-    directory: Path
-    state: State
-
-    @property
-    def name(self) -> str:
-        """``CIFAR-10/CalFAT seed 0``."""
-        return f"{self.cell.name} seed {self.seed}"
-
-    @property
-    def output(self) -> Path:
-        """Where what the command printed is kept."""
-        return self.directory.with_name(f"{self.directory.name}.txt")
 
 
 @dataclass(frozen=True)
@@ -89,9 +30,11 @@ class Plan:
         overrides: ``--set`` of the command line, applied to every cell after the suite's own settings.
         seeds: the suite's, or those of the command line.
         cells: all of them, in the order of the table.
-        runs: of all cells that are not skipped; the first seed of each before the second of any.
-        chosen: names of the cells to run now.
+        runs: of all cells that are not skipped; the first seed of each before the second of any. Without those of a
+            cell whose values are not chosen yet.
+        selected: names of the cells to run now.
         warnings: findings that stop nothing, each once.
+        choices: name of each cell that chooses values to its choice.
     """
 
     suite: Suite
@@ -99,23 +42,46 @@ class Plan:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
     runs: tuple[PlannedRun, ...]
-    chosen: frozenset[str]
+    selected: frozenset[str]
     warnings: tuple[str, ...]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
         """Where the tables go."""
-        return SUITES_ROOT / self.suite.name
+        return self.suite.directory
 
     @property
     def runs_directory(self) -> Path:
         """Where the run directories are."""
-        return SUITES_ROOT / self.suite.runs
+        return self.suite.runs_directory
 
     @property
     def left(self) -> tuple[PlannedRun, ...]:
         """What is to run now."""
-        return tuple(run for run in self.runs if run.state != "finished" and run.cell.name in self.chosen)
+        return tuple(run for run in self.runs if run.to_do and run.cell.name in self.selected)
+
+    @property
+    def choosing(self) -> Plan:
+        """The plan of the choice runs, which come first; each seed of all cells before the next one."""
+        runs = [run for choice in self.choices.values() for run in choice.runs]
+        order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
+        return dataclasses.replace(self, runs=tuple(sorted(runs, key=lambda run: order[run.seed])), choices={})
+
+    @property
+    def num_runs(self) -> int:
+        """Runs of the table, those included that wait until their values are chosen."""
+        return len(self.runs) + len(self.waiting) * len(self.seeds)
+
+    @property
+    def num_waiting(self) -> int:
+        """Runs of the selected cells that wait until their values are chosen."""
+        return len(self.selected.intersection(self.waiting)) * len(self.seeds)
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Names of the cells whose runs wait until their values are chosen."""
+        return tuple(name for name, choice in self.choices.items() if choice.open)
 
 
 def make_plan(
@@ -142,44 +108,49 @@ def make_plan(
     """
     selectors = _selectors(suite, only)
     _refuse_hidden_axes(suite, overrides)
-    cells = tuple(_cells(suite, registry, overrides))
+    cells = list(_cells(suite, registry, overrides))
     _refuse_twins(suite, cells)
+    choices = dict(_choices(suite, registry, cells, overrides))
+    cells = [_with_chosen(suite, registry, cell, choices.get(cell.name), overrides) for cell in cells]
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
-    to_run = [(cell, cell.experiment) for cell in cells if cell.experiment is not None]
+    ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
     runs = [
-        PlannedRun(cell, experiment, seed, SUITES_ROOT / suite.runs / cell.folder / f"seed-{seed}", "new")
+        PlannedRun(cell, cell.experiment, seed, suite.runs_directory / cell.folder / f"seed-{seed}", "new")
         for seed in chosen_seeds
-        for cell, experiment in to_run
+        for cell in ready
+        if cell.experiment is not None
     ]
-    chosen = [cell.name for cell in cells if not selectors or any(each.matches(cell.labels) for each in selectors)]
+    selected = [cell.name for cell in cells if not selectors or any(each.matches(cell.labels) for each in selectors)]
+    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
     return Plan(
         suite=suite,
         overrides=tuple(overrides),
         seeds=chosen_seeds,
-        cells=cells,
+        cells=tuple(cells),
         runs=look_again(*runs),
-        chosen=frozenset(chosen),
-        warnings=tuple(dict.fromkeys(text for _, experiment in to_run for text in experiment.recipe.warnings)),
+        selected=frozenset(selected),
+        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.recipe.warnings)),
+        choices=choices,
     )
 
 
-def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
-    """The runs with their states as they are now: another process may have changed them since the plan was made.
+def _choices(
+    suite: Suite, registry: Registry, cells: Iterable[Cell], overrides: Sequence[str]
+) -> Iterator[tuple[str, Choice]]:
+    if suite.choose is not None:
+        for cell in cells:
+            if cell.experiment is not None:
+                yield cell.name, choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
 
-    Raises:
-        RunError: another recipe was run in a directory of theirs.
-    """
-    states = [_state(RunDirectory(run.directory), run.experiment, run.seed) for run in runs]
-    changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
-    if changed:
-        more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
-        raise RunError(
-            "these runs were started with a recipe that differs from the suite's current one:\n  "
-            + "\n  ".join(changed[:_SHOWN])
-            + more
-            + "\nUndo the change, or move these directories away to run the cells again."
-        )
-    return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
+
+def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Choice | None, overrides: Sequence[str]) -> Cell:
+    """The cell with its chosen values; as it was where nothing is chosen, or not yet."""
+    if choice is None or choice.best is None:
+        return cell
+    settings = (*cell.settings, *choice.best.point)
+    return dataclasses.replace(
+        cell, settings=settings, experiment=resolve(suite, registry, cell.name, settings, overrides)
+    )
 
 
 def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
@@ -191,14 +162,22 @@ def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
 
 
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:
-    """``--set`` comes last: on what an axis sets, it would make the axis's cells all alike."""
+    """``--set`` comes last: on what an axis sets or a cell chooses, it would make all cells or tries alike."""
     Document("--set", {}).with_overrides(overrides)  # for its complaints
     written = {tuple(text.partition("=")[0].strip().split(".")) for text in overrides}
-    settings = ((axis, each) for axis in suite.axes for changes in suite.axes[axis].values() for each in changes)
-    for axis, setting in settings:
+    settings = [
+        (f"set by the axis '{axis}' of", each)
+        for axis in suite.axes
+        for changes in suite.axes[axis].values()
+        for each in changes
+    ]
+    if suite.choose is not None:
+        grids = (suite.choose.grid, *suite.choose.own.values())
+        settings += [("chosen by", tried[0]) for grid in grids for tried in grid.values()]
+    for how, setting in settings:
         if any(setting.path[:length] in written for length in range(1, len(setting.path) + 1)):
             raise OptionError(
-                f"--set: '{setting.key}' is set by the axis '{axis}' of {suite.document.file} "
+                f"--set: '{setting.key}' is {how} {suite.document.file} "
                 f"({setting.place}); select cells with --only, or change the suite file."
             )
 
@@ -211,10 +190,8 @@ def _cells(suite: Suite, registry: Registry, overrides: Sequence[str]) -> Iterat
         reason = next((reason for selector, reason in suite.skip.items() if selector.matches(labels)), "")
         experiment = None
         if not reason:
-            try:
-                experiment = _resolve(suite, registry, settings, overrides)
-            except CalfatError as error:
-                raise RecipeError(f"{error} (In cell '{'/'.join(labels)}' of {suite.document.file}.)") from None
+            experiment = resolve(suite, registry, "/".join(labels), settings, overrides)
+            _check_metrics(suite, experiment, "/".join(labels))
         yield Cell(labels, settings, experiment, reason)
 
 
@@ -232,26 +209,18 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
     return (Setting(REPORTED_PATH, {"source": published.source, **percent}, place),)
 
 
-def _resolve(suite: Suite, registry: Registry, settings: Iterable[Setting], overrides: Sequence[str]) -> Experiment:
-    document = suite.base_document
-    for setting in settings:
-        document = document.with_value(setting.path, setting.value, setting.place)
-    experiment = assemble(document.with_overrides(overrides), registry)
-    supported_runtime(experiment)
+def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
+    """Whether the runs of the cell with that name measure the suite's columns."""
     accuracies = [pick.label for pick in experiment.evaluators]
     measured = [*accuracies, *experiment.final_metrics]
     published = {label for cell in suite.reported.values() for label in cell.accuracy}
     for label in suite.metrics:
         if label in published and label in measured and label not in accuracies:
-            raise suite.document.error(
-                ("reported",), f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
-            )
+            what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
+            raise in_cell(suite.document.error(("reported",), what), name, suite)
         if label not in measured:
-            raise suite.document.error(
-                ("metrics",),
-                f"'{label}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators.",
-            )
-    return experiment
+            what = f"'{label}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators."
+            raise in_cell(suite.document.error(("metrics",), what), name, suite)
 
 
 def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
@@ -267,23 +236,3 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
                 raise suite.document.error(
                     ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
                 )
-
-
-def _state(directory: RunDirectory, experiment: Experiment, seed: int) -> tuple[State, str]:
-    """(state, what has changed since the run was started)."""
-    if not directory.recipe.exists():
-        return "new", ""
-    try:
-        then = assemble(read_document(directory.recipe), experiment.registry).as_run()
-    except CalfatError as error:
-        return "unfinished", f"its recipe can no longer be read: {error}"
-    now = settled(experiment).as_run()
-    section, key = SEED_PATH
-    now[str(section)][key] = seed
-    keys = same_but_rounds(then, now)
-    asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
-    if asked < done:
-        keys = [*dict.fromkeys((*keys, "train_args.comm_round"))]
-    if keys:
-        return "unfinished", changes(then, now, keys, "then")
-    return ("finished" if directory.finished and asked == done else "unfinished"), ""

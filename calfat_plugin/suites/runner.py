@@ -15,10 +15,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
-from calfat_plugin.disk import lock
+from calfat_plugin.disk import lock, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.plan import Plan, PlannedRun, look_again
+from calfat_plugin.suites.cells import PlannedRun, look_again
+from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.shares import environment
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
@@ -30,7 +31,7 @@ _EXCEPTION = re.compile(r"[\w.]*[A-Z]\w*(Error|Exception|Exit|Interrupt)\b")
 _INTERRUPTED = 130
 _POLL_SECONDS = 0.05
 
-Status = Literal["finished", "failed", "interrupted", "elsewhere", "not tried"]
+Status = Literal["finished", "failed", "lost", "interrupted", "elsewhere", "not tried"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Outcome:
 
     Attributes:
         status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
-            before its first round was finished.
+            before its first round was finished; ``lost``: a choice run failed, which is an answer, too.
         message: what went wrong, for people.
         seconds: wall-clock time in this session.
     """
@@ -269,7 +270,11 @@ class _Pool:
             status, message = "interrupted", "someone else stopped it"
         elif code != 0:
             status, message = "failed", _what_went_wrong(child.lines, code)
-            if child.rounds == 0:
+            if child.run.cell.tried and code > 0:  # a signal comes from outside, and says nothing about the values
+                status = "lost"
+                with reporting_disk_errors(child.run.lost):
+                    write_text(child.run.lost, message + "\n")
+            elif child.rounds == 0 and not child.run.cell.tried:
                 self._hopeless.setdefault(child.run.cell.name, child.run)
         self._end(Outcome(child.run, status, message, time.perf_counter() - child.started))
 

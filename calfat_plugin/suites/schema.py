@@ -13,7 +13,9 @@ import yaml
 
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.runs.directory import DEFAULT_ROOT
 
+SUITES_ROOT = DEFAULT_ROOT / "suites"
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
 
 
@@ -32,6 +34,13 @@ class SuiteOptions:
     title: str = option("", help="one line above the table")
     runs: str | None = option(
         None, help="name of the suite whose run directories to share; its cells of the same names are not run twice"
+    )
+    seconds_per_round: float | None = option(
+        None,
+        low=0,
+        open_low=True,
+        help="what a round costs, the share of the evaluation included, for the estimate before a round was measured",
+        unit="seconds of one process",
     )
 
 
@@ -93,6 +102,41 @@ class Selector:
         return len(parts) == len(found) and all(map(fnmatch.fnmatchcase, found, parts))
 
 
+#: Key to the settings that are tried for it, in the order of the file.
+Grid = Mapping[KeyPath, tuple[Setting, ...]]
+
+
+@dataclass(frozen=True)
+class Choose:
+    """How a suite chooses values of each cell: the best of a grid on the validation split.
+
+    Attributes:
+        metric: labels of evaluators; the mean of their accuracies is compared.
+        by: ``last``: the accuracy after the last round; ``best``: the best of all rounds.
+        seeds: seeds of the choice runs.
+        grid: what every cell tries.
+        own: for the cells of a selector: further keys, or other values of a key of ``grid``.
+    """
+
+    metric: tuple[str, ...]
+    by: str
+    seeds: tuple[int, ...]
+    grid: Grid
+    own: Mapping[Selector, Grid] = field(default_factory=dict)
+
+    def grid_of(self, labels: tuple[str, ...]) -> Grid:
+        """What the cell with these labels tries."""
+        found = dict(self.grid)
+        for selector, grid in self.own.items():
+            found |= grid if selector.matches(labels) else {}
+        return found
+
+    @property
+    def metric_text(self) -> str:
+        """``pgd20``, or ``mean(natural, pgd20)``."""
+        return self.metric[0] if len(self.metric) == 1 else f"mean({', '.join(self.metric)})"
+
+
 @dataclass(frozen=True)
 class Suite:
     """A suite file whose structure is right.
@@ -108,10 +152,12 @@ class Suite:
         seeds: seeds of every cell.
         metrics: the columns: an evaluator's label in the final evaluation, or a plugin's figure (``train/margin``,
             ``pgd20/ece``), to the column's heading.
+        choose: how values of each cell are chosen before its runs; None: as the suite says.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
         skip: cells that are not run, with the reason that the table shows.
         runs: name of the suite whose run directories these are; usually ``name``.
+        seconds_per_round: what a round costs one process, by the suite's author; None: not said.
     """
 
     name: str
@@ -123,7 +169,19 @@ class Suite:
     axes: Axes
     seeds: tuple[int, ...]
     metrics: Mapping[str, str]
+    choose: Choose | None = None
     reported: Mapping[str, Reported] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)
     skip: Mapping[Selector, str] = field(default_factory=dict)
     runs: str = ""
+    seconds_per_round: float | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where the tables go."""
+        return SUITES_ROOT / self.name
+
+    @property
+    def runs_directory(self) -> Path:
+        """Where the run directories are."""
+        return SUITES_ROOT / self.runs

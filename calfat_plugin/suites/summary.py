@@ -10,7 +10,10 @@ from typing import Any
 from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.plan import Cell, Plan, PlannedRun
+from calfat_plugin.suites.cells import Cell, PlannedRun
+from calfat_plugin.suites.choices import Choice
+from calfat_plugin.suites.chosen import choice_notes
+from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome
 from calfat_plugin.suites.schema import Suite
 
@@ -89,12 +92,16 @@ class CellSummary:
         runs: one a seed; none for a skipped cell.
         scores: one for each of the suite's metrics, by its label.
         source: where the numbers are published, or None.
+        choice: how its values were chosen; None where the suite chooses none.
+        waiting: seeds that wait until its values are chosen.
     """
 
     cell: Cell
     runs: tuple[RunSummary, ...]
     scores: Mapping[str, Score]
     source: str | None
+    choice: Choice | None = None
+    waiting: tuple[int, ...] = ()
 
     @property
     def finished(self) -> int:
@@ -104,14 +111,16 @@ class CellSummary:
     @property
     def left(self) -> list[int]:
         """The seeds that have not been run, or not to their end; a failed one is no longer left."""
-        return [run.run.seed for run in self.runs if run.status in ("new", "unfinished", "interrupted", "elsewhere")]
+        unfinished = ("new", "unfinished", "interrupted", "elsewhere")
+        return [*self.waiting, *(run.run.seed for run in self.runs if run.status in unfinished)]
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers alone do not say: skipped, failed, stopped."""
+        """What the numbers alone do not say: skipped, failed, stopped, and what was tried before."""
         if self.cell.skipped:
             return [f"skipped: {self.cell.skipped}"]
-        return [
+        notes = [] if self.choice is None else choice_notes(self.choice)
+        return notes + [
             f"seed {run.run.seed} {run.status}" + (f": {run.message}" if run.message else "")
             for run in self.runs
             if run.status not in ("finished", "new", "unfinished")
@@ -151,10 +160,11 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
     by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
         by_cell[run.cell.name].append(_run_summary(run, ended.get((run.cell.name, run.seed))))
-    return SuiteSummary(plan, tuple(_cell_summary(plan.suite, cell, by_cell[cell.name]) for cell in plan.cells))
+    return SuiteSummary(plan, tuple(_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells))
 
 
-def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
+def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
+    suite = plan.suite
     reported = suite.reported.get(cell.name)
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
@@ -165,7 +175,9 @@ def _cell_summary(suite: Suite, cell: Cell, runs: Sequence[RunSummary]) -> CellS
         tolerance = None if points is None else points / 100
         values = tuple(value for value in measured if value is not None)
         scores[label] = Score(values, published, tolerance, label not in figures)
-    return CellSummary(cell, tuple(runs), scores, None if reported is None else reported.source)
+    source = None if reported is None else reported.source
+    waiting = plan.seeds if cell.name in plan.waiting else ()
+    return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
 
 
 def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:

@@ -16,9 +16,13 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import points
+from calfat_plugin.suites.chosen import as_json as choice_as_json
+from calfat_plugin.suites.chosen import chosen_text, how_chosen
+from calfat_plugin.suites.schema import Choose, Suite
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 
 NOTHING = "-"
+CHOSEN = "chosen"
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -57,25 +61,22 @@ def beside(score: Score) -> str:
 
 def caption(summary: SuiteSummary) -> str:
     """What the numbers mean, in a few sentences."""
-    seeds = ", ".join(map(str, summary.plan.seeds))
+    suite, seeds = summary.suite, ", ".join(map(str, summary.plan.seeds))
     text = (
         f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
         "the global model after the final round."
     )
     figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
     if figures:
-        shown = ", ".join(heading for label, heading in summary.suite.metrics.items() if label in figures)
+        shown = ", ".join(heading for label, heading in suite.metrics.items() if label in figures)
         text += f" Not in percent, but as measured: {shown}."
-    fewer = [
-        f"{heading} on {found}" for label, heading in summary.suite.metrics.items() if (found := _fewer(summary, label))
-    ]
+    fewer = [f"{heading} on {found}" for label, heading in suite.metrics.items() if (found := _fewer(summary, label))]
     text += f" Not on all test examples: {', '.join(fewer)}." if fewer else ""
+    text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
         text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
-        limits = ", ".join(
-            f"{summary.suite.metrics[label]} {limit:g}" for label, limit in summary.suite.tolerance.items()
-        )
+        limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)
     if left:
@@ -103,9 +104,9 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
-    axes = list(summary.suite.axes)
+    axes = columns(summary.suite)
     rows = [[*axes, "n", *summary.suite.metrics.values()]]
-    rows += ([*cell.cell.labels, count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells)
+    rows += ([*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells)
     rows = [[_in_markdown(text).replace("|", "\\|") for text in row] for row in rows]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(
@@ -125,7 +126,7 @@ def markdown(summary: SuiteSummary) -> str:
 
 def latex(summary: SuiteSummary) -> str:
     """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
-    axes = list(summary.suite.axes)
+    axes = columns(summary.suite)
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
     lines = [
@@ -141,7 +142,7 @@ def latex(summary: SuiteSummary) -> str:
     for group in summary.groups():
         lines.append("    \\midrule")
         lines += (
-            _latex_row(*map(_escape, cell.cell.labels), count(cell), *map(_in_latex, cell.scores.values()))
+            _latex_row(*map(_escape, names(summary, cell)), count(cell), *map(_in_latex, cell.scores.values()))
             for cell in group
         )
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
@@ -153,7 +154,7 @@ def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    axes = list(summary.suite.axes)
+    axes = columns(summary.suite)
     figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
     more = _CSV_FIGURES if figures else ()
     writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note", *more])
@@ -164,7 +165,7 @@ def as_csv(summary: SuiteSummary) -> str:
             numbers = numbers if score.is_accuracy else (None,) * 4
             writer.writerow(
                 [
-                    *cell.cell.labels,
+                    *names(summary, cell),
                     label,
                     len(score.values),
                     *("" if number is None else f"{100 * number:.4f}" for number in numbers),
@@ -191,6 +192,7 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
         "tolerance_points": dict(suite.tolerance),
         "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds",
+        **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
         "cells": [_cell_as_json(cell) for cell in summary.cells],
         "calfat_plugin": __version__,
     }
@@ -223,6 +225,17 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def columns(suite: Suite) -> list[str]:
+    """The headings of :func:`names`."""
+    return [*suite.axes, *([CHOSEN] if suite.choose else [])]
+
+
+def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
+    """The first columns of a row: its labels, and what was chosen where the suite chooses."""
+    chosen = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
+    return [*cell.cell.labels, *([chosen] if summary.suite.choose else [])]
 
 
 def count(cell: CellSummary) -> str:
@@ -258,6 +271,15 @@ def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
+def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
+    return {
+        "metric": list(choose.metric),
+        "by": choose.by,
+        "seeds": list(choose.seeds),
+        "how": how_chosen(choose, summary.plan.choices),
+    }
+
+
 def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
     return {
         "name": cell.cell.name,
@@ -285,6 +307,7 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
             }
             for run in cell.runs
         ],
+        **({} if cell.choice is None else {"choice": choice_as_json(cell.choice)}),
         "seeds_left": cell.left,
         "notes": cell.notes,
     }

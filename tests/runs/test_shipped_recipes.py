@@ -25,7 +25,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "cifar100": lambda root: on_disk.write_cifar100(root, n_train=100, n_test=100),
     "svhn": lambda root: on_disk.write_svhn(root, n_train=40, n_test=10),
     "mnist": lambda root: on_disk.write_mnist(root, n_train=40, n_test=10),
-    "fmnist": lambda root: on_disk.write_fmnist(root, n_train=40, n_test=10),
+    "fmnist": lambda root: on_disk.write_fmnist(root, n_train=60, n_test=10),
     "imagenet_subset": lambda root: on_disk.write_imagenet_subset(root, n_train=48, n_test=12),
     "image_folder": lambda root: on_disk.write_class_folders(root, ["cat", "dog"], n_train=40, n_test=10),
     "digits": lambda root: None,

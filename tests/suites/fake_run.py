@@ -1,12 +1,15 @@
 """Stands in for ``calfat run``: same arguments, same files, same words, no training.
 
 ``$FAKE_RUN`` says how trainers behave, as JSON: ``{"fedpgd": "fail"}``. Accuracies follow from trainer and seed.
+``$FAKE_BEST`` says which learning rate is the best of each, on the validation split: ``{"calfat": 0.05}``; and
+``$FAKE_LIMIT`` beyond which one a run diverges.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -49,6 +52,7 @@ def main() -> None:
         evaluations = [
             {"label": label, "accuracy": value + STEP * words.seed, "num_examples": 100}
             for label, value in ACCURACY[trainer].items()
+            if label in [pick.label for pick in experiment.evaluators]
         ]
         directory.write_json(directory.results, {"seconds": 1.5, "evaluations": evaluations})
 
@@ -59,10 +63,22 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
         directory.discard()
         print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
         sys.exit(2)
+    rate = experiment.recipe.train.learning_rate
+    if rate > float(os.environ.get("FAKE_LIMIT", "inf")):
+        print("error: round 1: not one client delivered a usable update.", file=sys.stderr)
+        sys.exit(2)
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    best = json.loads(os.environ.get("FAKE_BEST", "{}")).get(experiment.trainer.name, rate)
+    monitored = [pick.label for pick in experiment.monitor_evaluators]
+    lines = [",".join(["round", *monitored, "clients", "refused", "seconds"])]
     for round in range(1, rounds + 1):
+        value = 0.5 - abs(math.log2(rate / best)) / 10
+        lines.append(",".join([str(round), *(repr(value + 0.1 * n) for n in range(len(monitored))), "0", "", "0.5"]))
+        directory.rounds.write_text("\n".join(lines) + "\n")
         print(f"round {round:>3}/{rounds}  loss 1.0  0.1 s  ETA 0:0{rounds - round}", flush=True)
+        if behaviour == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "crash":
             raise RuntimeError("two lines\nof words")
         if behaviour in ("wait", "deaf"):

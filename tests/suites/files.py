@@ -28,6 +28,16 @@ axes:
     FedPGD: {calfat.trainer: fedpgd}
 """
 
+CHOOSING = (
+    SUITE.replace("train_args.comm_round: 1", "train_args.comm_round: 1, data_args.validation_share: 0.2")
+    + """\
+choose:
+  metric: pgd20
+  seeds: [100, 101]
+  grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}
+"""
+)
+
 FAKE_RUN = (sys.executable, str(Path(__file__).with_name("fake_run.py")))
 
 

@@ -7,11 +7,13 @@ import pytest
 from calfat_plugin.experiment import same_but_rounds
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.plan import Plan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
 TABLES = [f"table{number}" for number in range(1, 11)]
+CHOOSING = [name for name in SUITES if name.startswith(("digits_table", "fmnist_"))]
+PLANS: dict[str, Plan] = {}
 METHODS = ["MixFAT", "FedPGD", "FedTRADES", "FedMART", "FedGAIRAT", "FedRBN", "CalFAT"]
 
 
@@ -27,12 +29,15 @@ def registry():
 
 def plan_of(name, registry):
     """The plan without looking at runs of this working copy."""
-    return make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
+    if name not in PLANS:
+        PLANS[name] = make_plan(load_suite(f"suites/{name}.yaml"), registry, seeds=[])
+    return PLANS[name]
 
 
 def test_every_table_and_figure_of_the_paper_is_there():
     figures = [f"fig{number}" for number in range(1, 7)]
     twins = [f"digits_table{number}" for number in (1, 2, 3, 7, 8, 9, 10)]
+    twins += [f"fmnist_table{number}" for number in (1, 2, 3, 7, 8)]
     assert set(SUITES) >= {*TABLES, *figures, *twins}
 
 
@@ -101,11 +106,50 @@ def test_reported_numbers_are_those_of_the_paper():
         assert reported.source == f"arXiv:2205.14926, Table {name.removeprefix('table')}"
 
 
-@pytest.mark.parametrize("name", [name for name in SUITES if name.startswith("digits_")])
-def test_twins_on_digits_report_nothing(name):
+@pytest.mark.parametrize("name", CHOOSING)
+def test_twins_choose_learning_rates_by_the_same_rules(name, registry):
+    """Every row tries the same rates; choice runs use other seeds than the table, and a validation split."""
+    plan = plan_of(name, registry)
+    choose = plan.suite.choose
+    assert (choose.metric_text, choose.by, choose.seeds, choose.own) == ("mean(natural, pgd20)", "last", (100,), {})
+    assert not set(choose.seeds) & set(plan.suite.seeds)
+    (rates,) = {tuple(each.point[0].value for each in choice.tries) for choice in plan.choices.values()}
+    digits = name.startswith("digits")
+    assert rates == ((0.01, 0.02, 0.05, 0.1, 0.2) if digits else (0.003, 0.01, 0.03, 0.1, 0.3))
+    assert {run.experiment.recipe.data.validation_share for run in plan.choosing.runs} <= {0.1, 0.2}
+    assert {run.experiment.evaluators for run in plan.choosing.runs} == {()}
+    assert plan.suite.seconds_per_round
+
+
+@pytest.mark.parametrize("name", [name for name in CHOOSING if name.endswith(("1", "3", "7", "8"))])
+def test_fedrbn_is_beside_the_others_on_the_network_that_it_makes(name, registry):
+    """Its dual normalisation has the same parameters as the batch normalisation of the rows + BN."""
+    from calfat_plugin.datasets import Dataset, ImageData
+
+    cells = plan_of(name, registry).cells
+    norms = {cell.labels[-1]: cell.experiment.model.options.norm for cell in cells}
+    assert {norms[label] for label in norms if label.endswith("+ BN")} == {"batch"}
+    assert {"FedPGD + BN", "CalFAT + BN"} < set(norms)
+    assert (norms["FedRBN"], norms["FedPGD"]) == ("none", "none")
+
+    import torch
+
+    side = 8 if name.startswith("digits") else 28
+    images = ImageData(torch.zeros(2, 1, side, side, dtype=torch.uint8), torch.arange(2))
+    dataset = Dataset("tiny", images, images, 10, tuple(map(str, range(10))))
+    sizes = {}
+    for label in ("FedRBN", "FedPGD + BN"):
+        experiment = next(cell.experiment for cell in cells if cell.labels[-1] == label)
+        model = experiment.build_model(dataset, experiment.build_trainer())
+        sizes[label] = sorted(tuple(parameter.shape) for parameter in model.parameters())
+    assert sizes["FedRBN"] == sizes["FedPGD + BN"]
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if name.startswith(("digits_", "fmnist_"))])
+def test_twins_report_nothing(name):
     """Their numbers do not compare with those of other data sets."""
     suite = load_suite(f"suites/{name}.yaml")
     assert suite.reported == {}
     assert {cell.experiment.dataset.name for cell in plan_of(name, Registry.load(entry_points=False)).cells} == {
-        "digits"
+        name.partition("_")[0]
     }

@@ -1,0 +1,163 @@
+"""A cell of a suite, its runs, and what is on disk of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from calfat_plugin.errors import CalfatError, RecipeError, RunError
+from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
+from calfat_plugin.host.runtimes import supported_runtime
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import settled
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites.parts import SEED_PATH
+from calfat_plugin.suites.schema import Setting, Suite, slug
+
+_SHOWN = 3  # changed runs that a message names
+
+State = Literal["new", "unfinished", "finished", "lost"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the grid.
+
+    Attributes:
+        labels: one an axis.
+        settings: what it changes in the base recipe, in order: the suite's, then each axis's, then published numbers.
+        experiment: the recipe resolved; None for a skipped cell.
+        skipped: why it is not run; empty when it is.
+        tried: what a choice run tries, such as ``learning_rate 0.05``; empty for the runs of the table.
+    """
+
+    labels: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    experiment: Experiment | None
+    skipped: str = ""
+    tried: str = ""
+
+    @property
+    def name(self) -> str:
+        """``CIFAR-10/CalFAT``."""
+        return "/".join(self.labels)
+
+    @property
+    def folder(self) -> str:
+        """``cifar-10_calfat``."""
+        return "_".join(map(slug, self.labels))
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One cell with one seed.
+
+    Attributes:
+        experiment: the cell's recipe resolved.
+        state: ``finished``: its results are there; ``unfinished``: a run directory to resume; ``lost``: a choice run
+            that failed, which counts as the worst; else ``new``.
+    """
+
+    cell: Cell
+    experiment: Experiment
+    seed: int
+    directory: Path
+    state: State
+
+    @property
+    def name(self) -> str:
+        """``CIFAR-10/CalFAT seed 0``; of a choice run ``CIFAR-10/CalFAT, learning_rate 0.05, seed 100``."""
+        tried = self.cell.tried
+        return f"{self.cell.name}, {tried}, seed {self.seed}" if tried else f"{self.cell.name} seed {self.seed}"
+
+    @property
+    def output(self) -> Path:
+        """Where what the command printed is kept."""
+        return self.directory.with_name(f"{self.directory.name}.txt")
+
+    @property
+    def lost(self) -> Path:
+        """Where it is kept why a choice run failed; removed, it is tried again."""
+        return self.directory.with_name(f"{self.directory.name}.lost")
+
+    @property
+    def to_do(self) -> bool:
+        """Whether there is something left to run."""
+        return self.state in ("new", "unfinished")
+
+
+def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
+    """The runs with their states as they are now: another process may have changed them since the plan was made.
+
+    Raises:
+        RunError: another recipe was run in a directory of theirs.
+    """
+    states = [_state(run) for run in runs]
+    changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
+    if changed:
+        more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+        raise RunError(
+            "these runs were started with a recipe that differs from the suite's current one:\n  "
+            + "\n  ".join(changed[:_SHOWN])
+            + more
+            + "\nUndo the change, or move these directories away to run the cells again."
+        )
+    return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
+
+
+def _state(run: PlannedRun) -> tuple[State, str]:
+    """(state, what has changed since the run was started)."""
+    directory, experiment = RunDirectory(run.directory), run.experiment
+    if run.lost.exists():
+        return "lost", ""
+    if not directory.recipe.exists():
+        return "new", ""
+    try:
+        then = assemble(read_document(directory.recipe), experiment.registry).as_run()
+    except CalfatError as error:
+        return "unfinished", f"its recipe can no longer be read: {error}"
+    now = settled(experiment).as_run()
+    section, key = SEED_PATH
+    now[str(section)][key] = run.seed
+    keys = same_but_rounds(then, now)
+    asked, done = (recipe["train_args"]["comm_round"] for recipe in (now, then))
+    if asked < done:
+        keys = [*dict.fromkeys((*keys, "train_args.comm_round"))]
+    if keys:
+        return "unfinished", changes(then, now, keys, "then")
+    return ("finished" if directory.finished and asked == done else "unfinished"), ""
+
+
+def resolve(
+    suite: Suite, registry: Registry, name: str, settings: Iterable[Setting], overrides: Sequence[str]
+) -> Experiment:
+    """The recipe of a cell.
+
+    Args:
+        suite: its base recipe is changed.
+        registry: the plugins.
+        name: of the cell, for messages.
+        settings: the changes, in order.
+        overrides: ``SECTION.KEY=VALUE`` texts, after the changes.
+
+    Raises:
+        RecipeError, PluginError: it cannot be; with file, line, key and the cell's name.
+    """
+    try:
+        document = suite.base_document
+        for setting in settings:
+            document = document.with_value(setting.path, setting.value, setting.place)
+        experiment = assemble(document.with_overrides(overrides), registry)
+        supported_runtime(experiment)
+        return experiment
+    except CalfatError as error:
+        raise in_cell(error, name, suite) from None
+
+
+def in_cell(error: CalfatError, name: str, suite: Suite) -> RecipeError:
+    """The error with the cell that it is about."""
+    return RecipeError(f"{error} (In cell '{name}' of {suite.document.file}.)")

@@ -1,0 +1,220 @@
+"""Choosing a cell's values: its choice runs, what they measured, and the best of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from calfat_plugin.errors import CalfatError, RunError, listed
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.options import written
+from calfat_plugin.recipe.document import KeyPath
+from calfat_plugin.recipe.schema import Choice as Picked
+from calfat_plugin.registry import Registry
+from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
+from calfat_plugin.suites.choose import AT
+from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
+
+FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
+LOST = 0.0  # what a run that failed counts as: the worst accuracy there is
+_ONLY_THE_LAST = 1_000_000  # rounds between evaluations; the last round is always evaluated
+_LONGEST = 200  # characters of a folder's name
+
+
+@dataclass(frozen=True)
+class Try:
+    """One point of a cell's grid.
+
+    Attributes:
+        point: a setting a key.
+        runs: one a seed.
+        values: of each run what the suite's metric measured on the validation split, a fraction; :data:`LOST` for a
+            lost run; None for one that has not ended.
+    """
+
+    point: tuple[Setting, ...]
+    runs: tuple[PlannedRun, ...]
+    values: tuple[float | None, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """``learning_rate 0.05``, one a key."""
+        return [f"{key} {value}" for key, value in texts_of(self.point).items()]
+
+    @property
+    def name(self) -> str:
+        """``learning_rate 0.05, weight_decay 0.001``."""
+        return ", ".join(self.texts)
+
+    @property
+    def lost(self) -> int:
+        """How many of its runs failed."""
+        return sum(run.state == "lost" for run in self.runs)
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds, lost runs included; None until all have ended."""
+        known = [value for value in self.values if value is not None]
+        return math.fsum(known) / len(known) if len(known) == len(self.values) else None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a cell tries, and what came of it so far.
+
+    Attributes:
+        grid: the values of each key.
+        tries: one for each point, in the order of the grid, the last key running fastest.
+    """
+
+    grid: Grid
+    tries: tuple[Try, ...]
+
+    @property
+    def runs(self) -> tuple[PlannedRun, ...]:
+        """All choice runs of the cell; the first seed of each point before the second of any."""
+        return tuple(itertools.chain.from_iterable(zip(*(each.runs for each in self.tries), strict=True)))
+
+    @property
+    def open(self) -> bool:
+        """Whether some run has not ended, so that nothing is chosen yet."""
+        return any(each.mean is None for each in self.tries)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether every run was lost, so that there is nothing to choose."""
+        return all(run.state == "lost" for run in self.runs)
+
+    @property
+    def best(self) -> Try | None:
+        """The try with the highest mean, of equals the first; None while runs are left, and where all were lost."""
+        worth = [each for each in self.tries if each.lost < len(each.runs)]
+        return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
+
+
+def try_again(choice: Choice) -> None:
+    """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
+
+    Where some of them were not, the lost ones stay lost, because a value was chosen without them.
+    """
+    if choice.hopeless:
+        for run in choice.runs:
+            run.lost.unlink(missing_ok=True)
+
+
+def choice_of(
+    suite: Suite, choose: Choose, registry: Registry, cell: Cell, experiment: Experiment, overrides: Sequence[str]
+) -> Choice:
+    """What a cell tries, with the state of every run.
+
+    Args:
+        suite: the cell's.
+        choose: the suite's.
+        registry: the plugins.
+        cell: one that is not skipped.
+        experiment: its recipe, before anything is chosen.
+        overrides: ``SECTION.KEY=VALUE`` texts for every run.
+
+    Raises:
+        RecipeError, PluginError: a value that cannot be, an evaluator that nobody runs, or no validation split.
+        RunError: a run directory that another recipe was run in, or a damaged one.
+    """
+    try:
+        measuring = _measuring(suite, choose, experiment)
+    except CalfatError as error:
+        raise in_cell(error, cell.name, suite) from None
+    grid = choose.grid_of(cell.labels)
+    tries = []
+    for point in itertools.product(*grid.values()):
+        texts = texts_of(point)
+        tried = ", ".join(f"{key} {value}" for key, value in texts.items())
+        settings = (*cell.settings, *point, *measuring)
+        made = resolve(suite, registry, f"{cell.name}, {tried}", settings, overrides)
+        trying = Cell(cell.labels, settings, made, tried=tried)
+        folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
+        runs = look_again(*(PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds))
+        tries.append(Try(point, runs, tuple(_value(run, choose) for run in runs)))
+    _refuse_twins(suite, cell, tries)
+    return Choice(grid, tuple(tries))
+
+
+def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Setting, ...]:
+    """What makes a run of a cell one of its choice runs: it is evaluated on the validation split alone."""
+    if experiment.recipe.data.monitored_split != "validation":
+        raise suite.document.error(
+            AT,
+            "there is no validation split, and what is chosen on test examples is no test of it. Set "
+            "data_args.validation_share, such as 0.1, in the suite's 'set' or in the base recipe.",
+        )
+    recipe = experiment.recipe
+    offered = {pick.label: pick for pick in (*recipe.monitor_evaluators, *recipe.evaluators)}
+    for label in choose.metric:
+        if label not in offered:
+            raise suite.document.error(
+                (*AT, "metric"), f"'{label}' is not among the evaluators of the run: {listed(offered)}."
+            )
+    every = _ONLY_THE_LAST if choose.by == "last" else 1
+    monitor = {"every": every, "evaluators": [_as_written(offered[label]) for label in choose.metric]}
+    changed: dict[KeyPath, Any] = {("calfat", "evaluators"): [], ("calfat", "monitor"): monitor}
+    if recipe.reported.percent:
+        changed["calfat", "reported"] = {}  # of a paper's test split
+    return tuple(Setting(path, value, suite.document.place(AT)) for path, value in changed.items())
+
+
+def _as_written(pick: Picked) -> Any:
+    """An evaluator as a recipe picks it."""
+    mapping = {"name": pick.name, **pick.options}
+    mapping |= {"preset": pick.preset} if pick.preset else {}
+    mapping |= {"label": pick.label} if pick.label != pick.name else {}
+    return pick.name if len(mapping) == 1 else mapping
+
+
+def texts_of(point: Sequence[Setting]) -> dict[str, str]:
+    """Key to value, both as texts; keys by their last part where these differ."""
+    short = [str(setting.path[-1]) for setting in point]
+    names = short if len(set(short)) == len(short) else [setting.key for setting in point]
+    return {name: written(setting.value) for name, setting in zip(names, point, strict=True)}
+
+
+def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) -> str:
+    """``learning_rate=0.05``; another name for every point."""
+    name = quote(",".join(f"{key}={value}" for key, value in texts.items()), safe="=,+")
+    if len(name) > _LONGEST:
+        longest = max(point, key=lambda setting: len(written(setting.value)))
+        raise suite.document.error(
+            (*AT, "grid", longest.key),
+            f"its values are too long to name a folder ({longest.place}); write fewer options.",
+        )
+    return name
+
+
+def _value(run: PlannedRun, choose: Choose) -> float | None:
+    """The mean of the metric's accuracies: after the last round, or in the round in which it is highest."""
+    if run.state != "finished":
+        return LOST if run.state == "lost" else None
+    path = RunDirectory(run.directory).rounds
+    rows, metric = read_rounds(path), choose.metric
+    used = rows[-1:] if choose.by == "last" else rows
+    try:
+        return max(math.fsum(float(row[label]) for label in metric) / len(metric) for row in used)
+    except (KeyError, ValueError):
+        what = f"there is no value of {' and '.join(metric)} in it"
+        raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.") from None
+
+
+def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
+    """Two spellings of one value would be two tries for the price of one."""
+    seen: list[tuple[dict[str, Any], Try]] = []
+    for each in tries:
+        as_run = each.runs[0].experiment.as_run()
+        twin = next((other for other_run, other in seen if other_run == as_run), None)
+        if twin is not None:
+            what = f"'{twin.name}' and '{each.name}' of the cell '{cell.name}' are the same run; keep one."
+            raise suite.document.error((*AT, "grid"), what)
+        seen.append((as_run, each))

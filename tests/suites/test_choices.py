@@ -1,0 +1,322 @@
+"""Choosing the values of cells: which runs, what wins, what is lost, what the tables say. Without any training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.chosen import place_in_grid
+from calfat_plugin.suites.costs import seconds_left
+from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.runner import command
+from calfat_plugin.suites.summary import summarise
+from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
+from tests.suites.files import CHOOSING, write_suite
+
+OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
+CALFAT = ("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
+
+
+@pytest.fixture(scope="module")
+def registry():
+    return Registry.load(entry_points=False)
+
+
+@pytest.fixture
+def plan_of(tmp_path, monkeypatch, registry):
+    monkeypatch.chdir(tmp_path)
+
+    def make(text: str = CHOOSING, name: str = "tiny", **asked) -> Plan:
+        return make_plan(load_suite(write_suite(tmp_path, text, name)), registry, **asked)
+
+    return make
+
+
+def finish(run, *rows: dict[str, float], seconds: float = 4.0) -> None:
+    """Leave what a choice run with these monitored rounds leaves."""
+    document = read_document("base.yaml")
+    for setting in run.cell.settings:
+        document = document.with_value(setting.path, setting.value, setting.place)
+    document = document.with_value(("common_args", "random_seed"), run.seed, "--seed")
+    directory = RunDirectory.create(assemble(document, run.experiment.registry), run.directory)
+    labels = list(rows[0])
+    lines = [f"round,{','.join(labels)},clients,refused,seconds"]
+    lines += [f"{number},{','.join(map(repr, row.values()))},0 1,,2.0" for number, row in enumerate(rows, 1)]
+    directory.rounds.write_text("\n".join(lines) + "\n")
+    directory.results.write_text(json.dumps({"seconds": seconds, "evaluations": []}))
+
+
+def measured(plan: Plan, values: dict[str, dict[str, float | None]]) -> None:
+    """Finish all choice runs: cell to value tried to PGD-20 accuracy; None: the run is lost."""
+    for run in plan.choosing.runs:
+        value = values[run.cell.name][run.cell.tried]
+        if value is None:
+            run.lost.parent.mkdir(parents=True, exist_ok=True)
+            run.lost.write_text("round 1: it diverged\n")
+        else:
+            finish(run, {"pgd20": value + 0.01 * (run.seed - 100)})
+
+
+def rates(low: float | None, middle: float | None, high: float | None) -> dict[str, float | None]:
+    return {f"learning_rate {rate}": value for rate, value in zip((0.02, 0.05, 0.1), (low, middle, high), strict=True)}
+
+
+def test_every_cell_tries_every_value_with_every_seed_before_its_own_runs(plan_of):
+    plan = plan_of()
+    assert [run.name for run in plan.choosing.left] == [
+        f"{method}, learning_rate {rate}, seed {seed}"
+        for seed in (100, 101)
+        for method in ("CalFAT", "FedPGD")
+        for rate in (0.02, 0.05, 0.1)
+    ]
+    assert (plan.runs, plan.waiting, plan.num_runs) == ((), ("CalFAT", "FedPGD"), 4)
+    run = plan.choosing.runs[-1]
+    assert str(run.directory) == "runs/suites/tiny/fedpgd/choose/learning_rate=0.1/seed-101"
+    words = command(plan, run)
+    assert words == [
+        *("run", "base.yaml", "--set", "train_args.comm_round=1", "--set", "data_args.validation_share=0.2"),
+        *("--set", "calfat.trainer=fedpgd", "--set", "train_args.learning_rate=0.1"),
+        *("--set", "calfat.evaluators=[]"),
+        *("--set", "calfat.monitor={evaluators: [pgd20], every: 1000000}"),
+        *("--seed", "101", "--run-dir", str(run.directory)),
+    ]
+    overrides = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    again = assemble(read_document(words[1]).with_overrides(overrides), run.experiment.registry)
+    assert again.as_run() == run.experiment.as_run()
+
+
+def test_a_choice_run_uses_the_recipe_s_own_evaluators(plan_of):
+    """With their options, and by their labels."""
+    quick = "calfat.evaluators: [natural, {name: pgd, steps: 3, label: quick}], train_args.comm_round: 1"
+    text = CHOOSING.replace("train_args.comm_round: 1", quick).replace("metric: pgd20", "metric: mean(natural, quick)")
+    text = text.replace("pgd20: PGD-20", "quick: PGD-3")
+    monitored = plan_of(text).choosing.runs[0].experiment.monitor_evaluators
+    assert [(pick.label, getattr(pick.options, "steps", None)) for pick in monitored] == [
+        ("natural", None),
+        ("quick", 3),
+    ]
+
+
+def test_the_best_mean_over_seeds_wins_and_the_table_s_runs_use_it(plan_of):
+    measured(plan_of(), {"CalFAT": rates(0.3, 0.5, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
+    plan = plan_of()
+    assert plan.choosing.left == ()
+    assert {name: choice.best.name for name, choice in plan.choices.items()} == {
+        "CalFAT": "learning_rate 0.05",
+        "FedPGD": "learning_rate 0.1",
+    }
+    assert plan.choices["CalFAT"].best.mean == pytest.approx(0.505)
+    assert [(run.name, run.experiment.recipe.train.learning_rate) for run in plan.left] == [
+        (f"{method} seed {seed}", rate) for seed in (0, 1) for method, rate in (("CalFAT", 0.05), ("FedPGD", 0.1))
+    ]
+    words = command(plan, plan.runs[0])
+    assert "train_args.learning_rate=0.05" in words
+    assert not [word for word in words if word.startswith("calfat.")]
+
+
+def test_equal_values_are_told_apart_by_their_order_in_the_file(plan_of):
+    measured(plan_of(), {"CalFAT": rates(0.3, 0.5, 0.5), "FedPGD": rates(0.4, 0.4, 0.4)})
+    assert [choice.best.name for choice in plan_of().choices.values()] == ["learning_rate 0.05", "learning_rate 0.02"]
+
+
+@pytest.mark.parametrize(
+    ("by", "metric", "best"),
+    [
+        ("last", "pgd20", 0.02),
+        ("best", "pgd20", 0.05),
+        ("last", "mean(natural, pgd20)", 0.1),
+        ("best", "mean(natural, pgd20)", 0.05),
+    ],
+)
+def test_the_last_or_the_best_round_and_one_evaluator_or_the_mean_of_several(by, metric, best, plan_of):
+    text = CHOOSING.replace("metric: pgd20", f"metric: {metric}\n  by: {by}").replace("comm_round: 1", "comm_round: 2")
+    plan = plan_of(text)
+    assert {run.experiment.recipe.monitor.every for run in plan.choosing.runs} == {1 if by == "best" else 1_000_000}
+    rounds = {  # of 2 rounds (natural, PGD-20)
+        0.02: [(0.1, 0.3), (0.2, 0.35)],
+        0.05: [(0.6, 0.5), (0.1, 0.1)],
+        0.1: [(0.2, 0.2), (0.6, 0.3)],
+    }
+    for run in plan.choosing.runs:
+        rows = [{"natural": n, "pgd20": p} for n, p in rounds[run.experiment.recipe.train.learning_rate]]
+        finish(run, *rows)
+    assert plan_of(text).choices["CalFAT"].best.point[0].value == best
+
+
+def test_nothing_is_chosen_while_a_run_is_left(plan_of):
+    plan = plan_of()
+    for run in plan.choosing.runs[:-1]:
+        finish(run, {"pgd20": 0.5})
+    plan = plan_of()
+    assert [run.name for run in plan.choosing.left] == ["FedPGD, learning_rate 0.1, seed 101"]
+    assert plan.waiting == ("FedPGD",)
+    assert {run.cell.name for run in plan.left} == {"CalFAT"}
+    assert "| FedPGD | -" in markdown(summarise(plan))
+    assert "1 of 2 cells" not in markdown(summarise(plan))
+    assert "2 of 2 cells have seeds left to run." in markdown(summarise(plan))
+
+
+def test_a_lost_run_counts_as_the_worst_not_as_missing(plan_of):
+    """0.1 is best where it did not diverge: one of its two runs did, and so it is not chosen."""
+    plan = plan_of()
+    for run in plan.choosing.runs:
+        rate = run.experiment.recipe.train.learning_rate
+        if rate == 0.1 and run.seed == 101:
+            run.lost.parent.mkdir(parents=True, exist_ok=True)
+            run.lost.write_text("round 3: not one client delivered a usable update.\n")
+        else:
+            finish(run, {"pgd20": {0.02: 0.3, 0.05: 0.4, 0.1: 0.7}[rate]})
+    plan = plan_of()
+    choice = plan.choices["CalFAT"]
+    assert [(each.name, each.values, each.lost) for each in choice.tries] == [
+        ("learning_rate 0.02", (0.3, 0.3), 0),
+        ("learning_rate 0.05", (0.4, 0.4), 0),
+        ("learning_rate 0.1", (0.7, 0.0), 1),
+    ]
+    assert choice.best.name == "learning_rate 0.05"
+    assert plan.choosing.left == ()
+    text = markdown(summarise(plan))
+    assert (
+        "- CalFAT: tried learning_rate 0.02: 30.00; learning_rate 0.05: 40.00 (chosen); learning_rate 0.1: 35.00, "
+        "1 of 2 runs lost\n"
+        "- CalFAT: learning_rate 0.1, seed 101 was lost: round 3: not one client delivered a usable update.\n"
+    ) in text
+
+
+def test_where_every_run_was_lost_the_row_says_so(plan_of):
+    measured(plan_of(), {"CalFAT": rates(None, None, None), "FedPGD": rates(0.1, 0.2, 0.3)})
+    plan = plan_of()
+    assert {run.cell.name for run in plan.left} == {"FedPGD"}
+    assert (plan.waiting, plan.choices["CalFAT"].best) == ((), None)
+    assert "| CalFAT | nothing: every run was lost " in markdown(summarise(plan))
+
+
+def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of):
+    """FedPGD's best rate is the largest that was tried, so a larger one may be better; CalFAT's is the smallest."""
+    measured(plan_of(), {"CalFAT": rates(0.6, 0.5, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
+    summary = summarise(plan_of())
+    text = markdown(summary)
+    assert text.splitlines()[2:6] == [
+        "| method | chosen                                     |   n | natural | PGD-20 |",
+        "| ------ | ------------------------------------------ | --: | ------: | -----: |",
+        "| CalFAT | learning_rate 0.02, lower edge of the grid |   0 |       - |      - |",
+        "| FedPGD | learning_rate 0.1, upper edge of the grid  |   0 |       - |      - |",
+    ]
+    assert (
+        "the global model after the final round. Values are chosen for each row by pgd20 on the validation split after "
+        "the last round, the mean over seeds 100, 101, in runs that never see the test split; a run that failed counts "
+        "as 0. Tries of every row: 3."
+    ) in text
+    assert "CalFAT & learning\\_rate 0.02, lower edge of the grid & 0" in latex(summary)
+    assert as_csv(summary).startswith("method,chosen,metric,n,")
+    assert '\nFedPGD,"learning_rate 0.1, upper edge of the grid",natural,0' in as_csv(summary)
+
+
+def test_json_has_the_choices_and_the_values_of_all_choice_runs(plan_of):
+    measured(plan_of(), {"CalFAT": rates(0.6, None, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
+    content = json.loads(json.dumps(as_json(summarise(plan_of())), allow_nan=False))
+    assert {key: content["choose"][key] for key in ("metric", "by", "seeds")} == {
+        "metric": ["pgd20"],
+        "by": "last",
+        "seeds": [100, 101],
+    }
+    choice = content["cells"][0]["choice"]
+    assert choice["chosen"] == {"train_args.learning_rate": 0.02}
+    assert choice["text"] == "learning_rate 0.02, lower edge of the grid"
+    assert [(each["settings"], each["mean"], each["lost"]) for each in choice["tries"]] == [
+        ({"train_args.learning_rate": 0.02}, pytest.approx(0.605), 0),
+        ({"train_args.learning_rate": 0.05}, 0.0, 2),
+        ({"train_args.learning_rate": 0.1}, pytest.approx(0.405), 0),
+    ]
+    assert choice["tries"][0]["runs"][1] == {
+        "seed": 101,
+        "directory": "runs/suites/tiny/calfat/choose/learning_rate=0.02/seed-101",
+        "status": "finished",
+        "value": pytest.approx(0.61),
+    }
+    assert content["cells"][0]["settings"]["train_args.learning_rate"] == 0.02
+
+
+def test_a_cell_may_have_a_grid_of_its_own_and_the_table_says_that_tries_differ(plan_of):
+    plan = plan_of(CHOOSING.replace(*CALFAT) + OWN)
+    assert {name: len(choice.tries) for name, choice in plan.choices.items()} == {"CalFAT": 6, "FedPGD": 3}
+    first = plan.choices["CalFAT"].tries[1]
+    assert first.name == "learning_rate 0.02, scale 10"
+    assert first.runs[0].directory.parent.name == "learning_rate=0.02,scale=10"
+    assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in markdown(summarise(plan))
+    for run in plan.choosing.runs:
+        scale = getattr(run.experiment.trainer.options, "scale", 1)
+        finish(run, {"pgd20": run.experiment.recipe.train.learning_rate * (2 if scale == 1 else 1)})
+    plan = plan_of(CHOOSING.replace(*CALFAT) + OWN)
+    assert "learning_rate 0.1, upper edge of the grid; scale 1, lower edge of the grid" in markdown(summarise(plan))
+
+
+def test_a_grid_of_its_own_may_replace_the_values_of_a_key_so_that_tries_stay_equal(plan_of):
+    own = "  own: {CalFAT: {train_args.learning_rate: [0.02], calfat.trainer.scale: [1, 3, 10]}}\n"
+    plan = plan_of(CHOOSING.replace(*CALFAT) + own)
+    assert {name: len(choice.tries) for name, choice in plan.choices.items()} == {"CalFAT": 3, "FedPGD": 3}
+    assert {run.experiment.recipe.train.learning_rate for run in plan.choices["CalFAT"].runs} == {0.02}
+
+
+def test_tables_with_the_same_cell_share_its_choice_runs(plan_of):
+    measured(plan_of(), {"CalFAT": rates(0.3, 0.5, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
+    other = CHOOSING.replace("    CalFAT: {}\n", "    FedTRADES: {calfat.trainer: fedtrades}\n") + "runs: tiny\n"
+    plan = plan_of(other, name="other")
+    assert {run.cell.name for run in plan.choosing.left} == {"FedTRADES"}
+    assert plan.choices["FedPGD"].best.name == "learning_rate 0.1"
+
+
+def test_a_changed_cell_is_refused(plan_of):
+    measured(plan_of(), {"CalFAT": rates(0.3, 0.5, 0.4), "FedPGD": rates(0.1, 0.2, 0.3)})
+    with pytest.raises(RunError) as caught:
+        plan_of(CHOOSING.replace("validation_share: 0.2", "validation_share: 0.1"))
+    assert "calfat/choose/learning_rate=0.02/seed-100: data_args.validation_share: 0.2 then, 0.1 now" in str(
+        caught.value
+    )
+
+
+def test_a_finished_choice_run_without_its_metric_is_reported(plan_of):
+    run = plan_of().choosing.runs[0]
+    finish(run, {"pgd20": 0.5})
+    rounds = Path(run.directory, "rounds.csv")
+    rounds.write_text(rounds.read_text().replace("pgd20", "other"))
+    with pytest.raises(RunError) as caught:
+        plan_of()
+    assert str(caught.value) == (
+        f"{rounds}: there is no value of pgd20 in it. Move {run.directory} away to run it again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "values", "words"),
+    [
+        (0.1, [0.02, 0.1, 0.05], "upper edge of the grid"),
+        (0.02, [0.02, 0.05], "lower edge of the grid"),
+        (2, [1, 2, 3], "1 step from both edges of the grid"),
+        (3, [1, 2, 3, 4, 5], "2 steps from both edges of the grid"),
+        (2, [1, 2, 3, 4], "1 step from the lower edge of the grid"),
+        (3, [4, 3, 2, 1], "1 step from the upper edge of the grid"),
+        ("8/255", ["2/255", "8/255"], "upper edge of the grid"),
+        (1, [1], "the only value tried"),
+        ("a", ["a", "b"], ""),
+        (True, [True, False], ""),
+    ],
+)
+def test_how_near_the_edge(value, values, words):
+    assert place_in_grid(value, values) == words
+
+
+def test_the_cost_is_estimated_from_rounds_that_were_measured_else_from_the_file(plan_of):
+    assert seconds_left(plan_of()) is None
+    assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n")) == pytest.approx(3 * (12 + 4))
+    assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n", only=["CalFAT"])) == pytest.approx(3 * (6 + 2))
+    finish(plan_of().choosing.runs[0], {"pgd20": 0.5}, seconds=5.0)
+    assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n")) == pytest.approx(5 * (11 + 4))

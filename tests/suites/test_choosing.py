@@ -1,0 +1,215 @@
+"""``calfat suite`` on a suite that chooses values: with a stand-in for ``calfat run``, and with the real thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.cli.check import check
+from calfat_plugin.cli.suite import suite
+from calfat_plugin.datasets import digits
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.runs.request import Request
+from calfat_plugin.suites import runner
+from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
+from tests.suites.test_cli import KILLED, ROOT
+
+TEXT = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.05, 0.1]").replace("[100, 101]", "[100]").replace("[0, 1]", "[0]")
+HOW = (
+    "Values are chosen for each row by pgd20 on the validation split after the last round, the mean over seed 100, in "
+    "runs that never see the test split; a run that failed counts as 0. Tries of every row: 2.\n"
+)
+UNKNOWN = "no round was measured yet; the key seconds_per_round of the suite may say what one costs\n"
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.05, "fedpgd": 0.1}))
+    write_suite(tmp_path, TEXT)
+
+
+def call(*words):
+    return CliRunner().invoke(suite, ["tiny.yaml", *words])
+
+
+def content():
+    return json.loads(Path("runs/suites/tiny/suite.json").read_text())
+
+
+def test_dry_run_lists_choice_runs_and_what_waits_for_them(tmp_path):
+    done = call("--dry-run", "--only", "FedPGD")
+    lines = done.stdout.splitlines()
+    place = "runs/suites/tiny/{}/choose/learning_rate={}/seed-100"
+    assert lines[:6] == [
+        f"left out    CalFAT, learning_rate 0.05, seed 100  {place.format('calfat', 0.05)}",
+        f"left out    CalFAT, learning_rate 0.1, seed 100  {place.format('calfat', 0.1)}",
+        f"new         FedPGD, learning_rate 0.05, seed 100  {place.format('fedpgd', 0.05)}",
+        f"new         FedPGD, learning_rate 0.1, seed 100  {place.format('fedpgd', 0.1)}",
+        "waiting     CalFAT, seeds 0: until its values are chosen",
+        "waiting     FedPGD, seeds 0: until its values are chosen",
+    ]
+    assert lines[6].startswith("the first one: calfat run base.yaml ")
+    assert done.stdout.endswith(
+        f"{HOW}cost: 2 choice runs and 1 run to do; {UNKNOWN}tiny.yaml: good. 2 cells, 3 runs to do.\n"
+    )
+    assert not Path("runs").exists()
+
+    write_suite(tmp_path, TEXT + "seconds_per_round: 30\n")
+    cost = "cost: 4 choice runs and 2 runs to do, about 3 min 0 s of one process, 1 min 30 s with 2 at a time\n"
+    assert cost in call("--dry-run", "--jobs", "2").stdout
+    plan = json.loads(call("--dry-run", "--json").stdout)
+    assert (len(plan["choice_runs"]), plan["runs"], plan["waiting"]) == (4, [], ["CalFAT", "FedPGD"])
+    assert plan["seconds_left"] == 180
+    checked = CliRunner().invoke(check, ["tiny.yaml"])
+    assert checked.stdout == "tiny.yaml: good. A suite of 2 cells, 4 choice runs and 2 runs.\n"
+
+
+def test_a_suite_chooses_then_runs_and_shows_what_it_chose():
+    done = call()
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(
+        f"{HOW}cost: 4 choice runs and 2 runs to do; {UNKNOWN}"
+        "tiny: 4 of 4 choice runs to do, 1 at a time with 1 thread each, in runs/suites/tiny\n"
+        "running CalFAT, learning_rate 0.05, seed 100 in runs/suites/tiny/calfat/choose/learning_rate=0.05/seed-100\n"
+    )
+    assert "tiny: 2 of 2 runs to do, 1 at a time with 1 thread each, in runs/suites/tiny\n" in done.stdout
+    assert "| CalFAT | learning_rate 0.05, lower edge of the grid |   1 |   80.00 |" in done.stdout
+    assert "| FedPGD | learning_rate 0.1, upper edge of the grid  |   1 |   60.00 |" in done.stdout
+    assert [run["seed"] for run in content()["cells"][1]["runs"]] == [0]
+    page = Path("runs/suites/tiny/report.html").read_text()
+    assert "FedPGD: learning_rate 0.1, upper edge of the grid (tried learning_rate 0.05: 40.00; " in page
+    assert "in runs that never see the test split" in page
+
+    again = call()
+    assert again.stdout.startswith(
+        f"{HOW}tiny: no choice run to do, in runs/suites/tiny\ntiny: nothing to do, in runs/suites/tiny\n"
+    )
+
+
+def test_runs_that_diverge_are_lost_and_not_tried_again(monkeypatch):
+    monkeypatch.setenv("FAKE_LIMIT", "0.07")
+    done = call("--only", "FedPGD")
+    assert done.exit_code == 0, done.output
+    assert re.search(
+        r"\[2/2\] FedPGD, learning_rate 0\.1, seed 100: lost after \d+:\d\d: round 1: not one client delivered a "
+        r"usable update\.  \(runs/suites/tiny/fedpgd/choose/learning_rate=0\.1/seed-100\.txt\)\n",
+        done.stdout,
+    )
+    assert "| FedPGD | learning_rate 0.05, lower edge of the grid |   1 |" in done.stdout
+    assert "learning_rate 0.1: 0.00, 1 of 1 run lost\n" in done.stdout
+    assert "tiny: no choice run to do" in call("--only", "FedPGD").stdout
+
+
+def test_where_every_run_was_lost_the_next_call_tries_them_again(monkeypatch):
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
+    done = call("--only", "FedPGD")
+    assert done.exit_code == 1
+    assert "| FedPGD | nothing: every run was lost " in done.stdout
+    assert done.stderr.startswith("error: nothing could be chosen for FedPGD: every choice run was lost.\n")
+    monkeypatch.setenv("FAKE_RUN", "{}")
+    done = call("--only", "FedPGD")
+    assert done.exit_code == 0, done.output
+    assert "tiny: 2 of 4 choice runs to do" in done.stdout
+    assert "| FedPGD | learning_rate 0.1, upper edge of the grid" in done.stdout
+
+
+def test_a_run_that_is_killed_is_not_lost(monkeypatch):
+    """It says nothing about its values: the cell waits for the next call."""
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "die"}))
+    done = call("--only", "FedPGD")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: 2 of 2 runs did not finish.\n")
+    assert list(Path("runs").rglob("*.lost")) == []
+    assert content()["cells"][1]["seeds_left"] == [0]
+
+
+def test_killed_hard_while_choosing_it_repeats_nothing(monkeypatch):
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
+    words = [sys.executable, "-c", KILLED.format(program=FAKE_RUN), "tiny.yaml"]
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    output = Path("runs/suites/tiny/fedpgd/choose/learning_rate=0.05/seed-100.txt")
+    while not (output.exists() and "in round" in output.read_text()):
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.kill()
+    first.wait()
+    finished = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("results.json")}
+    assert len(finished) == 2
+
+    monkeypatch.setenv("FAKE_RUN", "{}")
+    done = call()
+    assert done.exit_code == 0, done.output
+    assert "tiny: 2 of 4 choice runs to do" in done.stdout
+    assert "resuming FedPGD, learning_rate 0.05, seed 100 in " in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert "| FedPGD | learning_rate 0.1, upper edge of the grid" in done.stdout
+
+
+def choice_run(folder: Path) -> tuple[str, list[object], str]:
+    """Make the first choice run of the suite in this process: (its rounds without costs, its final evaluations, the
+    digest of its data)."""
+    from calfat_plugin.observer import RunObserver
+    from calfat_plugin.registry import Registry
+    from calfat_plugin.runs.directory import RunDirectory
+    from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
+    from calfat_plugin.runs.session import run
+    from calfat_plugin.suites import load_suite
+    from calfat_plugin.suites.plan import make_plan
+
+    planned = make_plan(load_suite("tiny.yaml"), Registry.load(entry_points=False)).choosing.runs[0]
+    document = read_document("base.yaml")
+    for setting in planned.cell.settings:
+        document = document.with_value(setting.path, setting.value, setting.place)
+    request = Request(assemble(document, planned.experiment.registry), run_dir=folder, resume=False, command=[])
+    directory = RunDirectory.open(request)
+    run(request, directory, RunObserver(), lambda text: None)
+    rows = [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(directory.rounds)]
+    data = json.loads(directory.partition.read_text())
+    return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"], data["dataset_sha256"]
+
+
+def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
+    """With other test images and labels it does the same, bit for bit; and its final evaluation is left out."""
+    write_suite(tmp_path, TEXT, base=BASE)
+    rows, evaluations, digest = choice_run(tmp_path / "first")
+    assert json.loads(rows)[0]["pgd20"]
+    assert evaluations == []
+    load = digits.load_digits
+
+    def other(root, **options):
+        import dataclasses
+
+        dataset = load(root, **options)
+        x, y = dataset.test.x.flip(0).roll(3, -1), (dataset.test.y + 1) % 10
+        return dataclasses.replace(dataset, test=dataclasses.replace(dataset.test, x=x, y=y))
+
+    monkeypatch.setattr(digits, "load_digits", other)
+    again = choice_run(tmp_path / "second")
+    assert again[:2] == (rows, [])
+    assert again[2] != digest
+
+
+@pytest.mark.slow
+def test_the_real_thing_chooses_and_a_rate_that_diverges_is_lost(tmp_path):
+    text = TEXT.replace("[0.05, 0.1]", "[0.05, 1.0e+30]")
+    write_suite(tmp_path, text.replace("    FedPGD: {calfat.trainer: fedpgd}\n", ""))
+    words = [sys.executable, "-m", "calfat_plugin.cli.main", "suite", "tiny.yaml", "--jobs", "2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "CalFAT, learning_rate 1e+30, seed 100: lost" in done.stdout
+    assert "| CalFAT | learning_rate 0.05, lower edge of the grid |   1 |" in done.stdout
+    (run,) = content()["cells"][0]["runs"]
+    assert [each["label"] for each in run["evaluations"]] == ["natural", "pgd20"]
+    assert {each["num_examples"] for each in run["evaluations"]} == {359}
