@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
+from calfat_plugin.cli.main import main
+from calfat_plugin.entries import EvaluatorEntry
+from tests.docs.names import BUILT_IN, inline, recipe_keys
 from tests.docs.pages import DOCS, PAGES, blocks, text_of
 from tests.docs.reader import Reader
 from tests.inputs.on_disk import write_class_folders
@@ -55,6 +60,30 @@ def _anchors(page: Path) -> set[str]:
     """As GitHub and MkDocs make them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_in_the_text_exist(page: str) -> None:
+    sections = {key for key in recipe_keys() if "." not in key}
+    keys = [name for name in inline(page) if re.fullmatch(rf"({'|'.join(sections)})(\.\w+)+", name)]
+    assert [key for key in keys if key not in recipe_keys()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_are_understood(page: str) -> None:
+    """Their options exist, and the attacks that they name."""
+    for text in inline(page):
+        typed = f"calfat attack run {text}" if text.startswith("--attacks ") else text
+        if not typed.startswith("calfat "):
+            continue
+        words = shlex.split(typed.replace("…", "").replace(" N", " 2"))
+        if len(words) < 3:
+            continue
+        command = main.get_command(click.Context(main), words[1])
+        assert command is not None, text
+        given = command.make_context(words[1], words[2:]).params
+        for pick in given.get("attacks", "").split(",") if words[1] == "attack" else ():
+            assert BUILT_IN.find(EvaluatorEntry, pick.rpartition("=")[2])
 
 
 @pytest.mark.parametrize("page", PAGES)
