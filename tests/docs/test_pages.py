@@ -14,7 +14,7 @@ import pytest
 from calfat_plugin.cli.main import main
 from calfat_plugin.entries import EvaluatorEntry
 from tests.docs.names import BUILT_IN, inline, recipe_keys
-from tests.docs.pages import DOCS, PAGES, blocks, text_of
+from tests.docs.pages import DOCS, PAGES, Block, blocks, text_of
 from tests.docs.reader import Reader
 from tests.inputs.on_disk import write_class_folders
 
@@ -45,6 +45,33 @@ def test_every_block_works(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for block in blocks(page):
         if block.is_run:
             reader.follow(block)
+
+
+NOT_RUN = {"howto/cluster.md": ["#!/bin/sh"], "howto/data.md": ["images/train/benign/0001.png"]}
+
+
+def test_only_these_blocks_are_not_run() -> None:
+    first = {page: [block.text.split()[0] for block in blocks(page) if not block.is_run] for page in PAGES}
+    assert {page: words for page, words in first.items() if words} == NOT_RUN
+    assert all(text_of(page).count("```") == 2 * len(blocks(page)) for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", "calfat check nowhere.yaml\n"),
+        ("sh", "calfatt check calfat_digits\n"),
+        ("yaml", "data_args: {datasett: digits}\n"),
+        ("yaml", "data_args: {zz: digits}\n"),  # a warning
+        ("python", "import my_module_that_is_nowhere\n"),
+        ("text", "benign\n"),
+    ],
+)
+def test_a_block_that_does_not_work_is_noticed(
+    language: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((AssertionError, ImportError)):
+        Reader(tmp_path, monkeypatch).follow(Block(language, text, saved="", is_run=True))
 
 
 @pytest.mark.parametrize("page", PAGES)
