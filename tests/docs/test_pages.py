@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import click
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.entries import EvaluatorEntry
+from calfat_plugin.registry import Registry
+from calfat_plugin.testing import builtin_registry, check_dataset, check_evaluator, check_model, check_trainer
 from tests.docs.names import BUILT_IN, inline, recipe_keys
 from tests.docs.pages import DOCS, PAGES, Block, blocks, text_of
 from tests.docs.reader import Reader
@@ -72,6 +75,27 @@ def test_a_block_that_does_not_work_is_noticed(
 ) -> None:
     with pytest.raises((AssertionError, ImportError)):
         Reader(tmp_path, monkeypatch).follow(Block(language, text, saved="", is_run=True))
+
+
+CHECKED: dict[str, Callable[[Registry, Path], object]] = {
+    "howto/data.md": lambda registry, folder: check_dataset("shapes", folder, registry=registry),
+    "howto/evaluator.md": lambda registry, folder: [
+        check_evaluator(name, registry=registry) for name in ("corners", "shift")
+    ],
+    "howto/method.md": lambda registry, folder: check_trainer("margin-fat", registry=registry),
+    "howto/model.md": lambda registry, folder: check_model("wide", registry=registry),
+}
+
+
+@pytest.mark.parametrize("page", CHECKED)
+def test_plugins_that_a_page_shows_keep_their_contract(page: str, tmp_path: Path) -> None:
+    PREPARED.get(page, lambda folder: None)(tmp_path)
+    modules = []
+    for block in blocks(page):
+        if block.saved and "@hookimpl" in block.text:
+            modules.append(ModuleType(Path(block.saved).stem))
+            exec(compile(block.text, block.saved, "exec", dont_inherit=True), vars(modules[-1]))
+    CHECKED[page](builtin_registry(*modules), tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES)
