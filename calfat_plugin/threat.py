@@ -212,11 +212,19 @@ class ThreatModel:
         return x_adv.add(self.steepest(grad), alpha=step_size)
 
     def steepest(self, grad: Tensor) -> Tensor:
-        """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length. (N, ...)."""
+        """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
+
+        Args:
+            grad: (N, ...) of the attack's loss by the images.
+        """
         return grad.sign() if self.norm == "linf" else unit_length(grad)
 
     def slope(self, grad: Tensor) -> Tensor:
-        """How much a length of 1 in ``norm`` climbs at most: the dual norm of grad, L1 or L2. (N, ...) in, (N,) out."""
+        """How much a length of 1 in ``norm`` climbs at most, (N,): the dual norm of ``grad``, L1 or L2.
+
+        Args:
+            grad: (N, ...) of the attack's loss by the images.
+        """
         length: Tensor = grad.flatten(1).norm(p=1 if self.norm == "linf" else 2, dim=1)
         return length
 
