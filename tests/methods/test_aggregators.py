@@ -229,6 +229,16 @@ def test_scaffold_with_momentum(pairing, variates):
     assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("pairing", "variates"), [("after_step", (2.1245, -7.776)), ("gradient", (0.921692, -3.373536))]
+)
+def test_scaffold_with_nesterov(pairing, variates):
+    federation = toy(momentum=0.9, nesterov=True, pairing=pairing)
+    federation.play()
+    assert numbers(federation)[:3] == pytest.approx([0.5751, 2.5552, 1.56515], abs=1e-5)
+    assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
+
+
 def rest_of(aggregator, momentum, rounds=80, nesterov=False, **options):
     """Where the toy comes to rest; (w^2 / 2 + (w - 3)^2) is least at 2."""
     federation = toy(momentum=momentum, nesterov=nesterov)
