@@ -17,7 +17,7 @@ PAGES = sorted(
         DOCS / "glossary.md",
     )
 )
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAVED = re.compile(r"`([\w./-]+)`:$")
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->$")
 
@@ -47,7 +47,7 @@ def text_of(page: str) -> str:
 def blocks(page: str) -> list[Block]:
     """The page's blocks in their order."""
     found, source = [], text_of(page)
-    for fence in _FENCE.finditer(source):
+    for fence in FENCE.finditer(source):
         above = [line for line in source[: fence.start()].splitlines() if line]
         is_run = _NOT_RUN.fullmatch(above[-1]) is None
         name = _SAVED.search(above[-1 if is_run else -2])

@@ -49,7 +49,7 @@ class Reader:
         else:
             assert block.language == "python", f"nothing is known about a block of {block.language or 'no language'}"
             with self._new_process(self._folder):
-                exec(compile(block.text, "page", "exec"), {"__name__": "page"})
+                exec(compile(block.text, "page", "exec", dont_inherit=True), {"__name__": "page"})
 
     def _type(self, line: str) -> None:
         words = shlex.split(line, comments=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
+import click
 import numpy as np
 import pytest
 
-from tests.docs.pages import DOCS, PAGES, blocks, text_of
+from calfat_plugin.cli.main import main
+from calfat_plugin.entries import EvaluatorEntry
+from calfat_plugin.registry import Registry
+from calfat_plugin.testing import builtin_registry, check_dataset, check_evaluator, check_model, check_trainer
+from tests.docs.names import BUILT_IN, inline, recipe_keys
+from tests.docs.pages import DOCS, PAGES, Block, blocks, text_of
 from tests.docs.reader import Reader
 from tests.inputs.on_disk import write_class_folders
 
@@ -42,6 +50,54 @@ def test_every_block_works(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
             reader.follow(block)
 
 
+NOT_RUN = {"howto/cluster.md": ["#!/bin/sh"], "howto/data.md": ["images/train/benign/0001.png"]}
+
+
+def test_only_these_blocks_are_not_run() -> None:
+    first = {page: [block.text.split()[0] for block in blocks(page) if not block.is_run] for page in PAGES}
+    assert {page: words for page, words in first.items() if words} == NOT_RUN
+    assert all(text_of(page).count("```") == 2 * len(blocks(page)) for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", "calfat check nowhere.yaml\n"),
+        ("sh", "calfatt check calfat_digits\n"),
+        ("yaml", "data_args: {datasett: digits}\n"),
+        ("yaml", "data_args: {zz: digits}\n"),  # a warning
+        ("python", "import my_module_that_is_nowhere\n"),
+        ("text", "benign\n"),
+    ],
+)
+def test_a_block_that_does_not_work_is_noticed(
+    language: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((AssertionError, ImportError)):
+        Reader(tmp_path, monkeypatch).follow(Block(language, text, saved="", is_run=True))
+
+
+CHECKED: dict[str, Callable[[Registry, Path], object]] = {
+    "howto/data.md": lambda registry, folder: check_dataset("shapes", folder, registry=registry),
+    "howto/evaluator.md": lambda registry, folder: [
+        check_evaluator(name, registry=registry) for name in ("corners", "shift")
+    ],
+    "howto/method.md": lambda registry, folder: check_trainer("margin-fat", registry=registry),
+    "howto/model.md": lambda registry, folder: check_model("wide", registry=registry),
+}
+
+
+@pytest.mark.parametrize("page", CHECKED)
+def test_plugins_that_a_page_shows_keep_their_contract(page: str, tmp_path: Path) -> None:
+    PREPARED.get(page, lambda folder: None)(tmp_path)
+    modules = []
+    for block in blocks(page):
+        if block.saved and "@hookimpl" in block.text:
+            modules.append(ModuleType(Path(block.saved).stem))
+            exec(compile(block.text, block.saved, "exec", dont_inherit=True), vars(modules[-1]))
+    CHECKED[page](builtin_registry(*modules), tmp_path)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_saves_are_used(page: str) -> None:
     shown = [block for block in blocks(page) if block.is_run]
@@ -55,6 +111,30 @@ def _anchors(page: Path) -> set[str]:
     """As GitHub and MkDocs make them of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_in_the_text_exist(page: str) -> None:
+    sections = {key for key in recipe_keys() if "." not in key}
+    keys = [name for name in inline(page) if re.fullmatch(rf"({'|'.join(sections)})(\.\w+)+", name)]
+    assert [key for key in keys if key not in recipe_keys()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_the_text_are_understood(page: str) -> None:
+    """Their options exist, and the attacks that they name."""
+    for text in inline(page):
+        typed = f"calfat attack run {text}" if text.startswith("--attacks ") else text
+        if not typed.startswith("calfat "):
+            continue
+        words = shlex.split(typed.replace("…", "").replace(" N", " 2"))
+        if len(words) < 3:
+            continue
+        command = main.get_command(click.Context(main), words[1])
+        assert command is not None, text
+        given = command.make_context(words[1], words[2:]).params
+        for pick in given.get("attacks", "").split(",") if words[1] == "attack" else ():
+            assert BUILT_IN.find(EvaluatorEntry, pick.rpartition("=")[2])
 
 
 @pytest.mark.parametrize("page", PAGES)

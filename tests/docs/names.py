@@ -1,0 +1,37 @@
+"""What a page may name: keys of recipes, plugins, commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+from calfat_plugin.entries import Entry
+from calfat_plugin.registry import Registry
+from tests.cli.runner import calfat
+from tests.docs.pages import FENCE, text_of
+
+BUILT_IN = Registry.load(entry_points=False)
+
+
+def inline(page: str) -> list[str]:
+    """Every inline code of a page, outside its fenced blocks."""
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text_of(page)))
+
+
+@cache
+def recipe_keys() -> frozenset[str]:
+    """Dotted keys of a cross-silo recipe with every default, those of sections included."""
+    silo = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
+    return _keys(json.loads(calfat("check", "calfat_digits", "--json", *silo).out)["recipe"])
+
+
+def _keys(section: dict[str, Any], below: str = "") -> frozenset[str]:
+    nested = [_keys(value, f"{below}{key}.") for key, value in section.items() if isinstance(value, dict)]
+    return frozenset(f"{below}{key}" for key in section).union(*nested)
+
+
+def plugins() -> set[str]:
+    """Names of the built-in plugins of all kinds."""
+    return {name for kind in Entry.__subclasses__() for name in BUILT_IN.names(kind)}
