@@ -52,7 +52,7 @@ lint: $(VENV)/.installed-dev
 
 # Material for MkDocs warns of a coming MkDocs 2, which is not what is installed.
 docs: $(VENV)/.installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
 	rm -rf $(VENV) $(UV_FOLDER) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -297,8 +297,9 @@ def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> Non
     checkout.make("test")
     assert checkout.calls() == [f"{INSTALL}[dev]", LINK, TEST]
     checkout.make("test")
+    checkout.make("docs")
     checkout.make("run")
-    assert checkout.calls() == [TEST, RUN]
+    assert checkout.calls() == [TEST, "-m mkdocs build", RUN]
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
     assert checkout.calls() == [INSTALL, LINK, RUN]

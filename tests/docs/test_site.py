@@ -77,9 +77,11 @@ def test_a_mistake_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs" / "other.md").write_text("# Other\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode == 1
+    linked = "Doc file 'index.md' contains a link"
     for warning in (
-        'but are not included in the "nav" configuration:\n  - other.md',
-        "contains a link 'gone.md', but the target is not found among documentation files.",
-        "contains a link 'other.md#gone', but the doc 'other.md' does not contain an anchor '#gone'.",
+        'The following pages exist in the docs directory, but are not included in the "nav" configuration:',
+        f"{linked} 'gone.md', but the target is not found among documentation files.",
+        f"{linked} 'other.md#gone', but the doc 'other.md' does not contain an anchor '#gone'.",
     ):
-        assert warning in done.stderr
+        assert f"WARNING -  {warning}\n" in done.stderr
+    assert "\n  - other.md\n" in done.stderr
