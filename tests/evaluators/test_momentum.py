@@ -1,11 +1,10 @@
-"""MI-FGSM: its steering by hand, its step, and that a decay of 0 is BIM."""
+"""MI-FGSM: its step, and that a decay of 0 is BIM. Its steering by hand is in ``tests/maths/test_attacks.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,18 +12,9 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.gradient import PGD, BIMOptions
 from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.attacks import momentum
 from calfat_plugin.threat import ThreatModel
 
 MakeTask = Callable[..., EvaluationTask]
-
-
-@pytest.mark.parametrize(("decay", "second"), [(1.0, (-0.25, -0.25)), (0.5, (-0.625, -0.125)), (0.0, (-1.0, 0.0))])
-def test_a_step_keeps_a_share_of_the_gradients_before(decay: float, second: tuple[float, float]) -> None:
-    steer = momentum(decay)
-    first = steer(torch.tensor([[3.0, -1.0], [0.0, 0.0]]))
-    assert first.tolist() == [[0.75, -0.25], [0.0, 0.0]]  # 1 long in L1; nothing where there is no gradient
-    assert steer(torch.tensor([[-2.0, 0.0], [1e-38, 0.0]])).tolist() == [list(second), [1.0, 0.0]]
 
 
 def test_each_climb_begins_without_momentum(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:

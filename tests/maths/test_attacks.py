@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.gradient import CW, CWOptions
-from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent, input_gradient, momentum
 from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.threat import ThreatModel
 
@@ -186,6 +186,32 @@ class TestLoop:
             "the attack's loss does not depend on x_adv: the model detaches its input or computes "
             "without gradients. Gradient attacks need a differentiable model."
         )
+
+
+@pytest.mark.parametrize(("decay", "second"), [(1.0, (-0.25, -0.25)), (0.5, (-0.625, -0.125)), (0.0, (-1.0, 0.0))])
+def test_a_step_keeps_a_share_of_the_gradients_before(decay: float, second: tuple[float, float]) -> None:
+    steer = momentum(decay)
+    first = steer(torch.tensor([[3.0, -1.0], [0.0, 0.0]]))
+    assert first.tolist() == [[0.75, -0.25], [0.0, 0.0]]  # 1 long in L1; nothing where there is no gradient
+    assert steer(torch.tensor([[-2.0, 0.0], [1e-38, 0.0]])).tolist() == [list(second), [1.0, 0.0]]
+
+
+def test_steering_decides_where_a_step_goes():
+    threat = ThreatModel(eps=0.1, step_size=0.1)
+    plain, opposite = (pgd(steps=1, threat=threat, steering=steering) for steering in (None, torch.neg))
+    torch.testing.assert_close(plain - X, X - opposite)
+    assert not torch.equal(plain, X)
+
+
+def test_a_second_gradient_of_one_pass_needs_the_graph_to_be_kept():
+    x = X.clone().requires_grad_()
+    logits = linear(x).square()
+    for row in range(2):
+        found = input_gradient(logits[:, row].sum(), x, keep_graph=True)
+        torch.testing.assert_close(found, 2 * (X @ W[row]) * W[[row]])
+    input_gradient(logits.sum(), x)
+    with pytest.raises(RuntimeError, match="second time"):
+        input_gradient(logits.sum(), x)
 
 
 class TestAttackMode:
