@@ -358,8 +358,8 @@ MUTANTS = (
     Mutant(
         "a plugin file must stay where it was",
         "experiment/compare.py",
-        "key.startswith(_FREE) or PLUGIN_PLACE.fullmatch(key)",
-        "key.startswith(_FREE)",
+        "key.startswith(free) or PLUGIN_PLACE.fullmatch(key)",
+        "key.startswith(free)",
         PLUGIN_RUNS,
     ),
     Mutant(
