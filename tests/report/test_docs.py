@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -59,7 +59,8 @@ def test_names_and_numbers_are_those_of_the_code() -> None:
     assert f"perplexity {PERPLEXITY:g}" in TEXT
     assert f"`{FOLDER}/`" in TEXT
     result = evaluation("natural", 0.5)
-    known = {*round_scalars(replace(record(1, {"natural": 0.5}), learning_rate=0.1)), *accuracies("final", result)}
+    finished = dataclasses.replace(record(1, {"natural": 0.5}), learning_rate=0.1)
+    known = {*round_scalars(finished), *accuracies("final", result)}
     told = set(re.findall(r"`([a-z_]+(?:/[a-z_<>]+)?)`", TEXT.partition("Both log")[2].partition("A resumed run")[0]))
     shown = {re.sub(r"client_\d+", "client_<k>", name).replace("natural", "<evaluator>") for name in known}
     assert told - {"_strict"} == {name for name in shown if not name.endswith("_strict")}
