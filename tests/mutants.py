@@ -30,6 +30,7 @@ PLUGIN_WORDS = "tests/cli/test_plugin_files.py"
 PLUGIN_RUNS = "tests/runs/test_plugin_file.py"
 CHECKS = "tests/contract/test_testing.py"
 GRAPHS = "tests/maths/test_graphs.py"
+CHOICES = "tests/suites/test_choices.py"
 GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
 OPTIMIZERS = "tests/methods/test_optimizers.py"
 
@@ -375,6 +376,28 @@ MUTANTS = (
         'words += ["--plugin", str(file.path)]',
         "words += []",
         PLUGIN_RUNS,
+    ),
+    Mutant("a lost choice run counts as the best", "suites/choices.py", "LOST = 0.0", "LOST = 1.0", CHOICES),
+    Mutant(
+        "choice runs are evaluated on the test split",
+        "suites/choices.py",
+        '{("calfat", "evaluators"): [], ("calfat", "monitor"): monitor}',
+        '{("calfat", "monitor"): monitor}',
+        CHOICES,
+    ),
+    Mutant(
+        "the runs of a table do not use what was chosen",
+        "suites/plan.py",
+        "settings = (*cell.settings, *choice.best.point)",
+        "settings = cell.settings",
+        CHOICES,
+    ),
+    Mutant(
+        "the last round's value is the best round's",
+        "suites/choices.py",
+        'rows[-1:] if choose.by == "last" else rows',
+        "rows",
+        CHOICES,
     ),
     Mutant(
         "who resumes a run is not told its --plugin",

@@ -15,6 +15,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.chosen import place_in_grid
 from calfat_plugin.suites.costs import seconds_left
+from calfat_plugin.suites.data import fetch
 from calfat_plugin.suites.plan import Plan, make_plan
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
@@ -320,3 +321,9 @@ def test_the_cost_is_estimated_from_rounds_that_were_measured_else_from_the_file
     assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n", only=["CalFAT"])) == pytest.approx(3 * (6 + 2))
     finish(plan_of().choosing.runs[0], {"pgd20": 0.5}, seconds=5.0)
     assert seconds_left(plan_of(CHOOSING + "seconds_per_round: 3\n")) == pytest.approx(5 * (11 + 4))
+
+
+def test_data_sets_of_choice_runs_are_fetched_before_they_start(plan_of):
+    plan = plan_of()
+    assert plan.left == ()
+    assert list(fetch(plan)) == ["digits: 1150 training and 359 test examples"]

@@ -175,7 +175,7 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
         document = document.with_value(setting.path, setting.value, setting.place)
     request = Request(assemble(document, planned.experiment.registry), run_dir=folder, resume=False, command=[])
     directory = RunDirectory.open(request)
-    run(request, directory, RunObserver(), lambda text: None)
+    run(request, directory, RunObserver(), pytest.fail)  # no finding, and a page that could be written
     rows = [{k: v for k, v in row.items() if k not in COST_COLUMNS} for row in read_rounds(directory.rounds)]
     data = json.loads(directory.partition.read_text())
     return json.dumps(rows), json.loads(directory.results.read_text())["evaluations"], data["dataset_sha256"]
@@ -183,7 +183,7 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
 
 def test_a_choice_run_never_looks_at_the_test_split(monkeypatch, tmp_path):
     """With other test images and labels it does the same, bit for bit; and its final evaluation is left out."""
-    write_suite(tmp_path, TEXT, base=BASE)
+    write_suite(tmp_path, TEXT, base=BASE.replace("dataset: digits", "dataset: digits, max_train_examples: 200"))
     rows, evaluations, digest = choice_run(tmp_path / "first")
     assert json.loads(rows)[0]["pgd20"]
     assert evaluations == []
