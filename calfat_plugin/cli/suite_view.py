@@ -161,4 +161,5 @@ def plan_lines(plan: Plan) -> Iterable[str]:
         if cell.skipped:
             yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"
         if cell.name in plan.waiting:
-            yield f"{'waiting':<10}  {cell.name}, seeds {', '.join(map(str, plan.seeds))}: until its values are chosen"
+            seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
+            yield f"{'waiting':<10}  {cell.name}, {seeds}: until its values are chosen"

@@ -58,8 +58,8 @@ def test_dry_run_lists_choice_runs_and_what_waits_for_them(tmp_path):
         f"left out    CalFAT, learning_rate 0.1, seed 100  {place.format('calfat', 0.1)}",
         f"new         FedPGD, learning_rate 0.05, seed 100  {place.format('fedpgd', 0.05)}",
         f"new         FedPGD, learning_rate 0.1, seed 100  {place.format('fedpgd', 0.1)}",
-        "waiting     CalFAT, seeds 0: until its values are chosen",
-        "waiting     FedPGD, seeds 0: until its values are chosen",
+        "waiting     CalFAT, seed 0: until its values are chosen",
+        "waiting     FedPGD, seed 0: until its values are chosen",
     ]
     assert lines[6].startswith("the first one: calfat run base.yaml ")
     assert done.stdout.endswith(
