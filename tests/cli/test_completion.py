@@ -26,7 +26,7 @@ def test_each_shell_has_a_script(shell: str) -> None:
     ("typed", "offered"),
     [
         ("calfat ", [f"plain,{name}" for name in COMMANDS]),
-        ("calfat run calfat_", ["plain,calfat_cifar10", "plain,calfat_digits", "file,calfat_"]),
+        ("calfat run calfat_", ["plain,calfat_cifar10", "plain,calfat_digits", "plain,calfat_fmnist", "file,calfat_"]),
         ("calfat suite digits_table1", ["plain,digits_table1", "plain,digits_table10", "file,digits_table1"]),
         ("calfat init ", [f"plain,{name}" for name in shipped_files()]),
         ("calfat run --res", ["plain,--resume"]),

@@ -69,6 +69,12 @@ def shortened(path: Path) -> None:
     path.write_text("\n".join([*lines, last.rpartition(",")[0], ""]))
 
 
+def cut_short(path: Path) -> None:
+    """At the end of a line, so that it is still good YAML."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[: len(lines) // 2]))
+
+
 def misspelt(path: Path) -> None:
     path.write_text(path.read_text().replace(",natural,", ",natural,x", 1).replace("\n2,", "\n2,x"))
 
@@ -89,7 +95,7 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),
-    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 24 values). {FILE_AGAIN}\n"),
+    (RESUME, "rounds.csv", shortened, f"row 3 is damaged (expected 25 values). {FILE_AGAIN}\n"),
     (RESUME, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
     (RESUME, "rounds.csv", flipped, "cannot be read ('utf-8' codec can't decode byte "),
     (RESUME, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
@@ -110,15 +116,15 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
         emptied,
         "the file is empty. Start from a recipe in recipes/, such as calfat_digits.yaml.\n",
     ),
-    (REPORT, "rounds.csv", shortened, f"row 3 is damaged (expected 24 values). {FILE_AGAIN}\n"),
+    (REPORT, "rounds.csv", shortened, f"row 3 is damaged (expected 25 values). {FILE_AGAIN}\n"),
     (REPORT, "rounds.csv", misspelt, "row 2 is damaged (could not convert string to float: "),
     (REPORT, "rounds.csv", replaced, f"cannot be read (Is a directory). {FILE_AGAIN}\n"),
     (REPORT, "partition.json", a_list, f"holds no JSON mapping; it was changed by hand. {RESTORE}\n"),
     (REPORT, "environment.json", linked_to_itself, f"cannot be read (Too many levels of symbolic links). {RESTORE}\n"),
     (REPORT, "results.json", replaced, f"cannot be read (Is a directory). {RESTORE}\n"),
-    (ATTACK, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
-    (REPORT, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
-    (RESUME, "recipe.yaml", truncated, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
+    (ATTACK, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
+    (REPORT, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
+    (RESUME, "recipe.yaml", cut_short, "the file is cut short: its last line is missing. Restore it from a copy.\n"),
 ]
 
 
