@@ -229,6 +229,7 @@ installed = pytest.mark.skipif(
 
 MARKS = {  # the quicker sections run in every test
     "Two machines, step by step": pytest.mark.slow,
+    "MPI": pytest.mark.slow,
     "MQTT and S3": (pytest.mark.slow, needs_mosquitto),
 }
 

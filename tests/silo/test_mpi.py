@@ -30,7 +30,8 @@ def words(federation: Federation, *options: str) -> list[str]:
     return ["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0)), *options]
 
 
-@pytest.mark.parametrize(("first", "then"), [pytest.param("sp", "MPI", marks=pytest.mark.slow), ("MPI", "sp")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [("sp", "MPI"), ("MPI", "sp")])
 def test_a_run_continues_in_the_other_simulator(tmp_path: Path, job: Job, first: str, then: str) -> None:
     """Rounds 1 and 2 in one, 3 and 4 in the other: the model of an uninterrupted run, client states and all."""
     for method, changes in KEEPING.items():
