@@ -66,14 +66,14 @@ def main(arguments: list[str] | None = None) -> None:
     report = Report("Attacks in lower precision", machine(CPU))
     model, data = trained("cnn", given.images, given.epochs)
     rows = []
+    found: dict[str, Spread] = {}
+    for method, steps in (("calfat", 10), ("fedpgd", STEPS)):
+        for kind in dict.fromkeys(("fp32", *given.precision)):
+            made = [reached(method, model, data, steps, kind, seed) for seed in range(given.repeats)]
+            found[f"{method}, {kind}"] = Spread(tuple(made))
+            say(f"{method}, {kind}: {found[f'{method}, {kind}']}")
+    report.keep("reached", found)
     for precision in given.precision:
-        found: dict[str, Spread] = {}
-        for method, steps in (("calfat", 10), ("fedpgd", STEPS)):
-            for kind in ("fp32", precision):
-                made = [reached(method, model, data, steps, kind, seed) for seed in range(given.repeats)]
-                found[f"{method}, {kind}"] = Spread(tuple(made))
-                say(f"{method}, {kind}: {found[f'{method}, {kind}']}")
-        report.keep(precision, found)
         left = [
             mine - theirs
             for mine, theirs in zip(found[f"fedpgd, {precision}"].values, found["fedpgd, fp32"].values, strict=True)

@@ -55,11 +55,10 @@ def _rate(run: PlannedRun) -> float | None:
     directory = RunDirectory(run.directory)
     if run.state == "finished":
         return float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
-    rows = read_rounds(directory.rounds) if directory.rounds.exists() else []
+    rows = read_rounds(directory.rounds)
     return sum(float(row["seconds"]) for row in rows) / len(rows) if rows else None
 
 
 def _rounds_left(run: PlannedRun) -> int:
-    directory = RunDirectory(run.directory)
-    done = len(read_rounds(directory.rounds)) if run.state == "unfinished" and directory.rounds.exists() else 0
+    done = len(read_rounds(RunDirectory(run.directory).rounds)) if run.state == "unfinished" else 0
     return max(0, run.experiment.num_rounds - done)
