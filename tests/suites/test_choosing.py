@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.request import Request
 from calfat_plugin.suites import runner
 from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
-from tests.suites.test_cli import KILLED, ROOT
+from tests.suites.test_cli import ROOT, kill_the_suite_in
 
 TEXT = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.05, 0.1]").replace("[100, 101]", "[100]").replace("[0, 1]", "[0]")
 HOW = (
@@ -138,14 +137,7 @@ def test_a_run_that_is_killed_is_not_lost(monkeypatch):
 
 def test_killed_hard_while_choosing_it_repeats_nothing(monkeypatch):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
-    words = [sys.executable, "-c", KILLED.format(program=FAKE_RUN), "tiny.yaml"]
-    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    output = Path("runs/suites/tiny/fedpgd/choose/learning_rate=0.05/seed-100.txt")
-    while not (output.exists() and "in round" in output.read_text()):
-        assert first.poll() is None
-        time.sleep(0.02)
-    first.kill()
-    first.wait()
+    kill_the_suite_in(Path("runs/suites/tiny/fedpgd/choose/learning_rate=0.05/seed-100.txt"))
     finished = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("results.json")}
     assert len(finished) == 2
 

@@ -188,17 +188,21 @@ KILLED = "import sys; from calfat_plugin.suites import runner; runner.PROGRAM = 
 KILLED += "from calfat_plugin.cli.suite import suite; suite()"
 
 
-def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
-    """The run that the killed suite leaves behind ends by itself; then it is resumed, not run beside it."""
-    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
+def kill_the_suite_in(output: Path) -> None:
+    """Start the suite, and kill it while the run that writes ``output`` is in a round."""
     words = [sys.executable, "-c", KILLED.format(program=FAKE_RUN), "tiny.yaml"]
     first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    output = Path("runs/suites/tiny/fedpgd/seed-0.txt")
     while not (output.exists() and "in round" in output.read_text()):
         assert first.poll() is None
         time.sleep(0.02)
     first.kill()
     first.wait()
+
+
+def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
+    """The run that the killed suite leaves behind ends by itself; then it is resumed, not run beside it."""
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
+    kill_the_suite_in(Path("runs/suites/tiny/fedpgd/seed-0.txt"))
     results = Path("runs/suites/tiny/calfat/seed-0/results.json")
     before = results.stat().st_mtime_ns
 
