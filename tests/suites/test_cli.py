@@ -202,7 +202,8 @@ def kill_the_suite_in(output: Path) -> None:
 def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
     """The run that the killed suite leaves behind ends by itself; then it is resumed, not run beside it."""
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "slow"}))
-    kill_the_suite_in(Path("runs/suites/tiny/fedpgd/seed-0.txt"))
+    output = Path("runs/suites/tiny/fedpgd/seed-0.txt")
+    kill_the_suite_in(output)
     results = Path("runs/suites/tiny/calfat/seed-0/results.json")
     before = results.stat().st_mtime_ns
 
