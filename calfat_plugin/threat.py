@@ -203,14 +203,17 @@ class ThreatModel:
             return lambda x_adv: x_adv.clamp_(lowest, highest)
 
         if self.norm == "l1":
-            down, up = (x - self.bounds.low).flatten(1), (self.bounds.high - x).flatten(1)
+            down, up = x - self.bounds.low, self.bounds.high - x
+            rooms = down.flatten(1), up.flatten(1)
 
             def onto_l1(x_adv: Tensor) -> Tensor:
-                change = (x_adv - x).flatten(1)
-                kept = l1_ball.nearest_change(change, down, up, eps)
-                # What is kept stays as it was, without the rounding of x + (x_adv - x).
-                nearest = x_adv.where((kept == change).view(x.shape), x + kept.view(x.shape))
-                return x_adv.copy_(nearest.clamp_(*self.bounds))
+                change = x_adv - x
+                kept = l1_ball.nearest_change(change.flatten(1), *rooms, eps).view(x.shape)
+                # Without the rounding of x + kept: what is kept whole stays as it was, and the end of the range is the
+                # end, where the next step sees that the value cannot move.
+                nearest = x_adv.where(kept == change, x + kept).clamp_(*self.bounds)
+                nearest.masked_fill_(kept == up, self.bounds.high).masked_fill_(kept == -down, self.bounds.low)
+                return x_adv.copy_(nearest)
 
             return onto_l1
 

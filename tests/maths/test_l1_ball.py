@@ -85,3 +85,12 @@ def test_a_step_passes_over_values_that_cannot_move():
 def test_slopes_are_measured_in_the_dual_norm():
     grad = torch.tensor([[3.0, -4.0]])
     assert [ThreatModel(norm, 1).slope(grad).item() for norm in ("linf", "l2", "l1")] == [7.0, 5.0, 4.0]
+
+
+def test_the_end_of_the_range_is_reached_exactly_so_that_the_next_step_passes_over_it():
+    x = torch.rand(1, 500, generator=seeded())
+    up, down = torch.full_like(x, 9.0), torch.full_like(x, -9.0)
+    threat = ThreatModel("l1", 500)
+    assert (threat.project(up, x) == 1).all()
+    assert (threat.project(down, x) == 0).all()
+    assert torch.equal(threat.ascend(threat.project(up, x), x, 0.5), torch.ones_like(x))
