@@ -228,7 +228,7 @@ class ThreatModel:
         return onto_l2
 
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
-        """Step of length ``step_size`` in ``norm`` along :meth:`steepest`; in ``l1`` past values that cannot move.
+        """Step of length ``step_size`` in ``norm`` along ``steepest``; in ``l1`` past values that cannot move.
 
         From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0).
         """

@@ -225,3 +225,13 @@ def test_a_model_in_training_mode_is_refused(digits, make_task):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ModelError, match="training mode"):
         Panel(SMALL).evaluate(make_task(model.train(), digits.subset(range(2))), "panel")
+
+
+def test_an_image_that_is_wrong_clean_counts_as_broken(digits_model, digits, make_task):
+    data = digits.subset(range(10))
+    task = make_task(digits_model, data, clean_correct=torch.arange(10) > 7)
+    options = PanelOptions(linf=Fraction(1, 1000), l2=None, l1=None, steps=1)
+    broken = set()
+    task = dataclasses.replace(task, on_examples=lambda where, x_adv: broken.update(where.tolist()))
+    result = Panel(options).evaluate(task, "panel")
+    assert result.accuracy == result.accuracy_strict == len({8, 9} - broken) / 10

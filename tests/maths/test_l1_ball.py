@@ -90,7 +90,7 @@ def test_slopes_are_measured_in_the_dual_norm():
 def test_the_end_of_the_range_is_reached_exactly_so_that_the_next_step_passes_over_it():
     x = torch.rand(1, 500, generator=seeded())
     up, down = torch.full_like(x, 9.0), torch.full_like(x, -9.0)
-    threat = ThreatModel("l1", 500)
+    threat = ThreatModel("l1", 5000, bounds=(-0.7, 1))
     assert (threat.project(up, x) == 1).all()
-    assert (threat.project(down, x) == 0).all()
+    assert (threat.project(down, x) == torch.tensor(-0.7)).all()
     assert torch.equal(threat.ascend(threat.project(up, x), x, 0.5), torch.ones_like(x))
