@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import autoattack, deepfool, gradient, momentum, natural
+from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, momentum, natural, panel
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -34,7 +34,8 @@ def calfat_aggregators() -> Iterable[entries.AggregatorEntry]:
 
 @hookimpl
 def calfat_evaluators() -> Iterable[entries.EvaluatorEntry]:
-    return [natural.ENTRY, *gradient.ENTRIES, momentum.ENTRY, deepfool.ENTRY, *autoattack.ENTRIES]
+    attacks = (*gradient.ENTRIES, momentum.ENTRY, deepfool.ENTRY, *autoattack.ENTRIES)
+    return [natural.ENTRY, *attacks, corruptions.ENTRY, panel.ENTRY]
 
 
 @hookimpl

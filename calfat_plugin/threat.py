@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from calfat_plugin import l1_ball
 from calfat_plugin.errors import BudgetError, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-Norm = Literal["linf", "l2"]
+Norm = Literal["linf", "l2", "l1"]
 
 _DECIMAL = r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 _NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
-_LARGEST_L2 = 10_000  # the diagonal of all images of 10^8 values; squares of what is far longer are no floats
+#: In pixel ranges: the longest changes of images of 10^8 values; squares of what is far longer are no floats.
+_LARGEST = {"l2": 10_000, "l1": 10**8}
+_DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}  # order of the norm that measures slopes
 _SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up to this denominator
 
 
@@ -93,7 +96,8 @@ class ThreatModel:
     result file says 8/255 and not 0.03137254901960784. Both are fractions of the pixel range, never 8.
 
     Attributes:
-        norm: ``linf`` (largest change of a pixel value) or ``l2`` (Euclidean length of the change of an image).
+        norm: ``linf`` (largest change of a pixel value), ``l2`` (Euclidean length of the change of an image) or ``l1``
+            (sum of the changes of an image's values).
         eps: radius of the ball, >= 0. For ``linf`` at most the width of ``bounds``.
         step_size: length of one ascent step in ``norm``, > 0, same unit.
         steps: ascent steps, >= 1.
@@ -112,7 +116,7 @@ class ThreatModel:
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             hint = did_you_mean(str(self.norm), get_args(Norm))
-            raise OptionError(f"norm must be 'linf' or 'l2'; got {self.norm!r}.{hint}")
+            raise OptionError(f"norm must be 'linf', 'l2' or 'l1'; got {self.norm!r}.{hint}")
         object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
         object.__setattr__(self, "eps", self._exact("eps", self.eps, "8/255"))
         object.__setattr__(self, "step_size", self._exact("step_size", self.step_size, "2/255"))
@@ -132,9 +136,9 @@ class ThreatModel:
         if self.norm == "linf" and number > width:
             got = exact_text(number)
             raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}")
-        if self.norm == "l2" and number > _LARGEST_L2 * width:
+        if self.norm != "linf" and number > _LARGEST[self.norm] * width:
             got = exact_text(number)
-            raise OptionError(f"{name} is longer than any image, at most {_LARGEST_L2} pixel ranges; got {got}")
+            raise OptionError(f"{name} is longer than any image, at most {_LARGEST[self.norm]} pixel ranges; got {got}")
         return number
 
     # Starts. Noise is drawn on the generator's device and in row-major order, so that a CPU
@@ -143,8 +147,8 @@ class ThreatModel:
     def random_start(self, x: Tensor, generator: Generator) -> Tensor:
         """Start uniformly inside the ball, then clip to the pixel range.
 
-        ``linf``: every value moves by U(-eps, eps). ``l2``: a uniform direction times a radius that
-        makes the point uniform in the ball's volume.
+        ``linf``: every value moves by U(-eps, eps). ``l2``: a uniform direction times a radius that makes the point
+        uniform in the ball's volume. ``l1``: uniform in the ball's volume, too.
 
         Args:
             x: (N, ...) float, inside ``bounds``.
@@ -156,6 +160,9 @@ class ThreatModel:
         eps = float(self.eps)
         if self.norm == "linf":
             noise = _empty_on(x, generator).uniform_(-eps, eps, generator=generator)
+            return self.project(x + noise.to(x.device), x)
+        if self.norm == "l1":
+            noise = eps * l1_ball.random_point(_empty_on(x, generator).flatten(1), generator).view(x.shape)
             return self.project(x + noise.to(x.device), x)
         direction = _empty_on(x, generator).normal_(generator=generator)
         radius = direction.new_empty(len(x)).uniform_(generator=generator)
@@ -179,7 +186,8 @@ class ThreatModel:
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """Nearest point to ``x_adv`` in the ball around ``x``, then in the pixel range: (N, ...) in and out.
 
-        Clipping to the range cannot leave the ball again, because x itself lies inside the range.
+        Clipping to the range cannot leave the ball again, because x itself lies inside the range. In ``l1``, where
+        clipping afterwards would leave much of the budget unused, it is the nearest point in both.
         """
         return self.projection(x)(x_adv.clone())
 
@@ -194,6 +202,21 @@ class ThreatModel:
             lowest, highest = (x - eps).clamp_(*self.bounds), (x + eps).clamp_(*self.bounds)
             return lambda x_adv: x_adv.clamp_(lowest, highest)
 
+        if self.norm == "l1":
+            down, up = x - self.bounds.low, self.bounds.high - x
+            rooms = down.flatten(1), up.flatten(1)
+
+            def onto_l1(x_adv: Tensor) -> Tensor:
+                change = x_adv - x
+                kept = l1_ball.nearest_change(change.flatten(1), *rooms, eps).view(x.shape)
+                # Without the rounding of x + kept: what is kept whole stays as it was, and the end of the range is the
+                # end, where the next step sees that the value cannot move.
+                nearest = x_adv.where(kept == change, x + kept).clamp_(*self.bounds)
+                nearest.masked_fill_(kept == up, self.bounds.high).masked_fill_(kept == -down, self.bounds.low)
+                return x_adv.copy_(nearest)
+
+            return onto_l1
+
         def onto_l2(x_adv: Tensor) -> Tensor:
             change = x_adv - x
             length = change.flatten(1).norm(dim=1)
@@ -205,27 +228,35 @@ class ThreatModel:
         return onto_l2
 
     def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
-        """Step of length ``step_size`` in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
+        """Step of length ``step_size`` in ``norm`` along ``steepest``; in ``l1`` past values that cannot move.
 
         From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0).
         """
+        if self.norm == "l1":
+            low, high = self.bounds
+            stuck = (x_adv <= low) & (grad < 0) | (x_adv >= high) & (grad > 0)
+            grad = grad.masked_fill(stuck, 0.0)
         return x_adv.add(self.steepest(grad), alpha=step_size)
 
     def steepest(self, grad: Tensor) -> Tensor:
         """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length.
 
+        In ``l1`` it is spread over the largest hundredth of the values (``l1_ball.sparse_signs``).
+
         Args:
             grad: (N, ...) of the attack's loss by the images.
         """
+        if self.norm == "l1":
+            return l1_ball.sparse_signs(grad.flatten(1)).view(grad.shape)
         return grad.sign() if self.norm == "linf" else unit_length(grad)
 
     def slope(self, grad: Tensor) -> Tensor:
-        """How much a length of 1 in ``norm`` climbs at most, (N,): the dual norm of ``grad``, L1 or L2.
+        """How much a length of 1 in ``norm`` climbs at most, (N,): the dual norm of ``grad``, L1, L2 or Linf.
 
         Args:
             grad: (N, ...) of the attack's loss by the images.
         """
-        length: Tensor = grad.flatten(1).norm(p=1 if self.norm == "linf" else 2, dim=1)
+        length: Tensor = grad.flatten(1).norm(p=_DUAL[self.norm], dim=1)
         return length
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -233,8 +264,8 @@ class ThreatModel:
         change = (x_adv - x).flatten(1)
         if change.element_size() < 4:
             change = change.float()
-        if self.norm == "l2":
-            length: Tensor = change.norm(dim=1)
+        if self.norm != "linf":
+            length: Tensor = change.norm(p=1 if self.norm == "l1" else 2, dim=1)
             return length
         return change.abs().amax(dim=1) if change.shape[1] else change.new_zeros(len(change))
 
@@ -245,7 +276,8 @@ class ThreatModel:
             x_adv: (N, ...), what the attack returned.
             x: (N, ...), the clean images.
             who: the attack, as the user knows it.
-            tol: allowed excess for rounding, in units of the pixel range (for eps above 1: of eps).
+            tol: allowed excess for rounding, in units of the pixel range (for eps above 1: of eps; in ``l1``, where the
+                rounding of all D values adds up, of sqrt(D) if that is more).
 
         Raises:
             BudgetError: another shape, a non-finite value, beyond eps, or outside the pixel range.
@@ -264,7 +296,8 @@ class ThreatModel:
             )
         distance, eps = self.distance(x_adv, x), float(self.eps)
         ball = f"{self.norm} ball of eps {exact_text(self.eps)}"
-        _refuse_excess(distance - eps, tol * max(1.0, eps), who, ball)
+        rounding = tol * max(1.0, eps, math.sqrt(x[0].numel()) if self.norm == "l1" else 0.0)
+        _refuse_excess(distance - eps, rounding, who, ball)
         low, high = self.bounds
         flat = x_adv.flatten(1)
         outside = (low - flat).maximum(flat - high).amax(dim=1)

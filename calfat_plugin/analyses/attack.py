@@ -123,13 +123,14 @@ def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver
     for experiment in plan.experiments:
         threat = experiment.recipe.threat
         for pick in sorted(experiment.evaluators, key=lambda pick: pick.name != NATURAL):
-            if pick.name == NATURAL and results:
+            ((label, evaluator),) = experiment.build_evaluators((pick,))
+            if not evaluator.has_budget and experiment is not plan.experiments[0]:
                 continue  # the same at every eps
-            name = pick.label if pick.name == NATURAL else f"{pick.label} at eps {exact_text(threat.eps)}"
+            name = f"{label} at eps {exact_text(threat.eps)}" if evaluator.has_budget else label
             found = measure(
                 model,
                 data,
-                experiment.build_evaluators((pick,)),
+                [(label, evaluator)],
                 num_classes=dataset.num_classes,
                 threat=threat,
                 batch_size=batch_size,

@@ -44,7 +44,7 @@ def evaluate(
         y: (N,) labels, whole numbers from 0.
         evaluators: as recipes write them: names such as ``"pgd20"``, or mappings with a name and options.
         eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``.
-        norm: of the budget: ``"linf"`` or ``"l2"``.
+        norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
         step_size: of attacks that take steps; None: a quarter of ``eps``.
         batch_size: images a batch.
         seed: of random starts.
@@ -82,7 +82,7 @@ def attack(
         x: (N, C, H, W) images, floats in [0, 1] or uint8.
         y: (N,) labels, whole numbers from 0.
         eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``.
-        norm: of the budget: ``"linf"`` or ``"l2"``.
+        norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
         step_size: of attacks that take steps; None: a quarter of ``eps``.
         batch_size: images a batch.
         seed: of random starts.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,6 +13,7 @@ from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
+from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
     from calfat_plugin.analyses.attack import Outcome
@@ -39,7 +40,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
 )
 @plugin_option
 @click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
-@click.option("--norm", type=click.Choice(["linf", "l2"]), help="Default: the recipe's, else linf.")
+@click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf.")
 @click.option("--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4.")
 @click.option("--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust.")
 @click.option("--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs the next two.")

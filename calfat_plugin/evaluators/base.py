@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin import __version__, returned
 from calfat_plugin.errors import ModelError, OptionError
@@ -20,7 +20,7 @@ from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import ThreatModel, exact_text
+from calfat_plugin.threat import Norm, ThreatModel, exact_text
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -133,13 +133,13 @@ class BudgetOptions:
     """Options of every attack; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``.
 
     Attributes:
-        norm: of the ball, ``linf`` or ``l2``; needs eps beside it.
+        norm: of the ball, ``linf``, ``l2`` or ``l1``; needs eps beside it.
         eps: radius of the ball, >= 0, a fraction of the pixel range.
         max_examples: attack a fixed random subset of so many test examples, >= 1; None: all of them.
         batch_size: examples a batch, >= 1.
     """
 
-    norm: Literal["linf", "l2"] | None = option(None, help="norm of the ball; needs eps beside it")
+    norm: Norm | None = option(None, help="norm of the ball; needs eps beside it")
     eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=PIXELS)
     max_examples: int | None = option(
         None, low=1, help="attack a fixed random subset of this many test examples; null: all of them"
@@ -150,10 +150,10 @@ class BudgetOptions:
         if self.norm is not None and self.eps is None:
             raise OptionError(f"norm: {self.norm} needs an eps beside it; the same eps is another budget in each norm.")
         for name, value in self.lengths().items():
-            if value is not None and value > 1 and self.norm != "l2":
+            if value is not None and value > 1 and self.norm not in ("l2", "l1"):
                 raise OptionError(
                     f"{name} is a fraction of the pixel range, such as 8/255; got {exact_text(value)}. "
-                    "(For an L2 ball wider than 1, say norm: l2 beside it.)"
+                    "(For an L2 or L1 ball wider than 1, say norm: l2 or norm: l1 beside it.)"
                 )
 
     def lengths(self) -> dict[str, Fraction | None]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
-from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions, check_budget
+from calfat_plugin.errors import OptionError
+from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import attack_mode, input_gradient
 from calfat_plugin.maths.losses import wide
@@ -20,6 +21,8 @@ from calfat_plugin.threat import ThreatModel, per_example
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+
+    from calfat_plugin.recipe.schema import Recipe
 
 DISTORTION = "distortion"
 _EXTRA = 1e-4  # added to each step, in the norm: the authors' code does, for steps that rounding would swallow
@@ -101,6 +104,19 @@ class DeepFool(BudgetedAttack):
         return found
 
 
+def _check(options: DeepFoolOptions, recipe: Recipe) -> None:
+    """Entry check: of what ``check_budget`` looks at, and the norm.
+
+    Raises:
+        OptionError: they do not go together.
+    """
+    if options.threat(recipe.threat).norm == "l1":
+        raise OptionError(
+            "deepfool has no l1: its step would change one pixel, which soon cannot change further. Take fab for the "
+            "smallest change in l1, or give deepfool a norm and an eps of its own."
+        )
+
+
 def _to_nearest(threat: ThreatModel, x_adv: Tensor, logits: Tensor, y: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
     """The way to the nearest boundary of the model linearised at x_adv.
 
@@ -145,7 +161,7 @@ ENTRY = EvaluatorEntry(
 }""",
     ),
     number_option="steps",
-    check=check_budget,
+    check=_check,
     metrics={
         DISTORTION: "mean length of the smallest change found, in the norm, over the examples that were right and were "
         "broken, whatever eps"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import option
@@ -17,7 +17,7 @@ from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.recipe.training import TrainArgs
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import Norm, ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
 TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
@@ -140,7 +140,7 @@ class TrainerChoice(Choice):
 class ThreatOptions:
     """``calfat.threat``: the budget of training and of evaluation."""
 
-    norm: str = option("linf", choices=("linf", "l2"), help="norm of the ball")
+    norm: str = option("linf", choices=get_args(Norm), help="norm of the ball")
     eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range")
     step_size: Fraction = option(
         Fraction(2, 255), low=0, open_low=True, help="training step", unit="fraction of the pixel range"

@@ -21,7 +21,7 @@ from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
+from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks, playable
 from calfat_plugin.options import parse_options
 from calfat_plugin.threat import ThreatModel
 
@@ -36,14 +36,14 @@ def by_hand(
     """Verdicts of pyautoattack's own call; parameters keep their gradients, as a user's script would have it."""
     attack = pyautoattack.AutoAttack(
         model,
-        norm={"linf": "Linf", "l2": "L2"}[threat.norm],
+        norm={"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm],
         eps=float(threat.eps),
         seed=SEED,
         version=version,
         attacks=changes.get("attacks"),
     )
     for part in (attack.apgd, attack.apgd_targeted, attack.fab):
-        part.n_iter = changes.get("iterations", part.n_iter)
+        part.n_iter = part.n_iter_orig = changes.get("iterations", part.n_iter)
     attack.square.n_queries = changes.get("queries", attack.square.n_queries)
     x_adv, _ = attack.run_standard_evaluation(data.x, data.y, batch_size=batch_size)
     with torch.no_grad():
@@ -69,15 +69,17 @@ def task_in(task, scratch):
     [
         ("linf", "standard", None),
         ("l2", "standard", None),
+        ("l1", "standard", None),
         ("linf", "plus", None),
         ("linf", "rand", None),
         ("linf", "custom", "square"),
+        ("l1", "custom", "apgd-dlr, square"),  # without the larger radii that come first in the standard version
         ("linf", "custom", "fab-t, fab, apgd-dlr"),  # fab-t leaves fab one restart instead of five
     ],
 )
 def test_the_verdicts_are_pyautoattacks_on_digits(norm, version, attacks, digits_model, digits, make_task, tmp_path):
     data = digits.subset(range(30))
-    threat = ThreatModel(norm, 0.15 if norm == "linf" else 0.8, 0.05)
+    threat = ThreatModel(norm, {"linf": 0.15, "l2": 0.8, "l1": 3}[norm], 0.05)
     task = make_task(digits_model, data, threat=threat, batch_size=8)
     verdicts, result = through_us(task, tmp_path, version=version, attacks=attacks, **QUICK)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
@@ -87,9 +89,9 @@ def test_the_verdicts_are_pyautoattacks_on_digits(norm, version, attacks, digits
     assert 0 < sum(verdicts) < int(task.clean_correct.sum())
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_the_verdicts_are_pyautoattacks_on_colour_images(norm, colour_model, colour_digits, make_task, tmp_path):
-    threat = ThreatModel(norm, "8/255" if norm == "linf" else 0.5, "2/255")
+    threat = ThreatModel(norm, {"linf": "8/255", "l2": 0.5, "l1": 8}[norm], "2/255")
     task = make_task(colour_model, colour_digits, threat=threat, batch_size=25)
     verdicts, _ = through_us(task, tmp_path, **QUICK)
     assert verdicts == by_hand(colour_model, colour_digits, threat, 25, "standard", **QUICK)
@@ -353,8 +355,8 @@ def test_a_sub_attack_outside_the_budget_is_caught_by_name(digits_model, digits,
         ),
         (
             {"eps": 8},
-            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 ball wider than 1, say norm: l2 "
-            "beside it.)",
+            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 or L1 ball wider than 1, say "
+            "norm: l2 or norm: l1 beside it.)",
         ),
     ],
 )
@@ -488,3 +490,33 @@ def test_nothing_is_written_without_a_scratch_folder(digits_model, digits, make_
     monkeypatch.chdir(tmp_path)
     AutoAttack(AutoAttackOptions(**QUICK)).evaluate(make_task(digits_model, digits.subset(range(4))), "aa")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+def test_in_l1_too_few_iterations_are_refused_before_a_run(iterations):
+    options = AutoAttackOptions(norm="l1", eps=2, iterations=iterations)
+    with pytest.raises(OptionError) as caught:
+        ENTRIES["autoattack"].check(options, SimpleNamespace(threat=ThreatModel()))
+    assert str(caught.value) == (
+        f"iterations: {iterations} are too few in l1, where APGD spends most of them on larger radii; take 5 or more."
+    )
+    for fine in (dataclasses.replace(options, iterations=5), dataclasses.replace(options, norm="l2")):
+        ENTRIES["autoattack"].check(fine, SimpleNamespace(threat=ThreatModel()))
+
+
+@pytest.mark.parametrize(("norm", "targets"), [("l1", 5), ("l2", 9)])
+def test_apgd_t_has_the_published_targets_of_the_norm(norm, targets, digits_model, digits, make_task):
+    task = make_task(digits_model, digits)
+    settings = {"version": "standard", "sub_attacks": ["apgd-t"], "iterations": 10, "queries": 20}
+    attacks = SubAttacks(task, ThreatModel(norm, 2), {**settings, "target_classes": 9, "seed": 0}, lambda calls: None)
+    attacks.configure("apgd-t")
+    assert attacks.forward_passes("apgd-t") == 1 + targets * (1 + 11)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_square_needs_images_of_five_pixels(norm):
+    names, reasons = playable(("apgd-ce", "square"), ThreatModel(norm, 1), 10, 4)
+    assert (names, reasons) == (
+        ("apgd-ce",),
+        {"square": f"in {norm.upper()} it needs images of 5 pixels; they have 4"},
+    )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.deepfool import DISTORTION, DeepFool, DeepFoolOptions
+from calfat_plugin.errors import ModelError, OptionError
+from calfat_plugin.evaluators.deepfool import DISTORTION, ENTRY, DeepFool, DeepFoolOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
@@ -46,6 +47,17 @@ def budget(norm: str, eps: float | Fraction) -> ThreatModel:
 def found(make_task: MakeTask, *, threat: ThreatModel, options: DeepFoolOptions | None = None) -> EvaluationResult:
     task = make_task(linear(), ImageData(X, Y), num_classes=3, threat=threat)
     return DeepFool(options or DeepFoolOptions()).evaluate(task, "deepfool")
+
+
+def test_it_has_no_l1() -> None:
+    recipe = SimpleNamespace(threat=ThreatModel("l1", 2))
+    with pytest.raises(OptionError) as caught:
+        ENTRY.check(DeepFoolOptions(), recipe)
+    assert str(caught.value) == (
+        "deepfool has no l1: its step would change one pixel, which soon cannot change further. Take fab for the "
+        "smallest change in l1, or give deepfool a norm and an eps of its own."
+    )
+    ENTRY.check(DeepFoolOptions(norm="l2", eps=Fraction(1, 2)), recipe)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

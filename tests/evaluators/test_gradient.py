@@ -64,6 +64,16 @@ def test_l2_moves_along_the_gradient_by_eps(make_task):
     assert craft(PGD(options), make_task) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
+def test_l1_puts_the_budget_into_the_pixel_with_the_largest_slope_until_its_bound(make_task):
+    def after(steps: int) -> list[float]:
+        options = BIMOptions(norm="l1", eps=Fraction(3, 5), step_size=Fraction(1, 5), steps=steps)
+        return craft(PGD(options), make_task)
+
+    assert after(3) == pytest.approx((0.5, 1.0), abs=1e-6)
+    assert after(4) == pytest.approx((0.35, 0.95), abs=1e-6)  # (0.3, 1) is 0.1 too far: both go back by 0.05
+    assert after(5) == pytest.approx((0.4, 1.0), abs=1e-6)
+
+
 def test_own_eps_and_step_size_win_over_the_runs(make_task):
     found = craft(PGD(BIMOptions(eps=Fraction(1, 10), step_size=Fraction(1, 100), steps=3)), make_task)
     assert found == pytest.approx((0.47, 0.53), abs=1e-6)
@@ -229,14 +239,14 @@ def complaint(name, **options):
         (
             "pgd",
             {"eps": 8},
-            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 ball wider than 1, say norm: l2 "
-            "beside it.)",
+            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 or L1 ball wider than 1, say "
+            "norm: l2 or norm: l1 beside it.)",
         ),
         (
             "cw",
             {"step_size": 2},
-            "step_size is a fraction of the pixel range, such as 8/255; got 2. (For an L2 ball wider than 1, say "
-            "norm: l2 beside it.)",
+            "step_size is a fraction of the pixel range, such as 8/255; got 2. (For an L2 or L1 ball wider than 1, say "
+            "norm: l2 or norm: l1 beside it.)",
         ),
         (
             "fgsm",

@@ -102,7 +102,7 @@ class TestVectors:
 class TestLoop:
     @FEW
     @given(
-        norm=st.sampled_from(["linf", "l2"]),
+        norm=st.sampled_from(["linf", "l2", "l1"]),
         eps=st.floats(0, 1),
         step_size=st.floats(1e-3, 2),
         steps=st.integers(0, 4),
@@ -135,7 +135,7 @@ class TestLoop:
         assert torch.equal(before[0], x)
         assert torch.equal(before[1], start)
 
-    @pytest.mark.parametrize("norm", ["linf", "l2"])
+    @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
     def test_climbs(self, norm):
         model, y = small_net().eval(), torch.tensor([0, 1, 2])
         x = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -109,6 +110,13 @@ class TestThreatModel:
     def test_l2_radius_may_exceed_the_pixel_range(self):
         assert ThreatModel(norm="l2", eps=3).eps == 3
 
+    @pytest.mark.parametrize(("norm", "most"), [("l2", 10_000), ("l1", 100_000_000)])
+    def test_a_radius_is_no_longer_than_any_image(self, norm, most):
+        assert ThreatModel(norm=norm, eps=most).eps == most
+        with pytest.raises(OptionError) as caught:
+            ThreatModel(norm=norm, eps=most + 1)
+        assert str(caught.value) == f"eps is longer than any image, at most {most} pixel ranges; got {most + 1}"
+
     @pytest.mark.parametrize(
         ("options", "text"),
         [
@@ -126,9 +134,9 @@ class TestThreatModel:
             ({"steps": 0}, "steps must be a whole number of at least 1; got 0"),
             ({"steps": True}, "steps must be a whole number of at least 1; got True"),
             ({"steps": 2.5}, "steps must be a whole number of at least 1; got 2.5"),
-            ({"norm": "Linf"}, "norm must be 'linf' or 'l2'; got 'Linf'. Did you mean 'linf'?"),
-            ({"norm": 2}, "norm must be 'linf' or 'l2'; got 2. Did you mean 'l2'?"),
-            ({"norm": "max"}, "norm must be 'linf' or 'l2'; got 'max'."),
+            ({"norm": "Linf"}, "norm must be 'linf', 'l2' or 'l1'; got 'Linf'. Did you mean 'linf'?"),
+            ({"norm": 2}, "norm must be 'linf', 'l2' or 'l1'; got 2. Did you mean 'l2'?"),
+            ({"norm": "max"}, "norm must be 'linf', 'l2' or 'l1'; got 'max'."),
             (
                 {"bounds": (1, 0)},
                 "bounds must be two numbers, the lower one first, such as [0, 1]; got (1, 0)",
@@ -154,7 +162,7 @@ def threats(norm: str):
     return st.builds(lambda e, s: ThreatModel(norm=norm, eps=e, step_size=s), eps, st.floats(1e-4, 1))
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 class TestBall:
     @FEW
     @given(data=st.data(), seed=st.integers(0, 10**6))
@@ -231,6 +239,7 @@ class TestMoves:
         x, x_adv = torch.zeros(1, 1, 1, 2), torch.tensor([[[[3.0, -4.0]]]])
         assert ThreatModel().distance(x_adv, x).tolist() == [4.0]
         assert ThreatModel(norm="l2").distance(x_adv, x).tolist() == [5.0]
+        assert ThreatModel(norm="l1").distance(x_adv, x).tolist() == [7.0]
 
     def test_bounds_other_than_unit(self):
         threat = ThreatModel(eps=1, bounds=Bounds(-1.0, 1.0))
@@ -258,6 +267,21 @@ class TestCheck:
             "my-attack: 1 of 3 adversarial examples left the l2 ball of eps 0.4; the worst is "
             "example 0, 0.1 outside. An attack must end with threat.project(x_adv, x)."
         )
+
+    def test_l1_adds_up_the_whole_image(self):
+        x_adv = self.X + torch.tensor([[0.3, -0.4], [0.0, 0.0], [0.0, 0.0]])
+        assert self.refusal(x_adv, norm="l1", eps=0.6) == (
+            "my-attack: 1 of 3 adversarial examples left the l1 ball of eps 0.6; the worst is "
+            "example 0, 0.1 outside. An attack must end with threat.project(x_adv, x)."
+        )
+
+    @pytest.mark.parametrize(("excess", "refused"), [(3e-5, False), (1e-4, True)])
+    def test_in_l1_the_rounding_of_every_value_is_allowed(self, excess, refused):
+        x = torch.full((1, 3, 32, 32), 0.25)
+        x_adv = x.clone()
+        x_adv[0, 0, 0, 0] += 0.5 + excess
+        with pytest.raises(BudgetError) if refused else nullcontext():
+            ThreatModel("l1", 0.5).check(x_adv, x, who="my-attack")
 
     def test_outside_the_pixel_range(self):
         x_adv = self.X + torch.tensor([[0.0, 0.75], [0.0, 0.0], [0.0, 0.0]])

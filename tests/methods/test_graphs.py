@@ -180,7 +180,10 @@ def test_dropout_is_drawn_anew_in_every_step(
 
 @pytest.mark.parametrize(
     "options",
-    [PGDOptions(steps=3), PGDOptions(steps=3, norm="l2", eps=Fraction(1, 2), step_size=Fraction(1, 5))],
+    [
+        PGDOptions(steps=3),
+        *(PGDOptions(steps=3, norm=norm, eps=Fraction(1, 2), step_size=Fraction(1, 5)) for norm in ("l2", "l1")),
+    ],
 )
 def test_an_evaluation_has_the_same_verdicts_and_counts(
     options: PGDOptions,

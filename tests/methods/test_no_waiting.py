@@ -149,7 +149,7 @@ def test_no_batch_waits_for_its_data_or_its_augmentation(images: str) -> None:
     assert watched.found == {}
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "cw"])
 def test_no_step_of_an_evaluation_waits(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first pass of a batch's attack to its last projection; what it found is looked at after that."""

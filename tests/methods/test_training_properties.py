@@ -148,7 +148,7 @@ CELLS = [
 ]
 threats = st.builds(
     ThreatModel,
-    norm=st.sampled_from(["linf", "l2"]),
+    norm=st.sampled_from(["linf", "l2", "l1"]),
     eps=st.sampled_from(["0.05", "0.3", "0"]),
     step_size=st.sampled_from(["0.02", "0.5"]),
     steps=st.integers(2, 3),

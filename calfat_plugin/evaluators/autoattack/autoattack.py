@@ -32,6 +32,9 @@ from calfat_plugin.threat import ThreatModel
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from calfat_plugin.recipe.schema import Recipe
+
+_LEAST_L1 = 5  # iterations; APGD in L1 begins at larger radii, and fewer would leave none for eps itself
 _COUNTING = (
     "strict only: AutoAttack attacks what is classified correctly, and counts an example as broken once any sub-attack "
     "has broken it"
@@ -248,6 +251,19 @@ class _Run:
             self.task.on_progress(done, len(self.names) * examples, round(done * robust / examples))
 
 
+def _check(options: AutoAttackOptions, recipe: Recipe) -> None:
+    """Entry check of the whole: of what ``check_budget`` looks at, and of the iterations.
+
+    Raises:
+        OptionError: they do not go together.
+    """
+    if options.threat(recipe.threat).norm == "l1" and options.version == "standard" and options.iterations < _LEAST_L1:
+        raise OptionError(
+            f"iterations: {options.iterations} are too few in l1, where APGD spends most of them on larger radii; take "
+            f"{_LEAST_L1} or more."
+        )
+
+
 def _single(name: str, options: SubAttackOptions) -> AutoAttack:
     values = {item.name: getattr(options, item.name) for item in dataclasses.fields(options)}
     return AutoAttack(AutoAttackOptions(**values, version="custom", attacks=name))
@@ -292,6 +308,7 @@ ENTRIES = (
         "autoattack",
         build=AutoAttack,
         config=AutoAttackOptions,
+        check=_check,
         summary=_WHOLE,
         formula="argmax f(x') = y for the x' of apgd-ce, apgd-t, fab-t and square (version standard)",
     ),

@@ -33,8 +33,8 @@ TARGETED = ("apgd-t", "fab-t")
 PUBLISHED = {"iterations": 100, "queries": 5000, "targets": 9}
 
 _LEAST_CLASSES = {"apgd-dlr": 3, "apgd-t": 4}  # the losses look at the third and the fourth largest logit
-_L2_SQUARE_LEAST_HEIGHT = 5  # its first perturbation is a 5x5 tiling
-_NORMS = {"linf": "Linf", "l2": "L2"}
+_SQUARE_LEAST_HEIGHT = 5  # in L2 and L1 its first perturbation is a 5x5 tiling
+_NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 
 
 def playable(
@@ -47,8 +47,9 @@ def playable(
             reasons[name] = "nothing can be changed within eps 0"
         elif num_classes < _LEAST_CLASSES.get(name, 2):
             reasons[name] = f"its loss needs {_LEAST_CLASSES[name]} classes; there are {num_classes}"
-        elif name == "square" and threat.norm == "l2" and image_height < _L2_SQUARE_LEAST_HEIGHT:
-            reasons[name] = f"in L2 it needs images of {_L2_SQUARE_LEAST_HEIGHT} pixels; they have {image_height}"
+        elif name == "square" and threat.norm != "linf" and image_height < _SQUARE_LEAST_HEIGHT:
+            norm = _NORMS[threat.norm]
+            reasons[name] = f"in {norm} it needs images of {_SQUARE_LEAST_HEIGHT} pixels; they have {image_height}"
     return tuple(name for name in names if name not in reasons), reasons
 
 
@@ -82,9 +83,10 @@ class SubAttacks:
             device=task.device,
         )
         self._whole.apgd.logger = self._whole.apgd_targeted.logger = self.log
-        self._whole.apgd_targeted.n_target_classes = self._whole.fab.n_target_classes = settings["target_classes"]
+        for attack in (self._whole.apgd_targeted, self._whole.fab):  # in L1 the first has fewer than the published
+            attack.n_target_classes = min(attack.n_target_classes, settings["target_classes"])
         for attack in (self._whole.apgd, self._whole.apgd_targeted, self._whole.fab):
-            attack.n_iter = settings["iterations"]
+            attack.n_iter = attack.n_iter_orig = settings["iterations"]  # in L1 APGD splits the latter over radii
         self._whole.square.n_queries = settings["queries"]
         self._current: Any = None
 
@@ -126,13 +128,13 @@ class SubAttacks:
 
     def forward_passes(self, name: str) -> int:
         """About how often the current sub-attack, called ``name``, calls the model in one batch; for progress."""
-        attack = self._current
-        targets = self._settings["target_classes"] if name in TARGETED else 1
+        attack, iterations = self._current, self._settings["iterations"]
+        targets = attack.n_target_classes if name in TARGETED else 1
         if name == "square":
             return int(attack.n_queries) + 3
         if name in ("fab", "fab-t"):
-            return int(1 + targets * attack.n_restarts * (3 + 2 * attack.n_iter))
-        return int(1 + targets * attack.n_restarts * (1 + (attack.n_iter + 1) * attack.eot_iter))
+            return int(1 + targets * attack.n_restarts * (3 + 2 * iterations))
+        return int(1 + targets * attack.n_restarts * (1 + (iterations + 1) * attack.eot_iter))
 
     def check_model(self, x: Tensor, y: Tensor) -> list[dict[str, str]]:
         """pyautoattack's checks on a first batch, as findings: code and text."""
