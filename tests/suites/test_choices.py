@@ -16,10 +16,11 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.chosen import place_in_grid
 from calfat_plugin.suites.costs import seconds_left
 from calfat_plugin.suites.data import fetch
+from calfat_plugin.suites.files import as_csv, as_json
 from calfat_plugin.suites.plan import Plan, make_plan
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import latex, markdown
 from tests.suites.files import CHOOSING, write_suite
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"

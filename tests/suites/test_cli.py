@@ -23,13 +23,23 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
 # Two methods
 
-| method |   n |      natural |       PGD-20 |
-| ------ | --: | -----------: | -----------: |
-| CalFAT |   2 | 81.00 ± 1.41 | 41.00 ± 1.41 |
-| FedPGD |   2 | 61.00 ± 1.41 | 31.00 ± 1.41 |
+| method |   n |                       natural |                        PGD-20 |
+| ------ | --: | ----------------------------: | ----------------------------: |
+| CalFAT |   2 | **81.00 ± 1.41** [68.3, 93.7] | **41.00 ± 1.41** [28.3, 53.7] |
+| FedPGD |   2 |     61.00 ± 1.41 [48.3, 73.7] |     31.00 ± 1.41 [18.3, 43.7] |
 
 Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
-after the final round.
+after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
+examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
+zero; rows compare if data, partition, model, clients, threat model and evaluator agree.
+
+| method |   n |                 natural |                  PGD-20 |
+| ------ | --: | ----------------------: | ----------------------: |
+| CalFAT |   2 | +20.00 [+20.00, +20.00] | +10.00 [+10.00, +10.00] |
+| FedPGD |   2 | -20.00 [-20.00, -20.00] | -10.00 [-10.00, -10.00] |
+
+Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row to \
+the next best, and of each other row to the best.
 
 tables: runs/suites/tiny
 report: runs/suites/tiny/report.html
