@@ -140,7 +140,11 @@ class RoundRecord:
         return None if result is None else result.accuracy
 
     def over_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
-        """The same with ``worst_clients`` of every evaluation; see `EvaluationResult.over_clients`."""
+        """The same with ``worst_clients`` of every evaluation.
+
+        Args:
+            class_counts: training examples, a row a client, (K, C); empty where they are not known.
+        """
         found = {label: result.over_clients(class_counts) for label, result in self.evaluations.items()}
         return dataclasses.replace(self, evaluations=found)
 

@@ -99,7 +99,9 @@ def test_differences_are_paired_and_clear_ones_bold(tmp_path: Path) -> None:
     assert scores[1]["rival"]["seeds"] == 2
 
 
-@pytest.mark.parametrize("setting", ["data_args.partition_alpha: 0.5", "calfat.evaluators: [{name: pgd20, restarts: 2}]"])
+@pytest.mark.parametrize(
+    "setting", ["data_args.partition_alpha: 0.5", "calfat.evaluators: [{name: pgd20, restarts: 2}]"]
+)
 def test_rows_of_other_problems_or_attacks_do_not_compare(setting: str, tmp_path: Path) -> None:
     text = TEXT.replace("{calfat.trainer: fedpgd}", f"{{{setting}}}")
     found = summary(tmp_path, {"CalFAT": (0.6, 0.6), "FedPGD": (0.2, 0.2)}, text)
