@@ -20,7 +20,7 @@ from calfat_plugin.suites.files import as_csv, as_json
 from calfat_plugin.suites.plan import Plan, make_plan
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import latex, markdown
+from calfat_plugin.suites.tables import INTERVALS, latex, markdown
 from tests.suites.files import CHOOSING, write_suite
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
@@ -213,7 +213,8 @@ def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of
         "| FedPGD | learning_rate 0.1, upper edge of the grid  |   0 |       - |      - |",
     ]
     assert (
-        "the global model after the final round. Values are chosen for each row by pgd20 on the validation split after "
+        f"the global model after the final round. {INTERVALS} Values are chosen for each row by pgd20 on the validation "
+        "split after "
         "the last round, the mean over seeds 100, 101, in runs that never see the test split; a run that failed counts "
         "as 0. Tries of every row: 3."
     ) in text

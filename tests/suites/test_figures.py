@@ -53,9 +53,13 @@ def plan(folder: Path, text: str = SUITE) -> Plan:
 @pytest.fixture
 def summary(tmp_path: Path) -> SuiteSummary:
     """The small batches finished twice; the second has no calibration error."""
-    planned, outcomes = plan(tmp_path), []
+    return finished(tmp_path, "small")
+
+
+def finished(folder: Path, *cells: str) -> SuiteSummary:
+    planned, outcomes = plan(folder), []
     for run in planned.runs:
-        if run.cell.name == "small":
+        if run.cell.name in cells:
             run.directory.mkdir(parents=True)
             fog: dict[str, object] = {"label": "fog", "accuracy": 0.5, "num_examples": 30}
             fog["metrics"] = {"ece": None if run.seed else 0.0625}
@@ -76,6 +80,12 @@ def test_they_are_shown_as_measured(summary: SuiteSummary) -> None:
         f"model after the final round. {INTERVALS} Not in percent, but as measured: ECE, margin. 1 of 2 cells have "
         "seeds left to run."
     )
+
+
+def test_rows_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path) -> None:
+    for cell in finished(tmp_path, "small", "large").cells:
+        compared = {metric: score.rival is not None for metric, score in cell.scores.items()}
+        assert compared == {"fog": True, "fog/ece": False, "train/margin": False}
 
 
 def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
