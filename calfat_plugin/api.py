@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe.document import Document, parse_document, read_document
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import EvaluationResult, evaluation_from_json
 from calfat_plugin.rounds_csv import TEXT_COLUMNS, read_rounds
 from calfat_plugin.runs.request import Request, checked_experiment
 
@@ -181,10 +181,7 @@ def load_run(directory: str | Path) -> Run:
         CalfatError: there is no run in it, or a file of it is damaged.
     """
     files = read_run(Path(directory))
-    names = [field.name for field in fields(EvaluationResult)]
-    tuples = ("per_class", "per_class_strict")
-    rows = [{name: row[name] for name in names if name != "metrics" or name in row} for row in files.evaluations]
-    results = [EvaluationResult(**{**row, **{key: tuple(row[key]) for key in tuples}}) for row in rows]
+    results = map(evaluation_from_json, files.evaluations)
     return Run(files.path, files.recipe, {result.label: result for result in results})
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
+from calfat_plugin.maths.worst import Worst, worst_class, worst_clients
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +19,11 @@ State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
 RESULTS_FORMAT = 1
+_OPTIONAL = (
+    "metrics",
+    "worst_class",
+    "worst_clients",
+)  # keys of an evaluation that are not written where there is none
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class EvaluationResult:
         seconds: wall-clock time.
         details: further findings of this evaluator, ready for JSON.
         metrics: figures beside accuracy, under names that the evaluator's entry declares.
+        worst_clients: ``accuracy`` of the worst 10 % of the clients (``maths.worst``); None where the clients' labels
+            are not known.
     """
 
     label: str
@@ -70,6 +78,20 @@ class EvaluationResult:
     seconds: float
     details: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    worst_clients: Worst | None = None
+
+    @property
+    def worst_class(self) -> Worst | None:
+        """``accuracy`` of the worst class; None where nothing is known of classes."""
+        return worst_class(self.per_class)
+
+    def over_clients(self, class_counts: Sequence[Sequence[int]]) -> EvaluationResult:
+        """The same with ``worst_clients``.
+
+        Args:
+            class_counts: training examples, a row a client, (K, C); empty where they are not known.
+        """
+        return dataclasses.replace(self, worst_clients=worst_clients(self.per_class, class_counts))
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,15 @@ class RoundRecord:
         result = self.evaluations.get(label)
         return None if result is None else result.accuracy
 
+    def over_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
+        """The same with ``worst_clients`` of every evaluation.
+
+        Args:
+            class_counts: training examples, a row a client, (K, C); empty where they are not known.
+        """
+        found = {label: result.over_clients(class_counts) for label, result in self.evaluations.items()}
+        return dataclasses.replace(self, evaluations=found)
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -160,16 +191,26 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
     Raises:
         PluginError: naming the key, when an evaluator hands over something that JSON cannot hold.
     """
-    return {
-        field.name: _as_json(getattr(evaluation, field.name), field.name)
-        for field in dataclasses.fields(evaluation)
-        if field.name != "metrics" or evaluation.metrics
-    }
+    names = (*(field.name for field in dataclasses.fields(evaluation)), "worst_class")
+    values = {name: getattr(evaluation, name) for name in names}
+    return {name: _as_json(value, name) for name, value in values.items() if value or name not in _OPTIONAL}
+
+
+def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
+    """What :func:`evaluation_as_json` was given, of an entry of a results file of any version."""
+    names = [field.name for field in dataclasses.fields(EvaluationResult)]
+    values = {name: row[name] for name in names if name in row or name not in _OPTIONAL}
+    values |= {name: tuple(row[name]) for name in ("per_class", "per_class_strict")}
+    if worst := values.get("worst_clients"):
+        values["worst_clients"] = Worst(worst["accuracy"], tuple(worst["ids"]))
+    return EvaluationResult(**values)
 
 
 def _as_json(value: Any, where: str) -> Any:
     import numpy  # here, not above: recipes are checked without it
 
+    if isinstance(value, Worst):
+        value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -11,6 +11,10 @@ from calfat_plugin.errors import RunError
 
 ALARMS = "alarms"
 TEXT_COLUMNS = ("clients", "refused", ALARMS)
+STRICT = "_strict"
+WORST = ("_worst_class", "_worst_clients")
+#: What the columns of a monitored evaluator have after its label, beside the column of its accuracy.
+SUFFIXES = (STRICT, *WORST)
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
 
 

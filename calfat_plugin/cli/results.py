@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin.evaluators.alarms import Alarm
-from calfat_plugin.report.numbers import counted, percent
+from calfat_plugin.maths.intervals import of_accuracy
+from calfat_plugin.report.numbers import counted, interval, listed_ids, percent
 from calfat_plugin.results import EvaluationResult
 
 
@@ -25,12 +26,15 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
     table.add_column("attack" if by_eps else "evaluator")
     figures = list(dict.fromkeys(name for result in results for name in result.metrics))
     words = (name.replace("_", " ") for name in figures)
-    for heading in (*(("eps",) if by_eps else ()), "accuracy", "strict", *words, "examples", "seconds"):
+    eps = ("eps",) if by_eps else ()
+    for heading in (*eps, "accuracy", "95 % interval", "strict", *words, "examples", "seconds"):
         table.add_column(heading, justify="right")
     for result in results:
+        found = of_accuracy((result.accuracy,), result.num_examples)
         table.add_row(
             *((result.label, _budget(result)) if by_eps else (with_budget(result),)),
             percent(result.accuracy),
+            "" if found is None else interval(*found),
             percent(result.accuracy_strict),
             *(f"{result.metrics[name]:.4g}" if name in result.metrics else "" for name in figures),
             str(result.num_examples),
@@ -47,6 +51,16 @@ def with_budget(result: EvaluationResult) -> str:
 
 def _budget(result: EvaluationResult) -> str:
     return f"{result.settings['norm']} {result.settings['eps']}" if "eps" in result.settings else ""
+
+
+def worst_lines(results: Sequence[EvaluationResult]) -> list[str]:
+    """Whom the model fails, a line for classes and one for clients: ``worst class: natural 71.0 % (8)``."""
+    lines = []
+    for name in ("class", "clients"):
+        found = [(result.label, worst) for result in results if (worst := getattr(result, f"worst_{name}")) is not None]
+        shown = ", ".join(f"{label} {percent(worst.accuracy)} ({listed_ids(worst.ids)})" for label, worst in found)
+        lines += [f"worst {name}: {shown}"] if shown else []
+    return lines
 
 
 def show_alarms(console: Console, alarms: Sequence[Alarm]) -> None:

@@ -208,8 +208,9 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import remarks, suite_table
     from calfat_plugin.report import write_comparison
+    from calfat_plugin.suites.files import write_tables
     from calfat_plugin.suites.summary import summarise
-    from calfat_plugin.suites.tables import markdown, write_tables
+    from calfat_plugin.suites.tables import markdown
 
     summary = summarise(plan, outcomes)
     folders = write_tables(summary, out)

@@ -16,7 +16,7 @@ from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
-from calfat_plugin.suites.tables import beside, caption, columns, count, measured, names, notes
+from calfat_plugin.suites.tables import beside, caption, columns, count, interval_of, measured, names, notes
 
 _REFRESH_PER_SECOND = 5
 _STYLES = {
@@ -122,7 +122,7 @@ class LiveSuiteProgress(SuiteObserver):
 
 
 def suite_table(summary: SuiteSummary) -> Table:
-    """The table for a terminal: measured, and beneath it the published number with the difference.
+    """The table for a terminal: measured, and beneath it its interval and the published number with the difference.
 
     Where the terminal is narrow, cells are folded, never cut.
     """
@@ -140,10 +140,13 @@ def suite_table(summary: SuiteSummary) -> Table:
 
 
 def _score(score: Score) -> Text:
-    text = Text(measured(score).replace("± ", "±"))  # one word, so that a fold comes before it
+    # One word, so that a fold comes before it.
+    text = Text(measured(score).replace("± ", "±"), "bold" if score.is_clear_best else "")
+    if found := interval_of(score):
+        text.append(f"\n{found}", style="not bold dim")
     if known := beside(score):
         style = "yellow" if score.beyond else "green" if score.beyond is False else "dim"
-        text.append(f"\n({known})", style=style)
+        text.append(f"\n({known})", style=f"not bold {style}")
     return text
 
 

@@ -16,6 +16,7 @@ from calfat_plugin.recipe.host_sections import read_host_sections
 from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import options_at, section_at
 from calfat_plugin.recipe.training import TrainArgs, check_training
+from calfat_plugin.rounds_csv import SUFFIXES
 from calfat_plugin.threat import ThreatModel, parse_number
 
 CALFAT_KEYS = (
@@ -37,7 +38,6 @@ CALFAT_KEYS = (
 )
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
-_STRICT = "_strict"  # what the column of strict counting has after the label
 _OTHER_COLUMN = re.compile(
     r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm)_[0-9]+"
 )
@@ -194,8 +194,8 @@ def _monitored(document: Document, raw: Any) -> tuple[schema.Choice, ...]:
     labels = {choice.label for choice in choices}
     for choice in choices:
         taken = "of every run" if _OTHER_COLUMN.fullmatch(choice.label) else ""
-        if choice.label.endswith(_STRICT) and choice.label.removesuffix(_STRICT) in labels:
-            taken = f"of '{choice.label.removesuffix(_STRICT)}'"
+        for owner in {choice.label.removesuffix(suffix) for suffix in SUFFIXES} & labels - {choice.label}:
+            taken = f"of '{owner}'"
         if taken:
             raise document.error(
                 choice.path,

@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import theme, words
 from calfat_plugin.report.bars import PerClass, per_class, spread_sentence
 from calfat_plugin.report.canvas import Chart, legend_name, render
-from calfat_plugin.report.numbers import bare_percent
+from calfat_plugin.report.numbers import NOTHING, bare_percent, interval
 from calfat_plugin.report.reading import NATURAL
 from calfat_plugin.threat import parse_number
 
@@ -50,11 +51,14 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
 
 def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
     """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the accuracy."""
+    number = evaluation.get("num_examples") or 0
+    found = of_accuracy((float(evaluation["accuracy"]),), number)
     numbers = [
         bare_percent(float(evaluation["accuracy"])),
+        NOTHING if found is None else interval(*found),
         *reported,
         bare_percent(evaluation.get("accuracy_strict")),
-        f"{evaluation.get('num_examples') or 0:,}",
+        f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",
     ]
     return str(evaluation["label"]), words.budget(evaluation.get("settings") or {}), numbers

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from calfat_plugin.maths.intervals import Rival, rivals
 from calfat_plugin.report import words
 from calfat_plugin.report.groups import Group
 from calfat_plugin.report.measures import Measure, final, on_examples, titles
 from calfat_plugin.report.names import MORE, problem_names, problem_of
-from calfat_plugin.report.numbers import bare_percent, page_points
+from calfat_plugin.report.numbers import bare_percent, interval, page_points, page_points_interval
 from calfat_plugin.report.reading import RunFiles, SuiteFiles
 
 
 def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
-    """A block of rows for each problem, in which the best means are bold; below a mean what was reported.
+    """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
+    and what was reported.
 
     Args:
         groups: the settings.
@@ -22,15 +24,14 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """
     measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
     columns = _columns(list(measured.values()), suite.headings)
-    blocks = _blocks(groups)
+    blocks = {problem: _rows(block, list(columns), measured) for problem, block in _blocks(groups).items()}
     sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
     reported = any(group.reported for group in groups)
     return {
         "head": ["/".join(suite.axes) or "setting", "seeds", *columns.values()],
-        "blocks": [
-            {"problem": problem, "rows": _rows(block, list(columns), measured)} for problem, block in blocks.items()
-        ],
+        "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
         "several": len(blocks) > 1,
+        "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
         "examples": on_examples((heading, _measured_as(column, groups)) for column, heading in columns.items()),
         "abridged": any(group.name.endswith(MORE) for group in groups),
         "reported": (words.listing(sources) or "as the recipe says") if reported else "",
@@ -47,7 +48,7 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
 
 def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups by the problem that they solve, under what sets it apart from the other problems."""
-    problems = [problem_of(group.runs[0]) for group in groups]
+    problems = [problem_of(group.runs[0].recipe) for group in groups]
     blocks: dict[str, list[Group]] = {}
     for name, group in zip(problem_names(problems), groups, strict=True):
         blocks.setdefault(name, []).append(group)
@@ -57,16 +58,21 @@ def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
 def _rows(
     block: Sequence[Group], columns: Sequence[Measure], measured: Mapping[str, Mapping[str, Measure]]
 ) -> list[dict[str, Any]]:
-    """The best of several means is bold, and so is one that looks like it."""
-    cells = [[_score(group, column, columns, measured[group.name]) for column in columns] for group in block]
-    for column in zip(*cells, strict=True):
-        known = [cell for cell in column if cell["value"] is not None]
-        best = max((cell["value"] for cell in known), default=0.0)
-        for cell in known:
-            cell["best"] = len(known) > 1 and cell["mean"] == bare_percent(best)
+    """A row a setting, its scores compared with those of the others."""
+    found = {}
+    for column in columns:
+        own = [group for group in block if _is_in(column, columns, measured[group.name])]
+        found[column] = rivals({group.name: group.by_seed(column.label) for group in own})
     return [
-        {"name": group.name, "seeds": _seeds(group), "scores": scores}
-        for group, scores in zip(block, cells, strict=True)
+        {
+            "name": group.name,
+            "seeds": _seeds(group),
+            "scores": [
+                _score(group, column, columns, measured[group.name], found[column].get(group.name))
+                for column in columns
+            ],
+        }
+        for group in block
     ]
 
 
@@ -77,22 +83,38 @@ def _seeds(group: Group) -> str:
 
 
 def _score(
-    group: Group, column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]
+    group: Group,
+    column: Measure,
+    columns: Sequence[Measure],
+    measured: Mapping[str, Measure],
+    rival: Rival | None,
 ) -> dict[str, Any]:
-    """A cell of the table: the mean, its spread, and what was reported with the difference."""
-    # Without a measurement, what was reported is in the first column of its label.
-    own = measured.get(column.label) or next(other for other in columns if other.label == column.label)
-    score = group.score(column.label) if own == column else None
-    reported = group.reported.get(column.label) if own == column else None
+    """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
+    own = _is_in(column, columns, measured)
+    score, found = (group.score(column.label), group.interval(column.label)) if own else (None, None)
+    reported = group.reported.get(column.label) if own else None
     return {
-        "value": None if score is None else score.mean,
         "mean": bare_percent(None if score is None else score.mean),
-        "best": False,
+        "best": rival is not None and rival.is_clear_best,
         "spread": "" if score is None or score.std is None else f" ± {bare_percent(score.std)}",
+        "interval": "" if found is None else interval(*found),
+        "rival": _difference(rival),
         "reported": "" if reported is None else bare_percent(reported),
         "difference": "" if score is None or reported is None else page_points(score.mean - reported),
         "beyond": group.tolerable.get(column.label) is False,
     }
+
+
+def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]) -> bool:
+    """Whether a setting belongs in a column; without a measurement, in the first one of its label."""
+    return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
+
+
+def _difference(rival: Rival | None) -> str:
+    """In points, with its interval; empty where nothing is paired."""
+    if rival is None or rival.difference is None or rival.difference.interval is None:
+        return ""
+    return f"{page_points(rival.difference.mean)} {page_points_interval(*rival.difference.interval)}"
 
 
 def _measured_as(column: Measure, groups: Sequence[Group]) -> list[tuple[RunFiles, Mapping[str, Any]]]:

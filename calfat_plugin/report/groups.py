@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.maths.intervals import Interval, of_accuracy
 from calfat_plugin.maths.metrics import MeanStd, mean_std
 from calfat_plugin.report.measures import Measure, final
 from calfat_plugin.report.names import setting_names, settings_of
@@ -33,10 +34,20 @@ class Group:
     source: str
     tolerable: Mapping[str, bool]
 
+    def by_seed(self, label: str) -> dict[int, float]:
+        """Seed to final accuracy of the finished runs."""
+        found = {run.seed: run.accuracy(label) for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
     def score(self, label: str) -> MeanStd | None:
         """Mean and sample standard deviation over seeds of the final accuracy; None where nothing is finished."""
-        values = [value for value in (run.accuracy(label) for run in self.runs) if value is not None]
+        values = list(self.by_seed(label).values())
         return mean_std(values) if values else None
+
+    def interval(self, label: str) -> Interval | None:
+        """95 % interval of that mean: Student's over seeds, of one run Wilson's; None where nothing is finished."""
+        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
+        return of_accuracy(list(self.by_seed(label).values()), numbers.pop() if len(numbers) == 1 else None)
 
     def measures(self) -> dict[str, Measure]:
         """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""

@@ -47,13 +47,17 @@ MORE = "…"
 
 def settings_of(run: RunFiles) -> dict[str, Any]:
     """Dotted key to value, for all that parts runs into settings."""
-    found = flat(run.recipe).items()
+    return _settings(run.recipe)
+
+
+def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    found = flat(recipe).items()
     return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
 
 
-def problem_of(run: RunFiles) -> dict[str, Any]:
-    """What must agree before accuracies compare: data, partition, model, clients and threat."""
-    return {key: value for key, value in settings_of(run).items() if key.startswith(_PROBLEM)}
+def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat."""
+    return {key: value for key, value in _settings(recipe).items() if key.startswith(_PROBLEM)}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_LISTED = 3  # ids that are named
 NOTHING = "\N{EN DASH}"  # on a page, where there is no number
 
 
@@ -20,6 +23,11 @@ def bare_percent(fraction: float | None, digits: int = 2) -> str:
     return NOTHING if fraction is None else f"{100 * fraction:.{digits}f}"
 
 
+def interval(low: float, high: float) -> str:
+    """An interval of fractions in percent: ``[79.3, 86.7]``."""
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
 def points(difference: float) -> str:
     """A difference of two fractions in percentage points, with its sign: ``+0.31``."""
     return f"{100 * difference:+.2f}"
@@ -28,6 +36,22 @@ def points(difference: float) -> str:
 def page_points(difference: float) -> str:
     """The same for pages, with a true minus sign."""
     return points(difference).replace("-", "\N{MINUS SIGN}")
+
+
+def points_interval(low: float, high: float) -> str:
+    """An interval of differences in percentage points: ``[-0.31, +1.20]``."""
+    return f"[{points(low)}, {points(high)}]"
+
+
+def page_points_interval(low: float, high: float) -> str:
+    """The same for pages, with true minus signs, never broken at the end of a line."""
+    return points_interval(low, high).replace("-", "\N{MINUS SIGN}").replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def listed_ids(ids: Sequence[int], names: Sequence[str] = ()) -> str:
+    """``3, 7``, or the names that they are indexes of; of more than three ``3, 7, 9 and 7 more``."""
+    shown = ", ".join(names[each] if each < len(names) else str(each) for each in ids[:_LISTED])
+    return shown + (f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else "")
 
 
 def duration(seconds: float) -> str:

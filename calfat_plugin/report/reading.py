@@ -11,11 +11,12 @@ from typing import Any
 
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
+from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
 from calfat_plugin.results import RESULTS_FORMAT
-from calfat_plugin.rounds_csv import TEXT_COLUMNS, read_rounds
+from calfat_plugin.rounds_csv import SUFFIXES, TEXT_COLUMNS, read_rounds
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
@@ -126,7 +127,7 @@ class RunFiles:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Columns of what plugins measured beside: ``train/margin``, ``pgd20/ece``; those that hold numbers."""
-        accuracies = {column for label in self.monitored for column in (label, f"{label}_strict")}
+        accuracies = {column for label in self.monitored for column in (label, *map(label.__add__, SUFFIXES))}
         columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
         return tuple(column for column in columns if column not in accuracies and self.curve(column))
 
@@ -243,7 +244,7 @@ class SuiteFiles:
         title: above its table.
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
-        cells: as ``suites/tables.py`` writes them.
+        cells: as ``suites/files.py`` writes them.
         notes: how values of its cells were chosen, and what came of it.
     """
 
@@ -315,6 +316,8 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 def read_results(path: Path) -> Mapping[str, Any]:
     """Read ``results.json``; empty where there is none: the run is not finished.
 
+    Worst classes and clients, which earlier versions did not write, are added.
+
     Raises:
         RunError: it is damaged, or of a newer version than this one.
     """
@@ -324,7 +327,15 @@ def read_results(path: Path) -> Mapping[str, Any]:
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    return found
+    return _with_worst(found, path.with_name("partition.json"))
+
+
+def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:
+    evaluations = results.get("evaluations") or ()
+    if all("worst_class" in evaluation for evaluation in evaluations):
+        return results
+    counts = _checked(partition, shapes.PARTITION).get("class_counts") or ()
+    return {**results, "evaluations": [{**worst_as_json(e.get("per_class") or (), counts), **e} for e in evaluations]}
 
 
 def _number(text: str) -> float | None:

@@ -13,10 +13,21 @@ from calfat_plugin.report.bars import final_per_class, label_distribution
 from calfat_plugin.report.canvas import Chart, Drawing, render
 from calfat_plugin.report.curves import heterogeneity, learning_curves, learning_rate, losses, own_metrics
 from calfat_plugin.report.groups import reported_of
-from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, duration, page_points, unbroken_percent
+from calfat_plugin.report.numbers import (
+    NOTHING,
+    bare_percent,
+    counted,
+    duration,
+    listed_ids,
+    page_points,
+    unbroken_percent,
+)
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.spending import cells, spending
+from calfat_plugin.rounds_csv import WORST
+
+_WORST = dict(zip(WORST, ("worst class", "worst clients"), strict=True))
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -95,8 +106,22 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         "reported": (source or "as the recipe says") if compares else "",
         "selected": words.listing(best),
         "validated": "validation_selected" in run.results,
+        "worst": _worst(run),
         "measured": dict(map(_how, run.evaluations)),
     }
+
+
+def _worst(run: RunFiles) -> list[tuple[str, str, list[str]]]:
+    """Whom the final model fails: a row an evaluator; none where nothing is known of classes."""
+    rows = []
+    for evaluation in run.evaluations:
+        found = {key: evaluation.get(key) for key in ("worst_class", "worst_clients")}
+        numbers = [bare_percent(float(evaluation["accuracy"]))]
+        for worst, names in zip(found.values(), (run.class_names, ()), strict=True):
+            numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else [NOTHING] * 2
+        if any(found.values()):
+            rows.append((str(evaluation["label"]), "", numbers))
+    return rows
 
 
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:
@@ -113,13 +138,15 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
     """Every round in numbers."""
     if not run.rounds:
         return None
-    names = {**{label: f"{label} %" for label in run.monitored}, "heterogeneity": "s²", "seconds": "seconds"}
+    accuracies = {label: f"{label} %" for label in run.monitored}
+    accuracies |= {f"{label}{suffix}": f"{label}, {who} %" for label in run.monitored for suffix, who in _WORST.items()}
+    names = {**accuracies, "heterogeneity": "s²", "seconds": "seconds"}
     names |= {"peak_memory_mb": "peak memory, MB", "peak_gpu_memory_mb": "peak on the GPU, MB"}
     names |= {column: column for column in run.metrics}
     columns = [column for column in names if run.curve(column)]
 
     def shown(column: str, value: float | None) -> str:
-        return bare_percent(value) if value is None or column in run.monitored else f"{value:.4g}"
+        return bare_percent(value) if value is None or column in accuracies else f"{value:.4g}"
 
     return {
         "total": counted(len(run.rounds), "round"),

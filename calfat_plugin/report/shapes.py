@@ -52,6 +52,7 @@ EPS = _is("a number such as 8/255", _exact)
 PICK = _is("a name, or a mapping with one", lambda value: isinstance(value, (str, Mapping)))
 
 _ANY_MAPPING = {"*": ANYTHING}
+_WORST = {"accuracy": FRACTION, "ids": [COUNT], "*": ANYTHING}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
@@ -61,6 +62,8 @@ _EVALUATION = {
     "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
     "seconds?": NUMBER,
     "metrics?": {"*": METRIC},
+    "worst_class?": _WORST,
+    "worst_clients?": _WORST,
     "*": ANYTHING,
 }
 _ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]

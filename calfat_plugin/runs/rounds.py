@@ -11,12 +11,11 @@ from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.rounds_csv import ALARMS, read_rounds, rows_of, text_of
+from calfat_plugin.rounds_csv import ALARMS, STRICT, WORST, read_rounds, rows_of, text_of
 
 _MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
 _RATE = "learning_rate"
-_ADDED = (ALARMS, *_MEMORY, _RATE)  # the last columns, in this order, some of which files of older versions lack
 _LISTED = 5  # rounds whose alarms are quoted on the page
 
 
@@ -25,7 +24,7 @@ class RoundsFile:
 
     Args:
         path: the file.
-        labels: monitored evaluators, a column each (strict counting beside it).
+        labels: monitored evaluators, a column each, with others beside it (``rounds_csv.SUFFIXES``).
         num_clients: clients in total, for a column of losses and of update norms each.
         metrics: what plugins measure beside, a column each (``RoundRecord.metrics``).
     """
@@ -39,7 +38,7 @@ class RoundsFile:
         clients = range(self.num_clients)
         return [
             "round",
-            *(column for label in self.labels for column in (label, f"{label}_strict")),
+            *(column for label in self.labels for column in (label, f"{label}{STRICT}")),
             "heterogeneity",
             "clients",
             "refused",
@@ -49,8 +48,13 @@ class RoundsFile:
             "bytes_down",
             "bytes_up",
             "seconds",
-            *_ADDED,
+            *self._added,
         ]
+
+    @property
+    def _added(self) -> list[str]:
+        """The last columns, in this order, some of which files of older versions lack."""
+        return [ALARMS, *_MEMORY, _RATE, *(f"{label}{suffix}" for label in self.labels for suffix in WORST)]
 
     def append(self, record: RoundRecord) -> None:
         """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not.
@@ -83,10 +87,13 @@ class RoundsFile:
                 "there; the file was changed by hand. Start the run again without --resume."
             )
         rows_of(self.path, kept)
-        header, *rows = (line.rstrip("\n") for line in kept)
-        missing = [column for column in _ADDED if column not in header.split(",")]
-        lines = [",".join([header, *missing]), *(row + "," * len(missing) for row in rows)]
-        write_text(self.path, "".join(f"{line}\n" for line in lines))
+        header, *rows = kept
+        present = next(csv.reader([header]))
+        missing = [column for column in self._added if column not in present]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow([*present, *missing])
+        text.writelines(row.rstrip("\n") + "," * len(missing) + "\n" for row in rows)
+        write_text(self.path, text.getvalue())
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
         row: dict[str, object] = {
@@ -104,7 +111,9 @@ class RoundsFile:
             row[_RATE] = repr(record.learning_rate)
         row |= {column: f"{peak:.1f}" for column in _MEMORY if (peak := getattr(record, column)) is not None}
         for label, result in record.evaluations.items():
-            row[label], row[f"{label}_strict"] = repr(result.accuracy), repr(result.accuracy_strict)
+            row[label], row[f"{label}{STRICT}"] = repr(result.accuracy), repr(result.accuracy_strict)
+            worst = zip(WORST, (result.worst_class, result.worst_clients), strict=True)
+            row |= {f"{label}{suffix}": repr(found.accuracy) for suffix, found in worst if found is not None}
         row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})
         row.update({f"update_norm_{client}": repr(norm) for client, norm in record.update_norms.items()})
         row.update({name: repr(value) for name, value in record.metrics.items()})

@@ -65,7 +65,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 
         shards = {} if runtime.has_silos else shards_of(experiment, dataset, device)
         data = {} if runtime.has_silos else describe_data(dataset, shards)  # the counts never leave the silos
-        info = _run_info(directory, experiment, snapshot, data.get("class_counts", ()))
+        counts = data.get("class_counts", ())
+        info = _run_info(directory, experiment, snapshot, counts)
         if snapshot is not None:
             directory.check_data(data)
         directory.begin(info.start_round - 1)
@@ -79,7 +80,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         observer.run_started(info)
         listeners.run_started(info)
 
-        def on_round(record: RoundRecord, now: Snapshot) -> None:
+        def on_round(measured: RoundRecord, now: Snapshot) -> None:
+            record = measured.over_clients(counts)
             with timed("checkpoint"):
                 writer.round_finished(record, now)
                 # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
@@ -110,6 +112,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 writer,
             ):
                 evaluations = runtime.lead(replace(task, workers=processes))
+            evaluations = tuple(evaluation.over_clients(counts) for evaluation in evaluations)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too

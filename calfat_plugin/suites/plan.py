@@ -11,12 +11,13 @@ from pathlib import Path
 
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.choices import Choice, choice_of
 from calfat_plugin.suites.parts import check_selector, grid
-from calfat_plugin.suites.schema import Selector, Setting, Suite
+from calfat_plugin.suites.schema import WORST, Selector, Setting, Suite, evaluator_of
 
 REPORTED_PATH: KeyPath = ("calfat", "reported")
 _DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
@@ -205,6 +206,7 @@ def _reported(suite: Suite, name: str, settings: Iterable[Setting]) -> tuple[Set
         place = suite.document.place(())
         return (Setting(REPORTED_PATH, {}, place),) if suite.base_document.has(REPORTED_PATH) else ()
     percent = {label: round(100 * accuracy, _DECIMALS) for label, accuracy in published.accuracy.items()}
+    percent = {label: number for label, number in percent.items() if evaluator_of(label) == label}
     place = suite.document.place(("reported", "percent", name))
     return (Setting(REPORTED_PATH, {"source": published.source, **percent}, place),)
 
@@ -218,9 +220,24 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
         if label in published and label in measured and label not in accuracies:
             what = f"'{label}' is no accuracy; published numbers are accuracies in percent. Remove it here."
             raise in_cell(suite.document.error(("reported",), what), name, suite)
-        if label not in measured:
-            what = f"'{label}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators."
-            raise in_cell(suite.document.error(("metrics",), what), name, suite)
+        if label not in measured and (problem := _problem_of_metric(label, experiment, accuracies, measured)):
+            raise in_cell(suite.document.error(("metrics",), problem), name, suite)
+
+
+def _problem_of_metric(metric: str, experiment: Experiment, accuracies: Sequence[str], measured: Sequence[str]) -> str:
+    """Why the runs of a cell do not have a metric, in words; empty where they have it."""
+    evaluator, _, worst = metric.rpartition(":")
+    if evaluator in accuracies and worst not in WORST:
+        return f"got '{metric}'; after the evaluator '{evaluator}' and a colon, expected {' or '.join(WORST)}."
+    if worst == "worst-clients" and runtime_of(experiment).has_silos:
+        return (
+            f"'{metric}' needs the labels of each client's examples, and across silos the server does not know them. "
+            f"Remove it, or run the suite as a simulation."
+        )
+    evaluator = evaluator_of(metric)
+    if evaluator not in accuracies:
+        return f"'{evaluator}' is not among the evaluators of the run: {listed(measured)}. Add it to calfat.evaluators."
+    return ""
 
 
 def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:

@@ -16,12 +16,20 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.runs.directory import DEFAULT_ROOT
 
 SUITES_ROOT = DEFAULT_ROOT / "suites"
+#: What may be behind an evaluator's label and a colon in a metric, and its key in ``results.json``.
+WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
 
 
 def slug(text: str) -> str:
     """``SVHN (r = 0.3)`` as a folder is called: ``svhn-r-0.3``. Empty when nothing is left."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-.")
+
+
+def evaluator_of(metric: str) -> str:
+    """The evaluator of ``pgd20:worst-class``: ``pgd20``; any other metric itself."""
+    label, _, worst = metric.rpartition(":")
+    return label if worst in WORST else metric
 
 
 @dataclass(frozen=True)
@@ -150,8 +158,8 @@ class Suite:
         settings: changes that all cells share.
         axes: the grid; a cell is one label of each.
         seeds: seeds of every cell.
-        metrics: the columns: an evaluator's label in the final evaluation, or a plugin's figure (``train/margin``,
-            ``pgd20/ece``), to the column's heading.
+        metrics: the columns: an evaluator's label in the final evaluation, the same with what the model serves worst
+            (``pgd20:worst-class``), or a plugin's figure (``train/margin``, ``pgd20/ece``), to the column's heading.
         choose: how values of each cell are chosen before its runs; None: as the suite says.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.

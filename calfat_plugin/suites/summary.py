@@ -1,21 +1,24 @@
-"""What a suite has measured so far: mean and sample standard deviation over seeds, beside the published numbers."""
+"""What a suite has measured so far: means over seeds with their intervals, compared with each other and with the
+published numbers."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from calfat_plugin.maths.intervals import Interval, Rival, of_accuracy, rivals, student
 from calfat_plugin.maths.metrics import mean_std
-from calfat_plugin.report.reading import read_results
+from calfat_plugin.report.names import problem_of
+from calfat_plugin.report.reading import label_of, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun
 from calfat_plugin.suites.choices import Choice
 from calfat_plugin.suites.chosen import choice_notes
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome
-from calfat_plugin.suites.schema import Suite
+from calfat_plugin.suites.schema import WORST, Suite, evaluator_of
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
@@ -29,12 +32,18 @@ class Score:
         values: one a finished seed, in the order of the seeds.
         reported: the published number, or None.
         tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
+        seeds: one for each value.
+        num_examples: what one value is a share of; None where it is no share of examples.
+        rival: the best score of the same problem, or the next best for the best itself; None where there is none.
     """
 
     values: tuple[float, ...]
     reported: float | None = None
     tolerance: float | None = None
     is_accuracy: bool = True
+    seeds: tuple[int, ...] = ()
+    num_examples: int | None = None
+    rival: Rival | None = None
 
     @property
     def mean(self) -> float | None:
@@ -45,6 +54,16 @@ class Score:
     def std(self) -> float | None:
         """Sample standard deviation (ddof 1); None for fewer than two seeds."""
         return mean_std(self.values)[1] if self.values else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % interval of the mean: Student's over seeds; of a single accuracy Wilson's, over its test examples."""
+        return of_accuracy(self.values, self.num_examples) if self.is_accuracy else student(self.values)
+
+    @property
+    def is_clear_best(self) -> bool:
+        """Whether it is bold: the best, and the interval of its paired difference to the next best excludes zero."""
+        return self.rival is not None and self.rival.is_clear_best
 
     @property
     def difference(self) -> float | None:
@@ -74,14 +93,24 @@ class RunSummary:
     results: Mapping[str, Any]
 
     def value(self, metric: str) -> float | None:
-        """Accuracy of one evaluator by the convention of the paper's tables, or a plugin's figure."""
+        """Accuracy of one evaluator by the convention of the paper's tables, of its worst class or clients, or a
+        plugin's figure."""
         found = dict(self.results.get("metrics") or {})
         for evaluation in self.results.get("evaluations", ()):
             beside = evaluation.get("metrics") or {}
             found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
+            worst = {name: evaluation.get(key) for name, key in WORST.items()}
+            found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
             found[evaluation["label"]] = evaluation["accuracy"]
         number = found.get(metric)
         return None if number is None else float(number)
+
+    def num_examples(self, metric: str) -> int | None:
+        """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
+        found = {
+            evaluation["label"]: evaluation.get("num_examples") for evaluation in self.results.get("evaluations", ())
+        }
+        return found.get(metric)
 
 
 @dataclass(frozen=True)
@@ -160,7 +189,8 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
     by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
         by_cell[run.cell.name].append(_run_summary(run, ended.get((run.cell.name, run.seed))))
-    return SuiteSummary(plan, tuple(_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells))
+    cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
+    return SuiteSummary(plan, tuple(_compared(cells)))
 
 
 def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
@@ -169,15 +199,49 @@ def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSum
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
-        measured = (run.value(label) for run in runs)  # None for a run without results
+        measured = {run.run.seed: (run.value(label), run.num_examples(label)) for run in runs}
+        known = {seed: value for seed, (value, _) in measured.items() if value is not None}  # with results
+        examples = {number for seed, (_, number) in measured.items() if seed in known}
         published = None if reported is None else reported.accuracy.get(label)
         points = suite.tolerance.get(label)
         tolerance = None if points is None else points / 100
-        values = tuple(value for value in measured if value is not None)
-        scores[label] = Score(values, published, tolerance, label not in figures)
+        scores[label] = Score(
+            tuple(known.values()),
+            published,
+            tolerance,
+            label not in figures,
+            seeds=tuple(known),
+            num_examples=examples.pop() if len(examples) == 1 else None,
+        )
     source = None if reported is None else reported.source
     waiting = plan.seeds if cell.name in plan.waiting else ()
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
+
+
+def _compared(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
+    """The cells, each accuracy compared with the best of those that were measured alike on one problem."""
+    kinds = [dict(_kinds(cell)) for cell in cells]
+    alike: dict[str, dict[str, Mapping[int, float]]] = {}
+    for cell, of in zip(cells, kinds, strict=True):
+        for metric, kind in of.items():
+            score = cell.scores[metric]
+            alike.setdefault(kind, {})[cell.cell.name] = dict(zip(score.seeds, score.values, strict=True))
+    found = {kind: rivals(settings) for kind, settings in alike.items()}
+    for cell, of in zip(cells, kinds, strict=True):
+        rival = {metric: found[kind].get(cell.cell.name) for metric, kind in of.items()}
+        yield replace(cell, scores={name: replace(score, rival=rival.get(name)) for name, score in cell.scores.items()})
+
+
+def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
+    """(metric, what must agree before its numbers compare) of the cell's accuracies.
+
+    Figures of plugins are left out: of some of them less is better.
+    """
+    recipe = None if cell.cell.experiment is None else cell.cell.experiment.as_run()
+    for metric, score in cell.scores.items():
+        if recipe is not None and score.is_accuracy:
+            picks = [pick for pick in recipe["calfat"]["evaluators"] if label_of(pick) == evaluator_of(metric)]
+            yield metric, repr((metric, problem_of(recipe), picks))
 
 
 def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:

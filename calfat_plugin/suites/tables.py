@@ -1,28 +1,27 @@
-"""A suite's table as Markdown, LaTeX, CSV and JSON. Texts show percent; JSON holds fractions, as results files do."""
+"""A suite's table as people read it: as Markdown and as LaTeX, in percent."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from calfat_plugin import __version__
-from calfat_plugin.disk import write_text
-from calfat_plugin.errors import RunError
-from calfat_plugin.options import to_plain
 from calfat_plugin.report.numbers import bare_percent as percent
-from calfat_plugin.report.numbers import points
-from calfat_plugin.suites.chosen import as_json as choice_as_json
+from calfat_plugin.report.numbers import interval, points, points_interval
 from calfat_plugin.suites.chosen import chosen_text, how_chosen
-from calfat_plugin.suites.schema import Choose, Suite
+from calfat_plugin.suites.schema import Suite
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 
 NOTHING = "-"
 CHOSEN = "chosen"
+INTERVALS = (
+    "In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best "
+    "mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes zero; rows compare "
+    "if data, partition, model, clients, threat model and evaluator agree."
+)
+DIFFERENCES = (
+    "Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row "
+    "to the next best, and of each other row to the best."
+)
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -35,8 +34,6 @@ _LATEX = {
 }
 # What Markdown would read as HTML, an entity, emphasis, code or a link.
 _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
-_CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
-_CSV_FIGURES = ("mean", "std")  # of what is no accuracy; only in tables that have such a column
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -59,12 +56,27 @@ def beside(score: Score) -> str:
     return f"{percent(score.reported)}, {points(score.difference)}{'!' if score.beyond else ''}"
 
 
+def interval_of(score: Score) -> str:
+    """``[60.8, 61.9]``, its 95 % interval in percent; empty where it has none."""
+    if score.interval is None:
+        return ""
+    return interval(*score.interval) if score.is_accuracy else "[{:.4g}, {:.4g}]".format(*score.interval)
+
+
+def difference(score: Score) -> str:
+    """``-3.21 [-4.10, -2.32]``: to its rival in points, paired over seeds; ``-`` for fewer than two seeds."""
+    found = None if score.rival is None else score.rival.difference
+    if found is None or found.interval is None:
+        return NOTHING
+    return f"{points(found.mean)} {points_interval(*found.interval)}"
+
+
 def caption(summary: SuiteSummary) -> str:
     """What the numbers mean, in a few sentences."""
     suite, seeds = summary.suite, ", ".join(map(str, summary.plan.seeds))
     text = (
         f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
-        "the global model after the final round."
+        f"the global model after the final round. {INTERVALS}"
     )
     figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
     if figures:
@@ -104,10 +116,22 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
+    rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
+    text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipe_table(summary, rows)}\n{_in_markdown(caption(summary))}\n"
+    compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
+    rows = [[*names(summary, cell), count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
+    text += f"\n{_pipe_table(summary, rows)}\n{DIFFERENCES}\n" if rows else ""
+    remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
+    return text + (f"\n{remarks}" if remarks else "")
+
+
+def _pipe_table(summary: SuiteSummary, body: Iterable[Sequence[str]]) -> str:
+    """Rows of names, which are texts of others, then of numbers, which are Markdown of ours."""
     axes = columns(summary.suite)
-    rows = [[*axes, "n", *summary.suite.metrics.values()]]
-    rows += ([*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells)
-    rows = [[_in_markdown(text).replace("|", "\\|") for text in row] for row in rows]
+    head = [_in_markdown(text).replace("|", "\\|") for text in (*axes, "n", *summary.suite.metrics.values())]
+    rows = [head]
+    for row in body:
+        rows.append([*(_in_markdown(text).replace("|", "\\|") for text in row[: len(axes)]), *row[len(axes) :]])
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(
         1, ["-" * width if index < len(axes) else "-" * (width - 1) + ":" for index, width in enumerate(widths)]
@@ -119,9 +143,7 @@ def markdown(summary: SuiteSummary) -> str:
         + " |"
         for row in rows
     ]
-    text = f"# {_in_markdown(summary.suite.title)}\n\n" + "\n".join(lines) + f"\n\n{_in_markdown(caption(summary))}\n"
-    remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
-    return text + (f"\n{remarks}" if remarks else "")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def latex(summary: SuiteSummary) -> str:
@@ -148,80 +170,6 @@ def latex(summary: SuiteSummary) -> str:
     lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}"]
     lines += [f"% {cell}: {note}" for cell, note in notes(summary)]
     return "\n".join(lines) + "\n"
-
-
-def as_csv(summary: SuiteSummary) -> str:
-    """A row for each cell and metric."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    axes = columns(summary.suite)
-    figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
-    more = _CSV_FIGURES if figures else ()
-    writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note", *more])
-    for cell in summary.cells:
-        for label, score in cell.scores.items():
-            numbers = (score.mean, score.std, score.reported, score.difference)
-            plain = ("",) * 2 if score.is_accuracy else tuple("" if n is None else repr(n) for n in numbers[:2])
-            numbers = numbers if score.is_accuracy else (None,) * 4
-            writer.writerow(
-                [
-                    *names(summary, cell),
-                    label,
-                    len(score.values),
-                    *("" if number is None else f"{100 * number:.4f}" for number in numbers),
-                    "" if score.beyond is None else str(score.beyond).lower(),
-                    (cell.source or "") if score.reported is not None else "",
-                    "; ".join(cell.notes),
-                    *plain[: len(more)],
-                ]
-            )
-    return text.getvalue()
-
-
-def as_json(summary: SuiteSummary) -> dict[str, Any]:
-    """Everything: settings, runs with their directories and full evaluations, scores."""
-    suite = summary.suite
-    return {
-        "suite": suite.name,
-        "title": suite.title,
-        "file": suite.document.file,
-        "base": str(suite.base),
-        "overrides": list(summary.plan.overrides),
-        "seeds": list(summary.plan.seeds),
-        "axes": [{"name": axis, "labels": list(labels)} for axis, labels in suite.axes.items()],
-        "metrics": [{"label": label, "heading": heading} for label, heading in suite.metrics.items()],
-        "tolerance_points": dict(suite.tolerance),
-        "units": "accuracies are fractions in [0, 1]; std is the sample standard deviation (ddof 1) over seeds",
-        **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
-        "cells": [_cell_as_json(cell) for cell in summary.cells],
-        "calfat_plugin": __version__,
-    }
-
-
-def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
-    """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
-
-    Returns:
-        The folders written to.
-
-    Raises:
-        RunError: one of them cannot be written.
-    """
-    texts: Mapping[str, str] = {
-        "table.md": markdown(summary),
-        "table.tex": latex(summary),
-        "table.csv": as_csv(summary),
-        "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
-    }
-    folders = {summary.plan.directory: False, **({} if out is None else {out: True})}
-    for folder, is_copy in folders.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, text in texts.items():
-                write_text(folder / (f"{summary.suite.name}{Path(name).suffix}" if is_copy else name), text)
-        except OSError as error:
-            raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
-    return list(folders)
 
 
 # --- helpers ----------------------------------------------------------------------------------------------------------
@@ -252,15 +200,20 @@ def _in_markdown(text: str) -> str:
 
 
 def _in_text(score: Score) -> str:
-    known = beside(score)
-    return measured(score) + (f" ({known})" if known else "")
+    mean, known = measured(score), beside(score)
+    parts = (f"**{mean}**" if score.is_clear_best else mean, interval_of(score), f"({known})" if known else "")
+    return " ".join(filter(None, parts))
 
 
 def _in_latex(score: Score) -> str:
     text = "--" if score.mean is None else measured(score)
+    if score.is_clear_best:
+        mean, _, std = text.partition(" ")
+        text = f"\\mathbf{{{mean}}} {std}"
     text = f"${text}$".replace("±", "\\pm") if score.std is not None else text
     known = beside(score).replace("+", "$+$").replace("-", "$-$")
-    return text + (f" {{\\scriptsize ({known})}}" if known else "")
+    small = " ".join(filter(None, (interval_of(score).replace("-", "$-$"), f"({known})" if known else "")))
+    return text + (f" {{\\scriptsize {small}}}" if small else "")
 
 
 def _latex_row(*cells: str) -> str:
@@ -269,45 +222,3 @@ def _latex_row(*cells: str) -> str:
 
 def _escape(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
-
-
-def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
-    return {
-        "metric": list(choose.metric),
-        "by": choose.by,
-        "seeds": list(choose.seeds),
-        "how": how_chosen(choose, summary.plan.choices),
-    }
-
-
-def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
-    return {
-        "name": cell.cell.name,
-        "labels": list(cell.cell.labels),
-        "settings": {setting.key: to_plain(setting.value) for setting in cell.cell.settings},
-        "skipped": cell.cell.skipped or None,
-        "source": cell.source,
-        "scores": {
-            label: {
-                "n": len(score.values),
-                "values": list(score.values),
-                **{key: getattr(score, key) for key in ("mean", "std", "reported", "difference")},
-                "beyond_tolerance": score.beyond,
-            }
-            for label, score in cell.scores.items()
-        },
-        "runs": [
-            {
-                "seed": run.run.seed,
-                "directory": str(run.run.directory),
-                "status": run.status,
-                "message": run.message or None,
-                "seconds": run.results.get("seconds"),
-                "evaluations": run.results.get("evaluations", []),
-            }
-            for run in cell.runs
-        ],
-        **({} if cell.choice is None else {"choice": choice_as_json(cell.choice)}),
-        "seeds_left": cell.left,
-        "notes": cell.notes,
-    }

@@ -37,6 +37,11 @@ def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path) -> 
     assert [{**row, **cost} for row in rows(again)] == [{**row, **cost} for row in rows(done)]
     for label, result in done.results.items():
         assert (again.results[label].per_class, again.results[label].settings) == (result.per_class, result.settings)
+        worst = again.results[label].worst_clients
+        assert worst is not None
+        assert worst == result.worst_clients
+        assert 0 <= worst.accuracy <= 1
+        assert len(worst.ids) == 1
     assert (again.directory / "checkpoints/last.safetensors").read_bytes() == (
         done.directory / "checkpoints/last.safetensors"
     ).read_bytes()

@@ -98,7 +98,7 @@ def test_a_run_directory_is_attacked_with_its_own_recipe(run_dir):
     assert (run_dir / "results.json").read_text() == "the run's own\n"
     assert sorted(path.name for path in (run_dir / "attacks").iterdir()) == ["last.json"]
     assert re.search(r"^natural  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
-    assert re.search(r"│ pgd5 +│ linf 0\.1 │ +\d+\.\d % │ +\d+\.\d % │ +60 │", out)
+    assert re.search(r"│ pgd5 +│ linf 0\.1 │ +\d+\.\d % │ +\[\d+\.\d, \d+\.\d\] │ +\d+\.\d % │ +60 │", out)
     assert out.endswith("results: run/attacks/last.json\n")
 
 
@@ -176,7 +176,8 @@ def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
     assert out.endswith("\n".join(("", *curves, "")))
 
 
-def test_deepfool_measures_one_distortion_whatever_eps(run_dir):
+def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     code, out, _ = call(run_dir, "--attacks", "deepfool,mi-fgsm", "--eps", "0.02,0.1", "--examples", 20)
     assert code == 0
     rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
@@ -185,7 +186,7 @@ def test_deepfool_measures_one_distortion_whatever_eps(run_dir):
     assert 0.02 < distortion < 1
     assert natural["accuracy_strict"] >= deepfool[0]["accuracy_strict"] >= deepfool[1]["accuracy_strict"]
     table = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in out.splitlines() if line.startswith("│")]
-    assert [[row[0], row[4]] for row in table] == [
+    assert [[row[0], row[5]] for row in table] == [
         ["natural", ""],
         ["deepfool", f"{distortion:.4g}"],
         ["mi-fgsm", ""],

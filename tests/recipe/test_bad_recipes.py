@@ -275,7 +275,9 @@ def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> No
     assert f"the label '{column}' is the name of a column" in ended.err
 
 
-@pytest.mark.parametrize("label", ["rounds", "pgd20_strict", "loss_a", "strict", "natural_strictly"])
+@pytest.mark.parametrize(
+    "label", ["rounds", "pgd20_strict", "loss_a", "strict", "natural_strictly", "pgd20_worst_class"]
+)
 def test_a_label_that_is_only_like_a_column_is_good(label: str, tmp_path: Path) -> None:
     labelled = f"evaluators: [natural, {{name: pgd2, label: {label}}}]}}"
     (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural]}", labelled))

@@ -117,7 +117,7 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     groups = group_runs(
         runs(tmp_path, (), ("calfat.trainer=fedpgd",), ("data_args.partition_alpha=0.5",), ("calfat.threat.eps=0.2",))
     )
-    assert problem_names([problem_of(group.runs[0]) for group in groups]) == [
+    assert problem_names([problem_of(group.runs[0].recipe) for group in groups]) == [
         "β 0.1 · ε 0.1",
         "β 0.1 · ε 0.1",
         "β 0.5 · ε 0.1",
@@ -128,7 +128,7 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
 def test_where_the_data_lies_is_no_other_problem(tmp_path: Path) -> None:
     moved = "data_args.data_cache_dir=/elsewhere"
     (group,) = group_runs(runs(tmp_path, ("common_args.random_seed=0",), ("common_args.random_seed=1", moved)))
-    assert problem_names([problem_of(run) for run in group.runs]) == ["", ""]
+    assert problem_names([problem_of(run.recipe) for run in group.runs]) == ["", ""]
 
 
 def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:

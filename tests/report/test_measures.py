@@ -21,6 +21,8 @@ from tests.report.pages import Page
 
 FINAL = {"natural": 0.8, "fgsm": 0.5, "pgd20": 0.4}
 WEIGHTS = "calfat.aggregator.weights=uniform"
+SEEDS = ("common_args.random_seed=0", "common_args.random_seed=1")
+CLEAR = ", where the 95 % interval of its difference to the next best, paired over seeds, excludes zero"
 
 
 @pytest.fixture
@@ -120,18 +122,21 @@ def test_a_table_says_how_many_examples_each_column_is_about(
 def test_means_over_other_examples_are_in_another_column_and_do_not_compete(
     tmp_path: Path, charts: dict[str, tuple[str, str]]
 ) -> None:
-    run(tmp_path / "a")
-    run(tmp_path / "b", "calfat.trainer=fedpgd", attacked=32, final={**FINAL, "pgd20": 0.9})
-    run(tmp_path / "c", "calfat.trainer=fedtrades", final={**FINAL, "pgd20": 0.3})
+    for seed in SEEDS:
+        run(tmp_path / f"a{seed[-1]}", seed)
+        run(tmp_path / f"b{seed[-1]}", seed, "calfat.trainer=fedpgd", attacked=32, final={**FINAL, "pgd20": 0.9})
+        run(tmp_path / f"c{seed[-1]}", seed, "calfat.trainer=fedtrades", final={**FINAL, "pgd20": 0.3})
     page = write_comparison([tmp_path])
+    others = "80.00 ± 0.00 [80.0, 80.0] 50.00 ± 0.00 [50.0, 50.0]"
     assert table(page).startswith(
         "seeds natural fgsm pgd20 (all test examples) pgd20 (32 examples) "
-        f"calfat 1 80.00 50.00 40.00 {NOTHING} fedpgd 1 80.00 50.00 {NOTHING} 90.00 fedtrades 1 80.00 50.00 30.00 "
+        f"calfat 2 {others} 40.00 ± 0.00 [40.0, 40.0] {NOTHING} fedpgd 2 {others} {NOTHING} 90.00 ± 0.00 [90.0, 90.0] "
+        f"fedtrades 2 {others} 30.00 ± 0.00 [30.0, 30.0] "
     )
     source = page.read_text()
     assert '<span class="best">40.00</span>' in source
     assert '<span class="best">90.00</span>' not in source
-    assert source.count('<span class="best">80.00</span>') == 3  # of equals all
+    assert '<span class="best">80.00</span>' not in source  # all three are equal
 
 
 def test_bold_follows_blocks_that_the_table_shows(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
@@ -139,13 +144,14 @@ def test_bold_follows_blocks_that_the_table_shows(tmp_path: Path, charts: dict[s
         [("calfat", 0.1, 0.5), ("calfat", 0.5, 0.9), ("fedpgd", 0.1, 0.4), ("fedpgd", 0.5, 0.8)]
     ):
         overrides = (f"calfat.trainer={trainer}", f"data_args.partition_alpha={beta}")
-        run(tmp_path / str(index), *overrides, final={"natural": natural})
+        for seed in SEEDS:
+            run(tmp_path / f"{index}{seed[-1]}", seed, *overrides, final={"natural": natural})
     page = write_comparison([tmp_path])
     assert table(page).startswith(
-        "seeds natural β 0.1 calfat · β 0.1 1 50.00 fedpgd · β 0.1 1 40.00 "
-        "β 0.5 calfat · β 0.5 1 90.00 fedpgd · β 0.5 1 80.00 "
+        "seeds natural β 0.1 calfat · β 0.1 2 50.00 ± 0.00 [50.0, 50.0] fedpgd · β 0.1 2 40.00 ± 0.00 [40.0, 40.0] "
+        "β 0.5 calfat · β 0.5 2 90.00 ± 0.00 [90.0, 90.0] fedpgd · β 0.5 2 80.00 ± 0.00 [80.0, 80.0] "
     )
-    assert "Bold: the best mean of each block; settings of different blocks do not compare." in table(page)
+    assert f"Bold: the best mean of each block{CLEAR}; settings of different blocks do not compare." in table(page)
     best = [number for number in ("50.00", "40.00", "90.00", "80.00") if f'"best">{number}<' in page.read_text()]
     assert best == ["50.00", "90.00"]
 
@@ -154,8 +160,30 @@ def test_one_problem_has_no_blocks(tmp_path: Path, charts: dict[str, tuple[str, 
     run(tmp_path / "a")
     run(tmp_path / "b", "calfat.trainer=fedpgd")
     page = write_comparison([tmp_path])
-    assert "Bold: the best mean of each column." in table(page)
+    assert f"Bold: the best mean of each column{CLEAR}." in table(page)
     assert 'scope="rowgroup"' not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "is_bold"),
+    [
+        ({0: 0.50}, {0: 0.25}, False),  # one seed says nothing about others
+        ({0: 0.50, 1: 0.55}, {0: 0.40, 1: 0.45}, True),
+        ({0: 0.50, 1: 0.55}, {0: 0.40, 1: 0.54}, False),  # 10 and 1 points: 5.5, from -51.7 to 62.7
+        ({0: 0.50, 1: 0.55}, {2: 0.40, 3: 0.45}, False),  # no seed in common
+        ({0: 0.50, 1: 0.55, 2: 0.60}, {0: 0.45, 1: 0.49, 2: 0.55}, True),
+    ],
+)
+def test_a_mean_is_bold_only_where_the_seeds_show_that_it_is_the_best(
+    better: dict[int, float], worse: dict[int, float], is_bold: bool, tmp_path: Path, charts: dict[str, tuple[str, str]]
+) -> None:
+    for trainer, values in (("calfat", better), ("fedpgd", worse)):
+        for seed, value in values.items():
+            overrides = (f"calfat.trainer={trainer}", f"common_args.random_seed={seed}")
+            run(tmp_path / f"{trainer}{seed}", *overrides, final={"natural": value})
+    page = write_comparison([tmp_path])
+    assert page.read_text().count('<span class="best">') == is_bold
+    assert ("Differences, paired over seeds" in page.read_text()) == (len(better.keys() & worse.keys()) > 1)
 
 
 def test_names_that_say_less_than_what_differs_are_explained(
@@ -181,7 +209,10 @@ def test_a_suites_page_has_its_headings_their_order_and_its_axes(
     content = {"title": "Two methods", "axes": axes, "metrics": metrics, "cells": cells}
     (tmp_path / "suite" / "suite.json").write_text(json.dumps(content))
     text = Page.read(write_comparison([tmp_path / "suite"])).text
-    assert "Results beta/method seeds PGD-20 Clean fgsm 0.1/FedPGD 1 40.00 80.00 50.00 0.1/CalFAT" in text
+    assert (
+        "Results beta/method seeds PGD-20 Clean fgsm 0.1/FedPGD 1 40.00 [35.1, 45.1] 80.00 [75.6, 83.8] "
+        "50.00 [44.9, 55.1] 0.1/CalFAT"
+    ) in text
     assert "PGD-20, Clean and fgsm on all 359 test examples." in text
     assert charts["robust"][0] == "Accuracy under PGD-20"
     assert charts["classes_robust"][0] == "Accuracy under PGD-20, per class"

@@ -35,7 +35,14 @@ def view(text: str) -> dict[str, Any]:
     alarms = [{"whose": text, "code": text, "text": text}] * 5
     found = {"checkpoint": text, "round": text, "figures": drawings}
     blocks = [{"whose": text, "rows": [{"method": text, "cells": [(text, text)], "mean": text}]}]
-    final = {"rows": [row], "reported": text, "selected": text, "validated": text, "measured": {text: text}}
+    final = {
+        "rows": [row],
+        "reported": text,
+        "selected": text,
+        "validated": text,
+        "measured": {text: text},
+        "worst": [row],
+    }
     sections = {
         "results": {
             "final": final,
@@ -59,12 +66,14 @@ def comparison_view(text: str) -> dict[str, Any]:
     """The same for a comparison."""
     run = view(text)
     score = {"mean": text, "best": True, "spread": text, "reported": text, "difference": text, "beyond": True}
+    score |= {"interval": text, "rival": text}
     rows = [{"name": text, "seeds": text, "scores": [score]}]
     sections = {
         "results": {
             "head": [text, text, text],
             "blocks": [{"problem": text, "rows": rows}] * 2,
             "several": True,
+            "paired": True,
             "examples": text,
             "abridged": True,
             "reported": text,

@@ -209,9 +209,9 @@ def test_figures_lie_beside_the_page_too(page: Page, which: str, request: pytest
 
 def test_measured_stands_beside_reported(run_page: Path) -> None:
     text = Page.read(run_page).text
-    assert "natural 64.31 64.69 \N{MINUS SIGN}0.38 63.31 359 1.5" in text
-    assert "fgsm linf, ε = 1/10 35.01 \N{EN DASH} \N{EN DASH} 34.01 359 1.5" in text
-    assert "pgd20 linf, ε = 1/10 31.23 31.12 +0.11 30.23 359 1.5" in text
+    assert "natural 64.31 [59.2, 69.1] 64.69 \N{MINUS SIGN}0.38 63.31 359 1.5" in text
+    assert "fgsm linf, ε = 1/10 35.01 [30.3, 40.1] \N{EN DASH} \N{EN DASH} 34.01 359 1.5" in text
+    assert "pgd20 linf, ε = 1/10 31.23 [26.7, 36.2] 31.12 +0.11 30.23 359 1.5" in text
     assert "Reported: arXiv:2205.14926, Table 1; differences in percentage points." in text
 
 
@@ -220,14 +220,33 @@ def test_where_the_time_went_and_the_peak_of_memory_are_there(run_page: Path, ba
     assert "a round of calfat, mean of 4 rounds seconds share calls training 1.5000 75.0 % 2" in text
     assert "attack 1.0000 50.0 % 10" in text
     assert "everything else: host, messages, waiting 0.5000 25.0 %" in text
-    assert "seconds peak memory, MB 1 20.00 10.00 0.5 2 812.5" in text
+    assert "s² seconds peak memory, MB 1 20.00 10.00 11.00 17.00 1.00 7.00 0.5 2 812.5" in text
     assert "Where the time went" not in Page.read(bare_page).text
 
 
 def test_without_reported_numbers_there_is_no_column_for_them(bare_page: Path) -> None:
     text = Page.read(bare_page).text
-    assert "evaluator accuracy % strict % examples seconds natural 64.31 63.31 359 1.5" in text
+    assert (
+        "evaluator accuracy % 95 % interval strict % examples seconds natural 64.31 [59.2, 69.1] 63.31 359 1.5" in text
+    )
     assert "eported" not in text.partition("What was run")[0]
+
+
+def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
+    """Classes lie 2 points apart around the mean; by its labels, client 0 is 3 points below it."""
+    text = Page.read(run_page).text
+    assert (
+        "evaluator accuracy % worst class % class worst clients % clients natural 64.31 55.31 zero 61.31 0 "
+        "fgsm 35.01 26.01 zero 32.01 0 pgd20 31.23 22.23 zero 28.23 0 Whom the model fails: its worst class"
+    ) in text
+    assert "round natural % pgd20 % natural, worst class % natural, worst clients % pgd20, worst class %" in text
+
+
+def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
+    text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
+    assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text
+    assert "natural, worst class %" in text
+    assert "natural, worst clients %" not in text
 
 
 def test_alarms_stand_on_top(run_page: Path) -> None:
@@ -243,7 +262,10 @@ def test_what_calfat_attack_found_is_there(run_page: Path) -> None:
         "Attacked afterwards attacks/best-robust.json Checkpoint best-robust, after round 3; it was selected on the "
         "test split, pgd20 (test-selected), so these are no fair results."
     ) in text
-    assert "natural 80.00 79.00 359 2.0 cw20 linf, ε = 0.05 61.00 60.00 359 2.0 cw20 linf, ε = 0.1 43.21 42.21" in text
+    assert (
+        "natural 80.00 [75.6, 83.8] 79.00 359 2.0 cw20 linf, ε = 0.05 61.00 [55.9, 65.9] 60.00 359 2.0 "
+        "cw20 linf, ε = 0.1 43.21 [38.2, 48.4] 42.21"
+    ) in text
     assert text.index("attacks/best-robust.json Checkpoint") < text.index("attacks/best-robust-2.json Checkpoint")
     assert "Accuracy under attack over eps, attacks/best-robust.json" in text
     assert (run_page.parent / "figures" / "attacks_best-robust.png").is_file()
@@ -325,10 +347,17 @@ def test_many_clients_and_classes_stay_readable(tmp_path: Path) -> None:
 
 def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
     page = Page.read(comparison)
-    assert "calfat 2 75.31 ± 1.41 64.69, +10.62" in page.text
-    assert "fedpgd 2 65.31 ± 1.41 64.69, +0.62" in page.text
+    assert "calfat 2 75.31 ± 1.41 [62.6, 88.0] 64.69, +10.62" in page.text
+    assert "fedpgd 2 65.31 ± 1.41 [52.6, 78.0] 64.69, +0.62" in page.text
     assert '<span class="best">75.31</span>' in page.source
     assert '<span class="best">65.31</span>' not in page.source
+
+
+def test_differences_are_paired_over_seeds(comparison: Path) -> None:
+    """The seeds of each setting lie 2 points apart, and their differences agree: only paired ones are so narrow."""
+    text = Page.read(comparison).text.partition("Differences, paired over seeds")[2]
+    assert "calfat 2 +10.00 [+10.00, +10.00]" in text
+    assert "fedpgd 2 \N{MINUS SIGN}10.00 [\N{MINUS SIGN}10.00, \N{MINUS SIGN}10.00]" in text
 
 
 def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> None:

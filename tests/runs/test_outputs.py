@@ -66,7 +66,8 @@ def test_rounds_csv(run: Path) -> None:
         "round,natural,natural_strict,fgsm,fgsm_strict,heterogeneity,clients,refused,"
         "loss_0,loss_1,loss_2,loss_3,loss_4,"
         "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
-        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate"
+        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,"
+        "natural_worst_class,natural_worst_clients,fgsm_worst_class,fgsm_worst_clients"
     )
     rows = read_rounds(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
@@ -117,6 +118,21 @@ def test_results_json(run: Path) -> None:
     assert fgsm["accuracy_strict"] <= natural["accuracy"]
     assert (fgsm["settings"]["norm"], fgsm["settings"]["eps"], fgsm["settings"]["seed"]) == ("linf", "0.1", 5)
     assert any("CalFAT" in citation["text"] for citation in results["citations"])
+
+
+def test_whom_the_model_fails(run: Path) -> None:
+    """By hand, from the accuracy of each class and the labels of each client."""
+    counts = strict_json(run / "partition.json")["class_counts"]
+    last = read_rounds(run / "rounds.csv")[-1]
+    for evaluation in strict_json(run / "results.json")["evaluations"]:
+        label, per_class = evaluation["label"], evaluation["per_class"]
+        lowest = min(per_class)
+        assert evaluation["worst_class"] == {"accuracy": lowest, "ids": [per_class.index(lowest)]}
+        clients = [sum(n * a for n, a in zip(row, per_class, strict=True)) / sum(row) for row in counts]
+        worst = clients.index(min(clients))  # 10 % of five clients are one
+        assert evaluation["worst_clients"] == {"accuracy": pytest.approx(clients[worst]), "ids": [worst]}
+        assert float(last[f"{label}_worst_class"]) == lowest
+        assert float(last[f"{label}_worst_clients"]) == evaluation["worst_clients"]["accuracy"]
 
 
 def test_best_checkpoints_are_marked_as_selected_on_the_test_split(run: Path) -> None:
@@ -195,7 +211,9 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     assert re.fullmatch(rf"round 3/3  {scores}loss {number}+  {number} s  ETA 0:00", lines[2])
     assert lines[3].rstrip() == "global model after the final round, full test split"
     assert lines[-1] == "results: run"
-    table = lines[4:-1]
+    for line, name in zip(lines[-3:-1], ("class", "clients"), strict=True):
+        assert re.fullmatch(rf"worst {name}: natural {number} % \(\d\), fgsm {number} % \(\d\)", line)
+    table = lines[4:-3]
     assert len(table) == 6  # head, evaluators and borders
     assert not re.search("fedml|Communication|INFO", console.out)
 

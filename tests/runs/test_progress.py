@@ -238,7 +238,7 @@ def test_results_table_says_how_each_number_was_made() -> None:
     rows = [re.split(r"\s*│\s*", line.strip("│\n ")) for line in table.splitlines() if line.startswith("│")]
     assert table.startswith("final")
     assert rows == [
-        ["natural", "96.3 %", "48.2 %", "359", "1.2"],
-        ["pgd20 (linf 8/255)", "73.5 %", "36.7 %", "359", "1.2"],
+        ["natural", "96.3 %", "[93.8, 97.8]", "48.2 %", "359", "1.2"],
+        ["pgd20 (linf 8/255)", "73.5 %", "[68.7, 77.8]", "36.7 %", "359", "1.2"],
     ]
     assert max(map(cell_len, table.splitlines())) <= 80

@@ -13,13 +13,17 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds, seconds_of
-from tests.report.made import record
+from tests.report.made import evaluation, record
 
 HEADER = (
     "round,natural,natural_strict,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
     "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,"
-    "learning_rate\n"
+    "learning_rate,natural_worst_class,natural_worst_clients\n"
 )
+# Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
+OF_TWO_CLASSES = dataclasses.replace(
+    evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_strict=0.49
+).over_clients([[0, 0], [2, 2], [4, 0]])
 AGAIN = "Restore the file from a copy, or start the run again in another directory."
 
 
@@ -59,14 +63,14 @@ def written(path: Path, *records: RoundRecord) -> RoundsFile:
 def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
     file = written(
         tmp_path,
-        of_three_clients(1, peak_memory_mb=812.5, learning_rate=0.05),
+        of_three_clients(1, peak_memory_mb=812.5, learning_rate=0.05, evaluations={"natural": OF_TWO_CLASSES}),
         of_three_clients(2, evaluations={}, refused={}, alarms=()),
     )
     assert file.path.read_bytes().decode() == (  # bytes: reading a text would take any end of line for \n
         f"{HEADER}"
         "1,0.5,0.49,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
-        "long; longer,812.5,,0.05\n"
-        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,\n"
+        "long; longer,812.5,,0.05,0.25,0.375\n"
+        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,,,\n"
     )
     first, second = read_rounds(file.path)
     assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
@@ -78,17 +82,19 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lacks",
     [
-        ",learning_rate",
-        ",peak_gpu_memory_mb,learning_rate",
-        ",peak_memory_mb,peak_gpu_memory_mb,learning_rate",
-        ",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate",
+        ",natural_worst_class,natural_worst_clients",
+        ",learning_rate,natural_worst_class,natural_worst_clients",
+        ",peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
+        ",peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
+        ",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
     ],
 )
 def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_path: Path) -> None:
-    file = written(tmp_path, of_three_clients(1, alarms=()), of_three_clients(2, alarms=()))
+    rounds = (of_three_clients(round, alarms=(), evaluations={}) for round in (1, 2))
+    file = written(tmp_path, *rounds)
     now = file.path.read_text(encoding="utf-8")
     missing = lacks.count(",")
-    old = now.replace(f"{lacks}\n", "\n").replace(",,,,\n", "," * (4 - missing) + "\n")
+    old = now.replace(f"{lacks}\n", "\n").replace(",,,,,,\n", "," * (6 - missing) + "\n")
     assert len(old) == len(now) - len(lacks) - 2 * missing
     file.path.write_text(old, encoding="utf-8")
     assert not any(row.get("alarms") for row in read_rounds(file.path))
@@ -113,8 +119,8 @@ def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 19 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 19 values"),
+        (",2.250,long", ",", "expected 21 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 21 values"),
         (",2.250,", ",2.2s,", "could not convert string to float: '2.2s'"),
         (",0.25,", ",a quarter,", "could not convert string to float: 'a quarter'"),
         (",0 2,", ",0 two,", "invalid literal for int() with base 10: 'two'"),

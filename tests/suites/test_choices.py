@@ -16,10 +16,11 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.chosen import place_in_grid
 from calfat_plugin.suites.costs import seconds_left
 from calfat_plugin.suites.data import fetch
+from calfat_plugin.suites.files import as_csv, as_json
 from calfat_plugin.suites.plan import Plan, make_plan
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tables import INTERVALS, latex, markdown
 from tests.suites.files import CHOOSING, write_suite
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
@@ -212,9 +213,9 @@ def test_the_table_says_when_the_best_value_lies_at_the_edge_of_the_grid(plan_of
         "| FedPGD | learning_rate 0.1, upper edge of the grid  |   0 |       - |      - |",
     ]
     assert (
-        "the global model after the final round. Values are chosen for each row by pgd20 on the validation split after "
-        "the last round, the mean over seeds 100, 101, in runs that never see the test split; a run that failed counts "
-        "as 0. Tries of every row: 3."
+        f"the global model after the final round. {INTERVALS} Values are chosen for each row by pgd20 on the "
+        "validation split after the last round, the mean over seeds 100, 101, in runs that never see "
+        "the test split; a run that failed counts as 0. Tries of every row: 3."
     ) in text
     assert "CalFAT & learning\\_rate 0.02, lower edge of the grid & 0" in latex(summary)
     assert as_csv(summary).startswith("method,chosen,metric,n,")

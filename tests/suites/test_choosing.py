@@ -85,8 +85,8 @@ def test_a_suite_chooses_then_runs_and_shows_what_it_chose():
         "running CalFAT, learning_rate 0.05, seed 100 in runs/suites/tiny/calfat/choose/learning_rate=0.05/seed-100\n"
     )
     assert "tiny: 2 of 2 runs to do, 1 at a time with 1 thread each, in runs/suites/tiny\n" in done.stdout
-    assert "| CalFAT | learning_rate 0.05, lower edge of the grid |   1 |   80.00 |" in done.stdout
-    assert "| FedPGD | learning_rate 0.1, upper edge of the grid  |   1 |   60.00 |" in done.stdout
+    assert "| CalFAT | learning_rate 0.05, lower edge of the grid |   1 | 80.00 [71.1, 86.7] |" in done.stdout
+    assert "| FedPGD | learning_rate 0.1, upper edge of the grid  |   1 | 60.00 [50.2, 69.1] |" in done.stdout
     assert [run["seed"] for run in content()["cells"][1]["runs"]] == [0]
     page = Path("runs/suites/tiny/report.html").read_text()
     assert "FedPGD: learning_rate 0.1, upper edge of the grid (tried learning_rate 0.05: 40.00; " in page

@@ -23,13 +23,23 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
 # Two methods
 
-| method |   n |      natural |       PGD-20 |
-| ------ | --: | -----------: | -----------: |
-| CalFAT |   2 | 81.00 ± 1.41 | 41.00 ± 1.41 |
-| FedPGD |   2 | 61.00 ± 1.41 | 31.00 ± 1.41 |
+| method |   n |                       natural |                        PGD-20 |
+| ------ | --: | ----------------------------: | ----------------------------: |
+| CalFAT |   2 | **81.00 ± 1.41** [68.3, 93.7] | **41.00 ± 1.41** [28.3, 53.7] |
+| FedPGD |   2 |     61.00 ± 1.41 [48.3, 73.7] |     31.00 ± 1.41 [18.3, 43.7] |
 
 Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
-after the final round.
+after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
+examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
+zero; rows compare if data, partition, model, clients, threat model and evaluator agree.
+
+| method |   n |                 natural |                  PGD-20 |
+| ------ | --: | ----------------------: | ----------------------: |
+| CalFAT |   2 | +20.00 [+20.00, +20.00] | +10.00 [+10.00, +10.00] |
+| FedPGD |   2 | -20.00 [-20.00, -20.00] | -10.00 [-10.00, -10.00] |
+
+Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row to \
+the next best, and of each other row to the best.
 
 tables: runs/suites/tiny
 report: runs/suites/tiny/report.html
@@ -128,7 +138,7 @@ def test_failures_are_shown_and_end_with_1(monkeypatch):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
     done = call("--seeds", "0")
     assert done.exit_code == 1
-    assert "| FedPGD |   0 |       - |      - |" in done.stdout
+    assert "| FedPGD |   0 |                  - |                  - |" in done.stdout
     assert "- FedPGD: seed 0 failed: the data set is missing. Do something.\n" in done.stdout
     assert done.stderr == (
         "error: 1 of 2 runs did not finish.\n"
@@ -152,7 +162,8 @@ def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_resume(number, mo
     done = call()
     thread.join()
     assert done.exit_code == 130, done.output
-    assert "| CalFAT |   1 |   80.00 |  40.00 |\n| FedPGD |   0 |       - |      - |\n" in done.stdout
+    calfat = "| CalFAT |   1 | 80.00 [71.1, 86.7] | 40.00 [30.9, 49.8] |\n"
+    assert f"{calfat}| FedPGD |   0 |                  - |                  - |\n" in done.stdout
     assert "2 of 2 cells have seeds left to run.\n\n- FedPGD: seed 0 interrupted\n" in done.stdout
     assert done.stderr == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml\n"
 

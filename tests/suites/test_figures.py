@@ -14,10 +14,11 @@ from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.files import as_csv
 from calfat_plugin.suites.plan import Plan, make_plan
 from calfat_plugin.suites.runner import Outcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import as_csv, caption, markdown
+from calfat_plugin.suites.tables import INTERVALS, caption, markdown
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.suites.files import write_suite
 
@@ -52,9 +53,13 @@ def plan(folder: Path, text: str = SUITE) -> Plan:
 @pytest.fixture
 def summary(tmp_path: Path) -> SuiteSummary:
     """The small batches finished twice; the second has no calibration error."""
-    planned, outcomes = plan(tmp_path), []
+    return finished(tmp_path, "small")
+
+
+def finished(folder: Path, *cells: str) -> SuiteSummary:
+    planned, outcomes = plan(folder), []
     for run in planned.runs:
-        if run.cell.name == "small":
+        if run.cell.name in cells:
             run.directory.mkdir(parents=True)
             fog: dict[str, object] = {"label": "fog", "accuracy": 0.5, "num_examples": 30}
             fog["metrics"] = {"ece": None if run.seed else 0.0625}
@@ -67,12 +72,20 @@ def summary(tmp_path: Path) -> SuiteSummary:
 
 def test_they_are_shown_as_measured(summary: SuiteSummary) -> None:
     small = markdown(summary).splitlines()[4]
-    assert [cell.strip() for cell in small.split("|")[1:-1]] == ["small", "2", "50.00 ± 0.00", "0.0625", "2 ± 0.7071"]
+    assert [cell.strip() for cell in small.split("|")[1:-1]] == [
+        *("small", "2", "50.00 ± 0.00 [50.0, 50.0]", "0.0625", "2 ± 0.7071 [-4.353, 8.353]")
+    ]
     assert caption(summary) == (
         "Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global "
-        "model after the final round. Not in percent, but as measured: ECE, margin. 1 of 2 cells have seeds left to "
-        "run."
+        f"model after the final round. {INTERVALS} Not in percent, but as measured: ECE, margin. 1 of 2 cells have "
+        "seeds left to run."
     )
+
+
+def test_rows_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path) -> None:
+    for cell in finished(tmp_path, "small", "large").cells:
+        compared = {metric: score.rival is not None for metric, score in cell.scores.items()}
+        assert compared == {"fog": True, "fog/ece": False, "train/margin": False}
 
 
 def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:

@@ -15,10 +15,11 @@ from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.files import as_csv, as_json, write_tables
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import Outcome
 from calfat_plugin.suites.summary import Score, summarise
-from calfat_plugin.suites.tables import as_csv, as_json, beside, latex, markdown, measured, write_tables
+from calfat_plugin.suites.tables import beside, latex, markdown, measured
 from tests.suites.files import SUITE, write_suite
 
 TEXT = (
@@ -65,16 +66,19 @@ def summary(tmp_path, monkeypatch):
 MARKDOWN = """\
 # Two methods
 
-| data_set | method |   n |                     natural |                       PGD-20 |
-| -------- | ------ | --: | --------------------------: | ---------------------------: |
-| A&B      | CalFAT |   2 | 82.00 ± 2.83 (80.00, +2.00) | 40.50 ± 0.71 (31.12, +9.38!) |
-| A&B      | FedPGD |   1 |                       60.00 |                        25.50 |
-| C\\|D     | CalFAT |   0 |                   - (50.50) |                            - |
-| C\\|D     | FedPGD |   - |                           - |                            - |
+| data_set | method |   n |                                   natural |                                    PGD-20 |
+| -------- | ------ | --: | ----------------------------------------: | ----------------------------------------: |
+| A&B      | CalFAT |   2 | 82.00 ± 2.83 [56.6, 100.0] (80.00, +2.00) | 40.50 ± 0.71 [34.1, 46.9] (31.12, +9.38!) |
+| A&B      | FedPGD |   1 |                                     60.00 |                                     25.50 |
+| C\\|D     | CalFAT |   0 |                                 - (50.50) |                                         - |
+| C\\|D     | FedPGD |   - |                                         - |                                         - |
 
 Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
-after the final round. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points \
-than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.
+after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
+examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
+zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: \
+arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells \
+have seeds left to run.
 
 - A&B/FedPGD: seed 1 failed: no data
 - C|D/FedPGD: skipped: too slow
@@ -130,7 +134,7 @@ def test_a_caption_says_what_was_measured_on_fewer_examples(summary):
     first = summary.cells[0]
     evaluations = [{"label": "natural", "num_examples": 1359}, {"label": "pgd20", "num_examples": 32}]
     runs = tuple(replace(run, results={"evaluations": evaluations}) for run in first.runs)
-    assert "final round. Not on all test examples: PGD-20 on 32 of 1,359. In" in markdown(
+    assert "evaluator agree. Not on all test examples: PGD-20 on 32 of 1,359. In" in markdown(
         replace(summary, cells=(replace(first, runs=runs),))
     )
 
@@ -138,13 +142,13 @@ def test_a_caption_says_what_was_measured_on_fewer_examples(summary):
 LATEX = r"""% needs \usepackage{booktabs}
 \begin{table}
   \centering
-  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
+  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In brackets: a 95 \% interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best mean, where the 95 \% interval of its difference to the next best, paired over seeds, excludes zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
   \label{tab:tiny}
   \begin{tabular}{llrrr}
     \toprule
     data\_set & method & $n$ & natural & PGD-20 \\
     \midrule
-    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize (31.12, $+$9.38!)} \\
+    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize [56.6, 100.0] (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize [34.1, 46.9] (31.12, $+$9.38!)} \\
     A\&B & FedPGD & 1 & 60.00 & 25.50 \\
     \midrule
     C\textbar{}D & CalFAT & 0 & -- {\scriptsize (50.50)} & -- \\
@@ -162,16 +166,17 @@ def test_latex(summary):
 
 
 CSV = """\
-data_set,method,metric,n,mean_percent,std_percent,reported_percent,difference_points,beyond,source,note
-A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",
-A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",
-A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data
-A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data
-C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",
-C|D,CalFAT,pgd20,0,,,,,,,
-C|D,FedPGD,natural,0,,,,,,,skipped: too slow
-C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow
-"""
+data_set,method,metric,n,mean_percent,std_percent,reported_percent,difference_points,beyond,source,note,low_percent,high_percent,rival,\
+rival_points,rival_low_points,rival_high_points
+A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,
+A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,
+A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,
+A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,
+C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,
+C|D,CalFAT,pgd20,0,,,,,,,,,,,,,
+C|D,FedPGD,natural,0,,,,,,,skipped: too slow,,,,,,
+C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow,,,,,,
+"""  # noqa: E501
 
 
 def test_csv(summary):
@@ -184,6 +189,7 @@ Two methods
 ┃ data_set ┃ method ┃ n ┃        natural ┃          PGD-20 ┃
 ┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━┩
 │ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │     40.50 ±0.71 │
+│          │        │   │  [56.6, 100.0] │    [34.1, 46.9] │
 │          │        │   │ (80.00, +2.00) │ (31.12, +9.38!) │
 │ A&B      │ FedPGD │ 1 │          60.00 │           25.50 │
 ├──────────┼────────┼───┼────────────────┼─────────────────┤
@@ -199,6 +205,8 @@ Two methods
 ┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━╇━━━━━━━━━┩
 │ A&B      │ CalFAT │ 2 │   82.00 │   40.50 │
 │          │        │   │   ±2.83 │   ±0.71 │
+│          │        │   │  [56.6, │  [34.1, │
+│          │        │   │  100.0] │   46.9] │
 │          │        │   │ (80.00, │ (31.12, │
 │          │        │   │  +2.00) │ +9.38!) │
 │ A&B      │ FedPGD │ 1 │   60.00 │   25.50 │
@@ -235,6 +243,9 @@ def test_json_holds_everything(summary):
         "reported": pytest.approx(0.3112),
         "difference": pytest.approx(0.0938),
         "beyond_tolerance": True,
+        "interval": [pytest.approx(0.341468976), pytest.approx(0.468531024)],
+        "rival": {"name": "A&B/FedPGD", "difference": pytest.approx(0.145), "interval": None, "seeds": 1},
+        "clear_best": False,
     }
     assert cell["source"] == "arXiv:2205.14926, Table 1"
     assert [run["status"] for run in content["cells"][1]["runs"]] == ["finished", "failed"]

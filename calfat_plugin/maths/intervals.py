@@ -1,0 +1,131 @@
+"""95 % confidence intervals of accuracies: of one run over examples, of a mean over seeds, of paired differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+from calfat_plugin.maths.metrics import mean_std
+
+CONFIDENCE = 0.95
+_QUANTILE = (1 + CONFIDENCE) / 2  # two-sided
+
+
+class Interval(NamedTuple):
+    """From ``low`` to ``high``, in the unit of what it is about."""
+
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """One setting minus another, paired over the seeds that both have.
+
+    Attributes:
+        mean: of the differences; a fraction for accuracies.
+        interval: Student's, of that mean; None for fewer than two seeds.
+        seeds: how many pairs.
+    """
+
+    mean: float
+    interval: Interval | None
+    seeds: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+class Rival(NamedTuple):
+    """What a setting is compared with, and how.
+
+    Attributes:
+        name: of the best setting; for the best itself of the next best.
+        leads: whether the setting is the best.
+        difference: to the rival; None where they share no seed.
+    """
+
+    name: str
+    leads: bool
+    difference: Difference | None
+
+    @property
+    def is_clear_best(self) -> bool:
+        """Whether the setting is the best, and the interval of the difference to the next best excludes zero."""
+        return self.leads and self.difference is not None and self.difference.is_clear and self.difference.mean > 0
+
+
+def wilson(share: float, number: int) -> Interval:
+    """Wilson's score interval of a proportion: what other examples of the same kind would have given.
+
+    Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927).
+
+    Args:
+        share: in [0, 1], of the examples.
+        number: of examples, >= 1.
+    """
+    z = NormalDist().inv_cdf(_QUANTILE)
+    centre = share + z * z / (2 * number)
+    half = z * math.sqrt(share * (1 - share) / number + (z / (2 * number)) ** 2)
+    low, high = ((centre + side * half) / (1 + z * z / number) for side in (-1, 1))
+    # Rounding must not leave a share of 0 or 1 outside.
+    return Interval(min(max(0.0, low), share), max(min(1.0, high), share))
+
+
+def student(values: Sequence[float]) -> Interval | None:
+    """Student's t interval of the mean that values of several seeds estimate; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit  # here, not above: recipes are checked without it
+
+    mean, std = mean_std(values)
+    half = float(stdtrit(len(values) - 1, _QUANTILE)) * (std or 0.0) / math.sqrt(len(values))
+    return Interval(mean - half, mean + half)
+
+
+def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval | None:
+    """The interval of a mean accuracy, within [0, 1]: Student's over seeds, Wilson's for one run.
+
+    Args:
+        values: accuracies, one a seed.
+        num_examples: what each was counted over; None where the value is no share of examples.
+
+    Returns:
+        None without values, and for one value that is no share of examples.
+    """
+    if len(values) == 1:
+        return wilson(values[0], num_examples) if num_examples else None
+    found = student(values)
+    return None if found is None else Interval(max(0.0, found.low), min(1.0, found.high))
+
+
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """``one`` minus ``other`` over the seeds that both have; None where they share none.
+
+    Args:
+        one, other: seed to value.
+    """
+    differences = [value - other[seed] for seed, value in one.items() if seed in other]
+    if not differences:
+        return None
+    return Difference(mean_std(differences).mean, student(differences), len(differences))
+
+
+def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
+    """Each setting compared with the best one, and the best with the next best; more is better.
+
+    Args:
+        settings: name to seed to value; one without values is left out.
+
+    Returns:
+        Name to what it is compared with; empty for fewer than two settings.
+    """
+    means = {name: mean_std(list(of.values())).mean for name, of in settings.items() if of}
+    best, *others = sorted(means, key=lambda name: -means[name]) or [""]  # of equals the first
+    if not others:
+        return {}
+    versus = {name: others[0] if name == best else best for name in means}
+    return {name: Rival(to, name == best, paired(settings[name], settings[to])) for name, to in versus.items()}

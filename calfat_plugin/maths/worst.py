@@ -1,0 +1,68 @@
+"""Whom a model fails: its accuracy on the worst class, and on the clients that it serves worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WORST_SHARE = 10  # percent of the clients
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The accuracy of those that a model serves worst.
+
+    Attributes:
+        accuracy: a fraction in [0, 1]; of several clients their mean.
+        ids: who they are, worst first.
+    """
+
+    accuracy: float
+    ids: tuple[int, ...]
+
+
+def worst_class(per_class: Sequence[float | None]) -> Worst | None:
+    """The class with the lowest accuracy, of equals the first; None where no class has an example.
+
+    Args:
+        per_class: accuracy of each class; None for a class without examples.
+    """
+    known = [(accuracy, label) for label, accuracy in enumerate(per_class) if accuracy is not None]
+    return Worst(min(known)[0], (min(known)[1],)) if known else None
+
+
+def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> Worst | None:
+    """The worst 10 % of the clients, at least one: the mean of their accuracies.
+
+    No client has test examples of its own, so a client's accuracy is that of the test split, its classes weighted as
+    they are among the client's training examples. Classes without test examples are left out, and so is a client that
+    has no others.
+
+    Args:
+        per_class: accuracy of each class, (C,); None for a class without examples.
+        class_counts: training examples, a row a client, (K, C).
+
+    Returns:
+        None where nothing is known of clients, or not of each class.
+    """
+    known = []
+    for client, counts in enumerate(class_counts):
+        if len(counts) != len(per_class):
+            return None
+        weighted = [
+            (count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None
+        ]
+        if total := sum(count for count, _ in weighted):
+            known.append((math.fsum(count * accuracy for count, accuracy in weighted) / total, client))
+    if not known:
+        return None
+    worst = sorted(known)[: math.ceil(len(known) * WORST_SHARE / 100)]
+    return Worst(math.fsum(accuracy for accuracy, _ in worst) / len(worst), tuple(client for _, client in worst))
+
+
+def worst_as_json(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """``worst_class`` and ``worst_clients`` as ``results.json`` has them, those that are known."""
+    found = {"worst_class": worst_class(per_class), "worst_clients": worst_clients(per_class, class_counts)}
+    return {key: asdict(worst) for key, worst in found.items() if worst is not None}

@@ -1,0 +1,80 @@
+"""95 % intervals, against scipy's own and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from scipy import stats
+
+from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student, wilson
+
+
+@pytest.mark.parametrize(
+    ("right", "number"), [(0, 1), (1, 1), (0, 359), (359, 359), (213, 359), (7, 32), (5000, 10000)]
+)
+def test_wilsons_interval_is_that_of_scipy(right: int, number: int) -> None:
+    expected = stats.binomtest(right, number).proportion_ci(0.95, method="wilson")
+    found = wilson(right / number, number)
+    assert found == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert 0 <= found.low <= right / number <= found.high <= 1
+
+
+@pytest.mark.parametrize("values", [(0.5, 0.25), (0.61, 0.64, 0.7), (0.2,) * 4, (0.1, 0.4, 0.2, 0.3, 0.9)])
+def test_students_interval_is_that_of_scipy(values: tuple[float, ...]) -> None:
+    mean, error = sum(values) / len(values), stats.sem(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, mean, error) if error else (mean, mean)
+    assert student(values) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_a_single_seed_has_no_interval_over_seeds() -> None:
+    assert student((0.5,)) is None
+    assert student(()) is None
+
+
+def test_an_accuracy_has_the_interval_of_its_seeds_or_else_of_its_examples_and_stays_an_accuracy() -> None:
+    assert of_accuracy((0.5,), 32) == wilson(0.5, 32)
+    assert of_accuracy((0.5,), None) is None
+    assert of_accuracy((0.5,), 0) is None
+    assert of_accuracy((), 32) is None
+    assert of_accuracy((0.1, 0.9), 32) == Interval(0.0, 1.0)
+    assert of_accuracy((0.5, 0.5625, 0.625), 32) == student((0.5, 0.5625, 0.625))
+
+
+def test_differences_are_paired_over_the_seeds_that_both_have() -> None:
+    """0.25 and 0.75: mean 0.5, 12.706 standard errors of 0.25 to each side."""
+    found = paired({0: 0.5, 1: 1.0, 2: 0.9}, {1: 0.25, 0: 0.25, 7: 0.0})
+    assert found == Difference(0.5, pytest.approx((0.5 - 12.7062 / 4, 0.5 + 12.7062 / 4), abs=1e-4), 2)  # type: ignore[arg-type]
+    assert paired({0: 0.5}, {0: 0.25}) == Difference(0.25, None, 1)
+    assert paired({0: 0.5}, {1: 0.25}) is None
+
+
+def test_each_setting_is_compared_with_the_best_and_the_best_with_the_next_best() -> None:
+    settings = {"worst": {0: 0.25, 1: 0.25}, "best": {0: 0.75, 1: 0.75}, "none": {}, "next": {0: 0.5, 1: 0.5}}
+    assert rivals(settings) == {
+        "worst": Rival("best", False, Difference(-0.5, Interval(-0.5, -0.5), 2)),
+        "best": Rival("next", True, Difference(0.25, Interval(0.25, 0.25), 2)),
+        "next": Rival("best", False, Difference(-0.25, Interval(-0.25, -0.25), 2)),
+    }
+    assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["best"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"one": {0: 0.5}}, {"one": {0: 0.5}, "none": {}}])
+def test_one_setting_has_no_rival(settings: Mapping[str, Mapping[int, float]]) -> None:
+    assert rivals(settings) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({0: 0.5}, {0: 0.25}),  # one seed
+        ({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}),  # no difference
+        ({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.75}),  # one that chance explains
+        ({0: 0.5, 1: 0.75}, {2: 0.25, 3: 0.25}),  # nothing to pair
+        ({0: 0.25, 1: 0.25, 2: 1.0}, {0: 0.5, 1: 0.5}),  # the best mean, but worse wherever both were run
+    ],
+)
+def test_no_setting_is_clearly_the_best(one: Mapping[int, float], other: Mapping[int, float]) -> None:
+    found = rivals({"one": one, "other": other})
+    assert found["one"].leads
+    assert not any(rival.is_clear_best for rival in found.values())
