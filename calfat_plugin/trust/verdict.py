@@ -70,8 +70,8 @@ def conclude(checks: Sequence[Check], evidence: Sequence[Evidence], norm: str, b
     if (gap := facts.claimed - facts.worst) > TOLERANCE:
         left = len(checks) - len(evidence)
         text = f"overstated by {100 * gap:.1f} points"
-        broke = facts.contributions(each for each in evidence if by_name[each.check].weakness)
-        weak = _by_strength(broke)
+        broke = facts.contributions(evidence)
+        weak = _by_strength({name: share for name, share in broke.items() if by_name[name].weakness})
         others = chain.from_iterable(texts for name, texts in symptoms.items() if name not in weak)
         causes = (*(by_name[name].weakness for name in weak), *others)
         sentence = (
