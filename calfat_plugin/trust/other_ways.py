@@ -39,7 +39,7 @@ class Answers(Check):
         for draw in range(_DRAWS):
             with seeded_world(derive_seed(subject.seed, "trust/answers", extra=draw)):
                 draws.append(torch.cat(list(subject.logits())))
-        tolerance = _SAME * max(float(draws[0].abs().max()), 1.0)
+        tolerance = _SAME * float(draws[0].abs().max())
         differs = torch.stack([(other - draws[0]).abs().amax(dim=1) > tolerance for other in draws[1:]]).any(dim=0)
         frequencies = subject.data.y.cpu().bincount(minlength=subject.num_classes)
         facts = {

@@ -20,6 +20,7 @@ from torch import nn
 
 from calfat_plugin.cli.trust import trust
 from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.models.building import seeded
@@ -31,6 +32,7 @@ from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trust import examine as examining
+from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
 from calfat_plugin.trust.battery import battery
 from calfat_plugin.trust.other_ways import BlackBox, LastWord
 from calfat_plugin.trust.subject import Subject, subject
@@ -163,8 +165,9 @@ def test_a_quantiser_is_gradient_masking(folder: Path) -> None:
     assert [check["check"] for check in content["checks"]][-1] == "black-box"
 
 
-def test_one_run_of_a_randomised_model_decides_nothing(folder: Path) -> None:
-    assert call(*own("Randomised"))[0] == 0
+@pytest.mark.parametrize("kind", ["Randomised", "RandomisedAndFlat"])
+def test_one_run_of_a_randomised_model_decides_nothing(kind: str, folder: Path) -> None:
+    assert call(*own(kind))[0] == 0
     content = judged()
     assert content["verdict"]["word"] == "not shown"
     assert "One run decides nothing" in content["verdict"]["sentence"]
@@ -207,12 +210,28 @@ def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> N
     assert every["checks"][:3] == first["checks"]
     assert len(every["checks"]) == 9
     assert (every["full"], every["verdict"]["word"]) == (True, "not robust")
+    assert call(*words, "--full", "--output", "whole.json")[0] == 0
+    assert numbers(judged("plain-trust.json")) == numbers(judged("whole.json"))
     changed = Path("plain-trust.json").stat().st_mtime
     time.sleep(0.01)
     assert call(*words)[0] == 0
     again = judged("plain-trust.json")
     assert Path("plain-trust.json").stat().st_mtime > changed
     assert numbers(again) == numbers(every)
+
+
+@pytest.mark.parametrize("attack", [DLR, ProbabilityMargin, CW])
+def test_directions_of_the_losses_do_not_depend_on_the_scale_of_the_logits(attack: type[PGD]) -> None:
+    logits = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    loss = attack(CWOptions()).loss
+    directions = []
+    for scale in (1e-3, 1.0, 1e3):
+        z = (scale * logits).requires_grad_()
+        (grad,) = torch.autograd.grad(loss(z, torch.arange(20) % 10), z)
+        directions.append(nn.functional.normalize(grad.double()))
+    wanted = directions[1]
+    for found in directions[:1] + ([] if attack is CW else directions[2:]):  # beyond kappa, CW stops on purpose
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 class StoppedError(Exception):

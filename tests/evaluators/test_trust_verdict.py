@@ -110,6 +110,10 @@ def test_an_overstated_number_names_the_check_that_broke_most(changes: dict, poi
     )
 
 
+def test_square_is_compared_with_the_best_attack_that_uses_gradients() -> None:
+    assert verdict(attacks={"square1000": 0.83}).word == "holds"  # fewer than FGSM leaves, more than CW
+
+
 def test_five_points_are_within_the_tolerance() -> None:
     assert verdict(attacks={"autoattack": 0.7501}).word == "holds"
     assert verdict(attacks={"autoattack": 0.7499}).text == "overstated by 5.0 points"

@@ -43,6 +43,13 @@ class Randomised(Honest):
         return super().forward(x + 0.1 * torch.randn_like(x))
 
 
+class RandomisedAndFlat(Randomised):
+    """The same with tiny logits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e-6 * super().forward(x)
+
+
 class Probabilities(Honest):
     """A softmax at the end."""
 
