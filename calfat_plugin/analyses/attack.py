@@ -92,7 +92,7 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
         run = LoadedRun(first, plan.weights, plan.run, device)
         results = _measure(plan, run, scratch, observer)
         content = {
-            **_facts(run),
+            **facts_of(run),
             "dataset": run.dataset.name,
             "test_examples": len(run.dataset.test),
             "evaluations": results,
@@ -153,7 +153,7 @@ def _renamed(observer: AttackObserver, name: str, label: str, done: int, total: 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(run: LoadedRun) -> dict[str, Any]:
+def facts_of(run: LoadedRun) -> dict[str, Any]:
     """What the results say about the model."""
     experiment = run.experiment
     facts: dict[str, Any] = {"weights": str(run.weights)}

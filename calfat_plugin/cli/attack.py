@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
-from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
     from calfat_plugin.analyses.attack import Outcome
@@ -23,7 +23,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
 
 
 @click.command()
-@click.argument("target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path))
+@target_argument
 @click.option(
     "--attacks",
     default="fgsm,pgd20,cw20,autoattack",
@@ -40,18 +40,8 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
 )
 @plugin_option
 @click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
-@click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf.")
-@click.option("--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4.")
-@click.option("--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust.")
-@click.option("--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs the next two.")
-@click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's.")
-@click.option("--dataset", metavar="NAME", help="The data set it is attacked on.")
-@click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir.")
-@click.option("--download", is_flag=True, help="Fetch a missing data set.")
+@model_options
 @click.option("--examples", type=click.IntRange(min=1), metavar="N", help="A fixed random subset of the test split.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="B", help="Default: the recipe's.")
-@click.option("--device", metavar="cpu|cuda:0", help="Default: as the recipe says; a GPU if there is one for --model.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of random starts. Default: the recipe's.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Results file. Default: a free name in RUN_DIR/attacks/."
 )
@@ -76,27 +66,12 @@ def attack(
     about numbers that look too good.
     """
     with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model, plan_run
+        from calfat_plugin.analyses.attack_plan import AttackRequest
 
         asked = AttackRequest(
             attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
-        own = {"--model": model, "--weights": weights, "--dataset": dataset}
-        if target is not None:
-            if given := [flag for flag, value in own.items() if value is not None]:
-                raise OptionError(
-                    f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
-                    "--weights and --dataset, not both."
-                )
-            plan = plan_run(target, checkpoint, asked)
-        elif model is None or weights is None or dataset is None:
-            missing = ", ".join(flag for flag, value in own.items() if value is None)
-            raise OptionError(
-                "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
-                f"--model, --weights and --dataset (missing: {missing})."
-            )
-        else:
-            plan = plan_model(model, weights, dataset, asked)
+        plan = planned(target, checkpoint, model, weights, dataset, asked)
         warn(*plan.experiments[0].recipe.warnings)
         outcome = _run(plan, output, plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})

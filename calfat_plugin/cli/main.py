@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "Make the page of a run, or of several side by side.",
     "per-class": "Train each client an epoch with several methods and compare them class by class.",
     "attack": "Attack a finished model.",
+    "trust": "Judge whether a model's robust accuracy may be believed.",
     "new-plugin": "Write the package of a plugin of your own.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",

@@ -29,6 +29,7 @@ _FILES = {  # JSON beside results.json, each a field of RunFiles
     "per_class": shapes.PER_CLASS_FILE,
     "tsne": shapes.TSNE,
     "profile": shapes.PROFILE,
+    "trust": shapes.TRUST,
 }
 NATURAL = "natural"
 
@@ -47,6 +48,7 @@ class RunFiles:
         per_class: ``per_class.json``, made by ``calfat per-class``.
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
         profile: ``profile.json``, made by ``calfat run --profile``.
+        trust: ``trust.json``, made by ``calfat trust``.
         attacks: file name to content of ``attacks/*.json``, made by ``calfat attack``.
         refused: in how many rounds an update was refused.
     """
@@ -60,6 +62,7 @@ class RunFiles:
     per_class: Mapping[str, Any]
     tsne: Mapping[str, Any]
     profile: Mapping[str, Any]
+    trust: Mapping[str, Any] = field(default_factory=dict)
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: int = 0
 

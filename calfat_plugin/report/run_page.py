@@ -25,6 +25,7 @@ from calfat_plugin.report.numbers import (
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.spending import cells, spending
+from calfat_plugin.report.trust import trust_view
 from calfat_plugin.rounds_csv import WORST
 
 _WORST = dict(zip(WORST, ("worst class", "worst clients"), strict=True))
@@ -60,6 +61,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 counts=_counts(run),
             ),
             "attacks": attacks_view(run.attacks, figures),
+            "trust": trust_view(run.trust, figures),
             "per-class": per_class_view(run.per_class, figures),
             "features": drawn(tsne_chart(run.tsne)),
             "time": [

@@ -132,6 +132,33 @@ ATTACKS = {
     "alarms?": _ALARMS,
     "*": ANYTHING,
 }
+TRUST = {
+    "attack": TEXT,
+    "checkpoint?": TEXT,
+    "round?": COUNT,
+    "examples": COUNT,
+    "finished": FLAG,
+    "threat": {"norm": TEXT, "eps": EPS, "*": ANYTHING},
+    "verdict": {"word": TEXT, "text": TEXT, "sentence": TEXT, "causes": [TEXT], "natural?": FRACTION, "*": ANYTHING},
+    "checks": [
+        {
+            "check": TEXT,
+            "rows": [
+                {
+                    "attack": TEXT,
+                    "eps": EPS,
+                    "accuracy": FRACTION,
+                    "left?": FRACTION,
+                    "examples": COUNT,
+                    "seconds": NUMBER,
+                    "*": ANYTHING,
+                }
+            ],
+            "*": ANYTHING,
+        }
+    ],
+    "*": ANYTHING,
+}
 SUITE = {
     "title?": TEXT,
     "axes?": [{"name": TEXT, "*": ANYTHING}],

@@ -51,6 +51,13 @@ def view(text: str) -> dict[str, Any]:
         },
         "clients": {"figures": drawings, "counts": table},
         "attacks": [{"name": text, "selected_on": text, "rows": [row], **found}],
+        "trust": {
+            **dict.fromkeys(("verdict", "sentence", "examples"), text),
+            "also": [text],
+            "finished": False,
+            **found,
+        }
+        | {"rows": [row]},
         "per-class": {"methods": text, "classes": [text], "tables": [{"title": text, "blocks": blocks}], **found},
         "features": drawings,
         "time": [(text, [row])],

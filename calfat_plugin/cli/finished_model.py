@@ -1,0 +1,81 @@
+"""What ``calfat attack`` and ``calfat trust`` take: a checkpoint of a run, or any PyTorch model with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from calfat_plugin.cli.options import Decorator
+from calfat_plugin.errors import OptionError
+from calfat_plugin.threat import Norm
+
+if TYPE_CHECKING:
+    from calfat_plugin.analyses.attack_plan import AttackRequest, Plan
+
+target_argument: Decorator = click.argument(
+    "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
+)
+_OPTIONS: tuple[Decorator, ...] = (
+    click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf."),
+    click.option(
+        "--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4."
+    ),
+    click.option(
+        "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
+    ),
+    click.option(
+        "--model", metavar="MODULE:FACTORY", help="A model of your own, or a built-in name; needs the next two."
+    ),
+    click.option("--weights", type=click.Path(path_type=Path), help="Its state dict: safetensors, or torch.save's."),
+    click.option("--dataset", metavar="NAME", help="The data set it is attacked on."),
+    click.option("--data-dir", metavar="DIR", help="Where data sets are. Default: the recipe's data_cache_dir."),
+    click.option("--download", is_flag=True, help="Fetch a missing data set."),
+    click.option("--batch-size", type=click.IntRange(min=1), metavar="B", help="Default: the recipe's."),
+    click.option(
+        "--device", metavar="cpu|cuda:0", help="Default: as the recipe says; a GPU if there is one for --model."
+    ),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of random starts. Default: the recipe's."),
+)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which model to take, on which data, and where to compute."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def planned(
+    target: Path | None,
+    checkpoint: str | None,
+    model: str | None,
+    weights: Path | None,
+    dataset: str | None,
+    request: AttackRequest,
+) -> Plan:
+    """The model that the command line names.
+
+    Raises:
+        OptionError: it names none, or two.
+        CalfatError: as ``attack_plan`` says.
+    """
+    from calfat_plugin.analyses.attack_plan import plan_model, plan_run
+
+    own = {"--model": model, "--weights": weights, "--dataset": dataset}
+    if target is not None:
+        if given := [flag for flag, value in own.items() if value is not None]:
+            raise OptionError(
+                f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
+                "--weights and --dataset, not both."
+            )
+        return plan_run(target, checkpoint, request)
+    if model is None or weights is None or dataset is None:
+        missing = ", ".join(flag for flag, value in own.items() if value is None)
+        raise OptionError(
+            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
+            f"--model, --weights and --dataset (missing: {missing})."
+        )
+    return plan_model(model, weights, dataset, request)

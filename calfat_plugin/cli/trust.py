@@ -1,0 +1,99 @@
+"""``calfat trust CHECKPOINT_OR_RUN_DIR``: whether the robust accuracy of a finished model may be believed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calfat_plugin.cli.as_json import json_option, json_output
+from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.finished_model import model_options, planned, target_argument
+from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.disk import read_json
+
+if TYPE_CHECKING:
+    from calfat_plugin.analyses.attack_plan import Plan
+    from calfat_plugin.trust.examine import Outcome
+
+_RESUME = "The same command again continues with the check that was stopped."
+
+
+@click.command()
+@target_argument
+@click.option(
+    "--full", is_flag=True, help="Run every check, and AutoAttack on all images, also if the verdict is clear."
+)
+@click.option(
+    "--transfer",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Try the adversarial examples of another run's model, too; repeatable.",
+)
+@plugin_option
+@click.option("--eps", metavar="EPS", help="The budget, such as 8/255. Default: the recipe's.")
+@model_options
+@click.option(
+    "--examples",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A fixed random subset of the test split. Default: 500, or all if there are fewer.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="Results file. Default: RUN_DIR/trust.json.")
+@click.option("--plain", is_flag=True, help="Lines instead of a bar, also on a terminal.")
+@json_option
+def trust(
+    target: Path | None,
+    full: bool,
+    transfer: tuple[Path, ...],
+    eps: str | None,
+    checkpoint: str | None,
+    model: str | None,
+    weights: Path | None,
+    dataset: str | None,
+    output: Path | None,
+    plain: bool,
+    as_json: bool,
+    **request: Any,
+) -> None:
+    """Judge whether a robust accuracy may be believed: the number holds, is overstated, or is not shown.
+
+    A battery of checks attacks the model, the cheapest first, until the verdict is clear. It looks for what a weak
+    attack or masked gradients leave behind. The evidence and a sentence for reviewers are written to trust.json; the
+    same command continues there after a kill.
+    """
+    with json_output(as_json) as show, user_errors():
+        from calfat_plugin.analyses.attack_plan import AttackRequest
+
+        asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
+        plan = planned(target, checkpoint, model, weights, dataset, asked)
+        warn(*plan.experiments[0].recipe.warnings)
+        outcome = _run(plan, transfer, full, output, plain)
+        show({"file": str(outcome.path), "results": read_json(outcome.path)})
+
+
+def _run(plan: Plan, transfer: tuple[Path, ...], full: bool, output: Path | None, plain: bool) -> Outcome:
+    from rich.console import Console
+
+    from calfat_plugin.cli.progress import can_draw
+    from calfat_plugin.cli.trust_progress import LiveTrustProgress, PlainTrustProgress, show_verdict
+    from calfat_plugin.report import write_run_report
+    from calfat_plugin.trust.examine import examine
+
+    console = Console(highlight=False)
+    live = can_draw(console) and not plain
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    progress = LiveTrustProgress(console) if live else PlainTrustProgress(sys.stdout, sys.stderr)
+    try:
+        with progress:
+            outcome = examine(plan, transfer, full=full, output=output, command=command, observer=progress)
+    except KeyboardInterrupt:
+        fail("stopped.", _RESUME, INTERRUPTED)
+    show_verdict(console, outcome)
+    run = plan.run
+    if run is not None and (run / "report.html").exists():
+        write_page(lambda: write_run_report(run), run)
+    return outcome

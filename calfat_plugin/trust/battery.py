@@ -1,0 +1,23 @@
+"""The battery: every check, the cheapest first."""
+
+from __future__ import annotations
+
+from calfat_plugin.trust.check import Check
+from calfat_plugin.trust.other_ways import Answers, BlackBox, LastWord, RandomNoise, Transfer
+from calfat_plugin.trust.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
+
+#: AutoAttack attacks so many images unless all checks are asked for.
+SAMPLE = 64
+
+
+def battery(*, full: bool, surrogates: int = 0) -> tuple[Check, ...]:
+    """The checks in the order in which they run: the cheapest first.
+
+    Args:
+        full: whether AutoAttack attacks all images, not a sample.
+        surrogates: how many other models there are.
+    """
+    transfer = (Transfer(surrogates),) if surrogates else ()
+    checks = (Answers(), Gradients(), WhiteBox(), RandomNoise(), ScaleFree(), BudgetCurve(), Strength(), BlackBox())
+    every = (*checks, *transfer, LastWord(None if full else SAMPLE))
+    return (*every[:3], *sorted(every[3:], key=lambda check: check.cost(SAMPLE)))

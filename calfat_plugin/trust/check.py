@@ -1,0 +1,52 @@
+"""One check of the battery: some attacks on the model, and what in their numbers speaks against it.
+
+A check is a small object that keeps nothing. ``run`` needs torch and the model; ``symptoms`` is a function of numbers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from calfat_plugin.trust.evidence import Evidence, Found, Row
+
+if TYPE_CHECKING:
+    from calfat_plugin.trust.subject import Subject
+
+#: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt.
+SLACK = 0.02
+#: Steps of the attack on trial, and of those that differ from it in one thing.
+STEPS = 20
+#: Passes of one gradient step: forward, and backward which costs two.
+STEP = 3.0
+
+
+class Check(ABC):
+    """One question to the model.
+
+    Attributes:
+        name: in ``trust.json``.
+        title: what it looks at, for tables.
+        weakness: what it says about the number on trial if these attacks break more; empty: nothing.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    weakness: ClassVar[str] = ""
+
+    @abstractmethod
+    def cost(self, examples: int) -> float:
+        """About how many single images pass through the model."""
+
+    def run(self, subject: Subject) -> Evidence:
+        """Look at the model; what its attacks break is noted in ``subject.standing``."""
+        return Evidence(self.name, tuple(self.rows(subject)))
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        """Make the attacks."""
+        return iter(())
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+        """Sentences on what in ``rows`` an honest measurement would not show."""
+        return iter(())

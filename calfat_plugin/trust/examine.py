@@ -1,0 +1,222 @@
+"""Run the battery on a finished model: load it, check by check, until the verdict is clear."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin import __version__
+from calfat_plugin.analyses.attack import AttackObserver, facts_of
+from calfat_plugin.analyses.attack_plan import Plan
+from calfat_plugin.analyses.loaded_run import LoadedRun, find_checkpoint
+from calfat_plugin.errors import OptionError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.registry import Registry
+from calfat_plugin.runs.compute import named_device, pick_device, using_threads
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.threat import exact_text
+from calfat_plugin.trust.battery import battery
+from calfat_plugin.trust.check import Check
+from calfat_plugin.trust.evidence import CLAIM, Evidence
+from calfat_plugin.trust.verdict import Verdict, conclude
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from calfat_plugin.trust.record import Record
+    from calfat_plugin.trust.subject import Subject
+
+FILE = "trust.json"
+EXAMPLES = 500  # of a large test split, unless the user says how many
+
+
+class TrustObserver(AttackObserver):
+    """Is informed of the battery's progress; this one ignores everything."""
+
+    def begin(self, check: Check, number: int, total: int, seconds_left: float | None) -> None:
+        """Before a check: which of how many, and how long all that are left take at most; None: not known yet."""
+
+    def checked(self, check: Check, evidence: Evidence) -> None:
+        """After a check."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        checks: the battery.
+        evidence: of those that ran, in this process or an earlier one.
+        verdict: on all of it.
+        path: the file with it.
+    """
+
+    checks: tuple[Check, ...]
+    evidence: tuple[Evidence, ...]
+    verdict: Verdict
+    path: Path
+
+
+def examine(
+    plan: Plan,
+    transfer: Sequence[Path],
+    *,
+    full: bool,
+    output: Path | None,
+    command: list[str],
+    observer: TrustObserver,
+    checks: tuple[Check, ...] | None = None,
+) -> Outcome:
+    """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
+
+    Args:
+        plan: the model, with one budget.
+        transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
+        full: run every check, AutoAttack on all images.
+        output: the file; None: ``trust.json`` of the run, or beside the weights.
+        command: the command line, for the record.
+        observer: is informed of progress.
+        checks: the battery; None: the one of :func:`battery`.
+
+    Raises:
+        CalfatError: with what to fix; nothing is written then.
+    """
+    from calfat_plugin.evaluators.autoattack.resume import fingerprint
+    from calfat_plugin.runs.environment import describe_environment
+    from calfat_plugin.trust.record import Record
+
+    experiment = plan.experiments[0]
+    if experiment.recipe.threat.eps == 0:
+        raise OptionError("there is no robustness to judge at eps 0; give a budget, such as --eps 8/255.")
+    with using_threads(experiment):
+        device = _device(plan, observer)
+        run = LoadedRun(experiment, plan.weights, plan.run, device)
+        subject = _subject(plan, run, transfer)
+        threat = subject.threat
+        settings = {
+            "norm": threat.norm,
+            "eps": exact_text(threat.eps),
+            "step_size": exact_text(threat.step_size),
+            "seed": subject.seed,
+            "batch_size": subject.batch_size,
+        }
+        facts: dict[str, Any] = {
+            **facts_of(run),
+            "dataset": run.dataset.name,
+            "examples": len(subject.data),
+            "attack": CLAIM,
+            "threat": settings,
+            "transfer": list(subject.surrogates),
+            "calfat_plugin": __version__,
+            "environment": describe_environment(device, experiment.registry, command, "fp32"),
+        }
+        digest = fingerprint(
+            subject.task(), {**settings, "transfer": [_digest_of(other) for other in subject.surrogates.values()]}
+        )
+        record = Record.open(_place(plan, output), digest, facts, len(subject.data))
+        full = full or record.full
+        record = replace(record, full=full)
+        checks = checks or battery(full=full, surrogates=len(subject.surrogates))
+        record = replace(record, evidence=tuple(e for e in record.evidence if e.check in {c.name for c in checks}))
+        subject.scratch, subject.on_progress = record.scratch, observer.progress
+        if record.standing is not None:
+            subject.standing = record.standing.clone()
+        return _finish(subject, record, checks, observer)
+
+
+def _finish(subject: Subject, record: Record, checks: tuple[Check, ...], observer: TrustObserver) -> Outcome:
+    """Do what is left, one check after the other."""
+
+    def verdict() -> Verdict:
+        return conclude(checks, record.evidence, subject.threat.norm, exact_text(subject.threat.eps))
+
+    done = {each.check for each in record.evidence}
+    for number, check in enumerate(checks, 1):
+        if check.name in done:
+            continue
+        if verdict().clear and not record.full:
+            break
+        observer.begin(check, number, len(checks), _seconds_left(checks, record.evidence, len(subject.data)))
+        evidence = check.run(subject)
+        record = record.with_evidence(evidence, subject.standing)
+        record.save(verdict(), finished=False)
+        observer.checked(check, evidence)
+    final = verdict()
+    record.save(final, finished=True)
+    shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
+    return Outcome(checks, record.evidence, final, record.path)
+
+
+def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], examples: int) -> float | None:
+    """How long the checks that are left take at most: as long for each image as those that are done."""
+    seconds = {each.check: each.seconds for each in evidence}
+    costs = {check.name: check.cost(examples) for check in checks}
+    done = sum(cost for name, cost in costs.items() if seconds.get(name))
+    if not done:
+        return None
+    left = sum(cost for name, cost in costs.items() if name not in seconds)
+    return sum(seconds.values()) * left / done
+
+
+def _device(plan: Plan, observer: TrustObserver) -> torch.device:
+    if plan.request.device is not None:
+        return named_device(plan.request.device, "--device")
+    # A model of the user's own takes a GPU only where there is one.
+    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
+
+
+def _subject(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Subject:
+    from calfat_plugin.evaluators.base import subset
+    from calfat_plugin.trust.subject import subject
+
+    recipe = run.experiment.recipe
+    return subject(
+        run.model(),
+        subset(run.dataset.test, plan.request.examples or EXAMPLES),
+        num_classes=run.dataset.num_classes,
+        threat=recipe.threat,
+        batch_size=recipe.evaluation.batch_size,
+        device=run.device,
+        seed=run.experiment.seed,
+        surrogates={str(target): _surrogate(target, run) for target in dict.fromkeys(transfer)},
+    )
+
+
+def _surrogate(target: Path, run: LoadedRun) -> nn.Module:
+    """Another run's model.
+
+    Raises:
+        OptionError: it is of another data set.
+        CalfatError: there is none, or it cannot be loaded.
+    """
+    weights, directory = find_checkpoint(target)
+    document = with_plugins(read_document(RunDirectory(directory).recipe), ())
+    experiment = assemble(document, Registry.for_recipe(document))
+    if experiment.dataset.name != run.experiment.dataset.name:
+        raise OptionError(
+            f"--transfer {target}: its data set is '{experiment.dataset.name}'; the model on trial is measured on "
+            f"'{run.experiment.dataset.name}'. Name runs of the same data set."
+        )
+    return LoadedRun(experiment, weights, directory, run.device).model()
+
+
+def _digest_of(model: nn.Module) -> str:
+    import hashlib
+
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _place(plan: Plan, output: Path | None) -> Path:
+    if output is not None:
+        return output
+    return plan.run / FILE if plan.run is not None else plan.weights.with_name(f"{plan.weights.stem}-{FILE}")

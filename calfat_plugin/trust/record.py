@@ -1,0 +1,105 @@
+"""``trust.json``: the evidence and the verdict, written whole after every check, so that a killed battery continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.disk import RESTORE, read_json, write_text
+from calfat_plugin.errors import RunError
+from calfat_plugin.trust.evidence import Evidence
+from calfat_plugin.trust.subject import as_bits, from_bits
+from calfat_plugin.trust.verdict import Verdict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file with what is known so far.
+
+    Attributes:
+        path: the file.
+        digest: of the question: model, images, budget, seed, other models.
+        facts: what the file says beside evidence and verdict, ready for JSON.
+        evidence: of the checks that are done, in order.
+        standing: (N,) bool, what no attack has broken yet; None: no check is done.
+        full: whether all checks were asked for.
+    """
+
+    path: Path
+    digest: str
+    facts: Mapping[str, Any]
+    evidence: tuple[Evidence, ...] = ()
+    standing: Tensor | None = None
+    full: bool = False
+
+    @classmethod
+    def open(cls, path: Path, digest: str, facts: Mapping[str, Any], examples: int) -> Record:
+        """What an earlier process left in the file; nothing where there is none.
+
+        Raises:
+            RunError: the file answers another question, is damaged, or cannot be written.
+        """
+        _try(path)
+        content = read_json(path)
+        if not content:
+            return cls(path, digest, facts)
+        if content.get("digest") != digest:
+            raise RunError(
+                f"{path}: holds the verdict on another model, budget, seed or set of images. It is not overwritten: "
+                "remove it, or write the new one elsewhere with --output."
+            )
+        try:
+            evidence = tuple(map(Evidence.from_json, content["checks"]))
+            standing = from_bits(content["standing"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{path}: the file is damaged ({type(error).__name__}: {error}). {RESTORE}") from None
+        if len(standing) != examples:
+            raise RunError(f"{path}: 'standing' is about {len(standing)} images; there are {examples}. {RESTORE}")
+        return cls(path, digest, facts, evidence, standing, content.get("full") is True)
+
+    @property
+    def scratch(self) -> Path:
+        """Where a check that takes long keeps what it needs to continue."""
+        return self.path.with_name(f".{self.path.stem}-{self.digest[:16]}-unfinished")
+
+    def with_evidence(self, evidence: Evidence, standing: Tensor) -> Record:
+        """One more check."""
+        return dataclasses.replace(self, evidence=(*self.evidence, evidence), standing=standing.clone())
+
+    def save(self, verdict: Verdict, *, finished: bool) -> None:
+        """Write the file atomically.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        content = {
+            "format": FORMAT,
+            **self.facts,
+            "finished": finished,
+            "full": self.full,
+            "verdict": dataclasses.asdict(verdict),
+            "checks": [dataclasses.asdict(each) for each in self.evidence],
+            "standing": "" if self.standing is None else as_bits(self.standing),
+            "digest": self.digest,
+        }
+        write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _try(path: Path) -> None:
+    """Refuse a place that cannot be written now, not after minutes of work."""
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RunError(
+            f"{path.parent}: cannot be written to ({error.strerror}); choose another place with --output."
+        ) from None

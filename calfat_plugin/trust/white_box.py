@@ -1,0 +1,146 @@
+"""Checks that follow the model's own gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
+from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
+from calfat_plugin.report.numbers import percent
+from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
+from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check
+from calfat_plugin.trust.evidence import CLAIM, Found, Row
+
+if TYPE_CHECKING:
+    from calfat_plugin.trust.subject import Subject
+
+_FACTORS = (Fraction(1, 2), Fraction(2), Fraction(4))
+
+
+class Gradients(Check):
+    """One step along the gradient, from the clean image: is there a gradient at all?"""
+
+    name, title = "gradients", "share of zero gradients"
+
+    def cost(self, examples: int) -> float:
+        return (1 + STEP) * examples
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        yield subject.attack("fgsm", FGSM(FGSMOptions()))
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+        for row in rows:
+            share = (row.zero_gradients or 0) / row.examples
+            if share > ZERO_GRADIENTS:
+                yield f"the gradient of the cross-entropy is exactly zero for {percent(share)} of the images"
+
+
+class WhiteBox(Check):
+    """The attack whose number is on trial."""
+
+    name, title = "pgd", "the number on trial"
+
+    def cost(self, examples: int) -> float:
+        return STEPS * STEP * examples
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        yield subject.attack(CLAIM, PGD(PGDOptions(steps=STEPS)))
+
+
+class ScaleFree(Check):
+    """Losses that stay the same if all logits are multiplied, against the cross-entropy, which does not."""
+
+    name, title = "losses", "losses without the scale of the logits"
+    weakness = (
+        "losses that do not depend on the scale of the logits (Carlini-Wagner margin, DLR, probability margin) break "
+        "what the cross-entropy does not: the softmax is saturated or flattened, which blinds PGD"
+    )
+
+    def cost(self, examples: int) -> float:
+        return 3 * STEPS * STEP * examples
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        options = PGDOptions(steps=STEPS)
+        yield subject.attack("cw20", CW(CWOptions(steps=STEPS)))
+        if subject.num_classes > 2:
+            yield subject.attack("dlr20", DLR(options))
+        yield subject.attack("margin20", ProbabilityMargin(options))
+
+
+class BudgetCurve(Check):
+    """The same attack at other budgets: the accuracy must fall, and to nothing where every image can be made grey."""
+
+    name, title = "budget", "accuracy over the budget"
+
+    def cost(self, examples: int) -> float:
+        return (len(_FACTORS) + 1) * STEPS * STEP * examples
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        threat, (_, *image) = subject.threat, subject.data.x.shape
+        everything = unbounded(threat, math.prod(image))
+        budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
+        for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
+            scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
+            yield subject.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled)
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+        curve = budget_curve(rows, found)
+        for (smaller, before), (larger, after) in pairwise(curve):
+            if after > before + SLACK:
+                yield (
+                    f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
+                    f"at eps {larger}"
+                )
+        eps, last = curve[-1]
+        if last > found.guess + SLACK:
+            yield (
+                f"at eps {eps} every image can be made the same grey one, yet {CLAIM} leaves {percent(last)}, more "
+                f"than guessing ({percent(found.guess)}): the attack fails"
+            )
+
+
+class Strength(Check):
+    """More steps and more restarts, which can only help the attacker."""
+
+    name, title = "strength", "more steps and restarts"
+    weakness = "more steps and restarts break more: PGD-20 was too weak"
+
+    def cost(self, examples: int) -> float:
+        return (5 + 100 + 5 * STEPS) * STEP * examples
+
+    def rows(self, subject: Subject) -> Iterator[Row]:
+        for steps in (5, 100):
+            yield subject.attack(f"pgd{steps}", PGD(PGDOptions(steps=steps)))
+        yield subject.attack(f"{CLAIM} x 5", PGD(PGDOptions(steps=STEPS, restarts=5)))
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+        if found.claimed is None or not rows:
+            return
+        few, many, restarted = rows
+        curve = ((few.attack, few.accuracy), (CLAIM, found.claimed), (many.attack, many.accuracy))
+        for (weak, before), (strong, after) in (*pairwise(curve), (curve[1], (restarted.attack, restarted.accuracy))):
+            if after > before + SLACK:
+                yield (
+                    f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less"
+                )
+
+
+def unbounded(threat: ThreatModel, values: int) -> Fraction:
+    """The eps within which every image of so many values can be made the same grey one."""
+    width = Fraction(threat.bounds.high) - Fraction(threat.bounds.low)
+    half = width / 2
+    return half if threat.norm == "linf" else Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000)
+
+
+def budget_curve(rows: Sequence[Row], found: Found) -> list[tuple[str, float]]:
+    """(eps, accuracy) from the clean images on, with the budget on trial among them."""
+    curve = {row.eps: row.accuracy for row in rows}
+    if found.claimed is not None:
+        curve[found.budget] = found.claimed
+    return [("0", found.natural), *sorted(curve.items(), key=lambda point: parse_number(point[0]))]

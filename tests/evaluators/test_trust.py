@@ -1,0 +1,415 @@
+"""``calfat trust`` on models made for it: the right verdict and cause, going on after a kill, and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import nn
+
+from calfat_plugin.cli.trust import trust
+from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions
+from calfat_plugin.experiment import assemble
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.models.building import seeded
+from calfat_plugin.models.cnn import CNNSmall
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.report import write_run_report
+from calfat_plugin.runs.checkpoints import save_checkpoint
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trust import examine as examining
+from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
+from calfat_plugin.trust.battery import battery
+from calfat_plugin.trust.other_ways import BlackBox, LastWord
+from calfat_plugin.trust.subject import Subject, subject
+from tests.evaluators.conftest import train
+
+HERE = Path(__file__).parent
+RECIPE = """\
+common_args: {training_type: simulation, random_seed: 3}
+data_args: {dataset: digits}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, comm_round: 7}
+calfat:
+  trainer: {name: fedpgd}
+  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  runtime: {threads: 1}
+"""
+QUICK = LastWord(iterations=3, queries=20)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoAttack and Square in a second: too weak to publish, enough to end a battery."""
+    monkeypatch.setattr(BlackBox, "queries", 200)
+
+    def weak(*, full: bool, surrogates: int = 0) -> tuple[Any, ...]:
+        return (*battery(full=full, surrogates=surrogates)[:-1], QUICK)
+
+    monkeypatch.setattr(examining, "battery", weak)
+
+
+@pytest.fixture(scope="session")
+def plain_model() -> nn.Module:
+    """Trained on clean images alone."""
+    model = seeded(lambda: CNNSmall(in_channels=1, image_size=(8, 8), num_classes=10), 0)
+    return train(model, load_digits().train, eps=0.0, epochs=4, learning_rate=0.1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, digits_model: nn.Module, plain_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the weights of both networks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(HERE))
+    for name, model in (("robust", digits_model), ("plain", plain_model)):
+        save_file({f"net.{key}": value for key, value in model.state_dict().items()}, tmp_path / f"{name}.safetensors")
+    return tmp_path
+
+
+def own(kind: str, weights: str = "robust", eps: str = "0.1", examples: int = 100) -> tuple[object, ...]:
+    model = ("--model", f"trust_models:{kind}", "--weights", f"{weights}.safetensors", "--dataset", "digits")
+    return (*model, "--eps", eps, "--examples", examples, "--device", "cpu")
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr)."""
+    done = CliRunner().invoke(trust, [str(argument) for argument in arguments], catch_exceptions=False)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def judged(file: str = "robust-trust.json") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(Path(file).read_text())
+    return content
+
+
+def numbers(content: dict[str, Any]) -> tuple[object, ...]:
+    """What must not depend on when and how often a thing was run."""
+    for check in content["checks"]:
+        for row in check["rows"]:
+            row.pop("seconds")
+    return content["verdict"], content["checks"], content["standing"], content["finished"]
+
+
+# --- five models ------------------------------------------------------------------------------------------------------
+
+
+def test_plain_training_is_not_robust(folder: Path) -> None:
+    code, out, err = call(*own("Honest", "plain", eps="0.3"))
+    assert (code, err) == (0, "")
+    content = judged("plain-trust.json")
+    assert (content["verdict"]["word"], content["finished"]) == ("not robust", True)
+    assert [check["check"] for check in content["checks"]] == ["answers", "gradients", "pgd"]
+    assert "\nverdict: not robust\nThe model is not robust: it has " in out
+    assert out.endswith(
+        "not needed for the verdict (--full runs them): random noise, losses without the scale of the logits, accuracy "
+        "over the budget, more steps and restarts, attack without gradients, AutoAttack\nresults: plain-trust.json\n"
+    )
+
+
+def test_adversarial_training_holds(folder: Path, quick: None) -> None:
+    code, out, err = call(*own("Honest", examples=60))
+    assert (code, err) == (0, "")
+    content = judged()
+    verdict = content["verdict"]
+    assert (verdict["word"], verdict["causes"]) == ("holds", [])
+    assert verdict["natural"] > verdict["claimed"] >= verdict["worst"] > 0.5
+    assert "check 4 of 9: random noise; at most about 0:" in out
+    assert re.search(r"^  pgd20  \d+\.\d %  \d+\.\d s$", out, re.MULTILINE)
+    assert re.search(r"│ black-box +│ square200 +│ +0\.1 │ +\d+\.\d % │ +\d+\.\d % │ +60 │", out)
+    left = [row["left"] for check in content["checks"] for row in check["rows"] if row["left"] is not None]
+    assert left == sorted(left, reverse=True)
+
+
+@pytest.mark.slow
+def test_adversarial_training_holds_against_the_published_autoattack(folder: Path) -> None:
+    assert call(*own("Honest", examples=359))[0] == 0
+    assert judged()["verdict"]["word"] == "holds"
+    assert judged()["checks"][-1]["check"] == "autoattack-64"
+
+
+def test_a_saturated_softmax_is_named(folder: Path, quick: None) -> None:
+    code, out, err = call(*own("Scaled", examples=60))
+    assert (code, err) == (0, "")
+    verdict = judged()["verdict"]
+    assert verdict["word"] == "overstated"
+    assert verdict["text"] == f"overstated by {100 * (verdict['claimed'] - verdict['worst']):.1f} points"
+    assert verdict["claimed"] - verdict["worst"] > 0.1
+    assert verdict["causes"][0].endswith("the softmax is saturated or flattened, which blinds PGD")
+    assert any("exactly zero" in cause for cause in verdict["causes"])
+    assert "\n  also: the gradient of the cross-entropy is exactly zero for " in out
+
+
+def test_a_quantiser_is_gradient_masking(folder: Path) -> None:
+    assert call(*own("Quantised", "plain", examples=60))[0] == 0
+    content = judged("plain-trust.json")
+    verdict = content["verdict"]
+    assert verdict["word"] == "overstated"
+    assert verdict["causes"][0].startswith("Square, which uses no gradients, breaks what all gradient attacks do not")
+    assert "the gradient of the cross-entropy is exactly zero for 100.0 % of the images" in verdict["causes"]
+    accuracy = {row["attack"]: row["accuracy"] for check in content["checks"] for row in check["rows"]}
+    assert accuracy["square1000"] < accuracy["cw20"] - 0.2
+    assert [check["check"] for check in content["checks"]][-1] == "black-box"
+
+
+@pytest.mark.parametrize("kind", ["Randomised", "RandomisedAndFlat"])
+def test_one_run_of_a_randomised_model_decides_nothing(kind: str, folder: Path) -> None:
+    assert call(*own(kind))[0] == 0
+    content = judged()
+    assert content["verdict"]["word"] == "not shown"
+    assert "One run decides nothing" in content["verdict"]["sentence"]
+    (answers,) = content["checks"]
+    assert answers["facts"]["changed"] == 1.0
+    assert len({row["accuracy"] for row in answers["rows"]}) > 1
+
+
+# --- continuing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path) -> None:
+    words = [str(word) for word in own("Quantised", "plain", examples=10)]
+    command = [sys.executable, "-m", "calfat_plugin.cli.main", "trust", *words, "--plain"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "random noise" in line:
+                process.send_signal(signal.SIGKILL)
+                break
+    killed = judged("plain-trust.json")
+    before = [check["check"] for check in killed["checks"]]
+    assert before[:3] == ["answers", "gradients", "pgd"]
+    assert (len(before) < 8, killed["finished"]) == (True, False)
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    assert "the number on trial" not in out.partition("verdict:")[0]
+    resumed = judged("plain-trust.json")
+    assert call(*words, "--output", "whole.json")[0] == 0
+    assert numbers(resumed) == numbers(judged("whole.json"))
+
+
+def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> None:
+    words = own("Honest", "plain", eps="0.3", examples=30)
+    assert call(*words)[0] == 0
+    first = judged("plain-trust.json")
+    assert call(*words, "--full")[0] == 0
+    every = judged("plain-trust.json")
+    assert every["checks"][:3] == first["checks"]
+    assert len(every["checks"]) == 9
+    assert (every["full"], every["verdict"]["word"]) == (True, "not robust")
+    assert call(*words, "--full", "--output", "whole.json")[0] == 0
+    assert numbers(judged("plain-trust.json")) == numbers(judged("whole.json"))
+    changed = Path("plain-trust.json").stat().st_mtime
+    time.sleep(0.01)
+    assert call(*words)[0] == 0
+    again = judged("plain-trust.json")
+    assert Path("plain-trust.json").stat().st_mtime > changed
+    assert numbers(again) == numbers(every)
+
+
+@pytest.mark.parametrize("attack", [DLR, ProbabilityMargin, CW])
+def test_directions_of_the_losses_do_not_depend_on_the_scale_of_the_logits(attack: type[PGD]) -> None:
+    logits = torch.randn(20, 10, generator=torch.Generator().manual_seed(0))
+    loss = attack(CWOptions()).loss
+    directions = []
+    for scale in (1e-3, 1.0, 1e3):
+        z = (scale * logits).requires_grad_()
+        (grad,) = torch.autograd.grad(loss(z, torch.arange(20) % 10), z)
+        directions.append(nn.functional.normalize(grad.double()))
+    wanted = directions[1]
+    for found in directions[:1] + ([] if attack is CW else directions[2:]):  # beyond kappa, CW stops on purpose
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+class StoppedError(Exception):
+    """Stands for a kill in the middle of AutoAttack."""
+
+
+def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Module, tmp_path: Path) -> None:
+    check = LastWord(30, iterations=3, queries=50)
+    data = load_digits().test.subset(range(60))
+
+    def fresh(scratch: Path) -> Subject:
+        found = subject(
+            digits_model, data, num_classes=10, threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=10,
+            device=torch.device("cpu"), seed=0, surrogates={},
+        )  # fmt: skip
+        found.scratch = scratch
+        return found
+
+    whole = fresh(tmp_path / "whole")
+    (expected,) = check.run(whole).rows
+
+    def stop(label: str, done: int, total: int, correct: int) -> None:
+        if done > 30:  # the second sub-attack has begun
+            raise StoppedError
+
+    killed = fresh(tmp_path / "killed")
+    killed.on_progress = stop
+    with pytest.raises(StoppedError):
+        check.run(killed)
+    resumed = fresh(tmp_path / "killed")
+    (row,) = check.run(resumed).rows
+    assert (row.accuracy, row.left, row.examples) == (expected.accuracy, expected.left, 30)
+    assert torch.equal(resumed.standing, whole.standing)
+    assert 0 < row.accuracy <= row.left < 1
+
+
+# --- a run directory --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_dir(folder: Path, digits_model: nn.Module, plain_model: nn.Module) -> Path:
+    """Two runs, ``run`` with the robust network and ``other`` with the plain one."""
+    experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
+    for name, model in (("run", digits_model), ("other", plain_model)):
+        run = RunDirectory.create(experiment, Path(name))
+        run.write_recipe(experiment)
+        state = {key: tensor.detach() for key, tensor in model.state_dict().items()}
+        save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
+    return Path("run")
+
+
+def test_a_run_is_judged_with_its_own_budget_and_shown_on_its_page(run_dir: Path) -> None:
+    page = write_run_report(run_dir)
+    assert "Whether the number may be believed" not in page.read_text(encoding="utf-8")
+    code, out, err = call(run_dir, "--examples", 40, "--transfer", "other", "--eps", "0.4")
+    assert (code, err) == (0, "")
+    assert out.endswith("results: run/trust.json\nreport: run/report.html\n")
+    content = judged("run/trust.json")
+    assert {key: content[key] for key in ("run", "checkpoint", "round", "dataset", "examples", "transfer")} == {
+        "run": "run",
+        "checkpoint": "run/checkpoints/last.safetensors",
+        "round": 7,
+        "dataset": "digits",
+        "examples": 40,
+        "transfer": ["other"],
+    }
+    assert content["threat"] == {"norm": "linf", "eps": "0.4", "step_size": "0.1", "seed": 3, "batch_size": 500}
+    text = page.read_text(encoding="utf-8")
+    assert f"<strong>Verdict: not robust.</strong> {content['verdict']['sentence']}" in text
+    assert "gradients: fgsm" in text
+    assert "Checkpoint last, after round 7; 40 test images." in text
+    figures = {path.name for path in (run_dir / "figures").iterdir()}
+    assert {"trust_attacks.svg", "trust_attacks.pdf"} <= figures
+
+
+def test_the_page_has_the_curve_and_json_the_whole_file(run_dir: Path, quick: None) -> None:
+    code, out, _ = call(run_dir, "--examples", 20, "--transfer", "other", "--json")
+    assert code == 0
+    content = judged("run/trust.json")
+    assert json.loads(out) == {"file": "run/trust.json", "results": content}
+    (transfer,) = (check for check in content["checks"] if check["check"] == "transfer")
+    assert [row["attack"] for row in transfer["rows"]] == ["pgd20 of other"]
+    assert transfer["rows"][0]["accuracy"] > 0.5
+    write_run_report(run_dir)
+    drawn = (run_dir / "figures" / "trust_curve.svg").read_text()
+    for text in ("pgd20", "0.05", "0.1", "0.2", "0.4", "linf"):
+        assert text in drawn
+    assert "all together" in (run_dir / "figures" / "trust_attacks.svg").read_text()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+PROBABILITIES = (
+    "the model returns probabilities, not logits: every row is in [0, 1] and sums to 1. The gradient of a "
+    "cross-entropy on top of a softmax vanishes, so the attacks are weak and the accuracy under them is too high. Let "
+    "the model return the logits in front of its softmax."
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (own("Probabilities"), PROBABILITIES),
+        (
+            own("Overflowing"),
+            "the model returned nan or inf for clean images: its weights are finite, so the numbers grow too large on "
+            "the way.",
+        ),
+        (
+            own("NeverInEvaluationMode"),
+            "the model is in training mode (module 'NeverInEvaluationMode'), so dropout and batch statistics would "
+            "blur the evaluation. Call model.eval() first.",
+        ),
+        (
+            own("FiveClasses"),
+            "--model trust_models:FiveClasses: model_args.model: model trust_models:FiveClasses: images of shape "
+            "(2, 1, 8, 8) gave (2, 5); expected logits of shape (2, 10).",
+        ),
+        (
+            own("ForColour"),
+            "--model trust_models:ForColour: model_args.model: model trust_models:ForColour: a forward pass on images "
+            "of shape (2, 1, 8, 8) failed (RuntimeError: Given groups=1, ",
+        ),
+        (own("Honest", eps="0"), "there is no robustness to judge at eps 0; give a budget, such as --eps 8/255."),
+        (
+            ("run", "--transfer", "faces"),
+            "--transfer faces: its data set is 'mnist'; the model on trial is measured on 'digits'. Name runs of the "
+            "same data set.",
+        ),
+        (
+            ("run", "--transfer", "nowhere"),
+            "nowhere: no such checkpoint or run directory. Did you mean 'other'?",
+        ),
+        (
+            ("run", "--output", "missing/trust.json"),
+            "missing: cannot be written to (No such file or directory); choose another place with --output.",
+        ),
+        (
+            (),
+            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
+            "--weights and --dataset (missing: --model, --weights, --dataset).",
+        ),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(arguments: tuple[object, ...], text: str, run_dir: Path) -> None:
+    faces = RunDirectory(Path("faces"))
+    faces.checkpoint("last").parent.mkdir(parents=True)
+    faces.checkpoint("last").touch()
+    faces.recipe.write_text(RECIPE.replace("digits", "mnist"))
+    before = sorted(Path().rglob("*"))
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {text}")
+    if not text.endswith("groups=1, "):
+        assert err == f"error: {text}\n"
+    assert sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_a_verdict_on_another_question_is_kept(folder: Path) -> None:
+    assert call(*own("Honest", "plain", eps="0.3", examples=30))[0] == 0
+    before = Path("plain-trust.json").read_bytes()
+    code, _, err = call(*own("Honest", "plain", eps="0.2", examples=30))
+    assert (code, err) == (
+        2,
+        "error: plain-trust.json: holds the verdict on another model, budget, seed or set of images. It is not "
+        "overwritten: remove it, or write the new one elsewhere with --output.\n",
+    )
+    assert Path("plain-trust.json").read_bytes() == before
+
+
+def test_a_damaged_record_is_refused(folder: Path) -> None:
+    words = own("Honest", "plain", eps="0.3", examples=30)
+    assert call(*words)[0] == 0
+    content = judged("plain-trust.json")
+    for key, value, text in (
+        ("checks", [{"check": "pgd"}], "plain-trust.json: the file is damaged (KeyError: 'rows')."),
+        ("standing", "01", "plain-trust.json: 'standing' is about 2 images; there are 30."),
+    ):
+        Path("plain-trust.json").write_text(json.dumps({**content, key: value}))
+        code, _, err = call(*words)
+        assert (code, err) == (2, f"error: {text} Restore it from a copy, or remove it and make it again.\n")

@@ -1,0 +1,213 @@
+"""The verdict of ``calfat trust``: a function of numbers, tried on made numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.trust.battery import SAMPLE, battery
+from calfat_plugin.trust.evidence import Evidence, Row
+from calfat_plugin.trust.verdict import Verdict, conclude
+from calfat_plugin.trust.white_box import unbounded
+
+CHECKS = battery(full=False, surrogates=1)
+HONEST = {
+    "fgsm": 0.86,
+    "pgd20": 0.80,
+    "noise100": 0.96,
+    "pgd20 of other": 0.92,
+    "cw20": 0.79,
+    "dlr20": 0.80,
+    "margin20": 0.80,
+    "pgd5": 0.83,
+    "pgd100": 0.79,
+    "pgd20 x 5": 0.79,
+    "square1000": 0.85,
+    "autoattack": 0.78,
+}
+CURVE = {"0.05": 0.90, "0.2": 0.20, "0.4": 0.01, "0.5": 0.0}
+ROWS = {
+    "gradients": ("fgsm",),
+    "pgd": ("pgd20",),
+    "noise": ("noise100",),
+    "transfer": ("pgd20 of other",),
+    "losses": ("cw20", "dlr20", "margin20"),
+    "strength": ("pgd5", "pgd100", "pgd20 x 5"),
+    "black-box": ("square1000",),
+    f"autoattack-{SAMPLE}": ("autoattack",),
+}
+GRADIENTS = {"fgsm", "pgd20", "cw20", "dlr20", "margin20", "pgd5", "pgd100", "pgd20 x 5"}
+
+
+def made(
+    attacks: Mapping[str, float] = {},
+    curve: Mapping[str, float] = CURVE,
+    zero: int = 0,
+    changed: float = 0.0,
+    until: str = "",
+) -> list[Evidence]:
+    """Evidence in the battery's order: an honest model's, with these values instead; it ends before ``until``."""
+    accuracies, left, found = {**HONEST, **attacks}, 0.98, []
+    for check in CHECKS:
+        if check.name == until:
+            break
+        facts = {"natural": 0.98, "guess": 0.11, "changed": changed} if check.name == "answers" else {}
+        rows = []
+        for attack in ROWS.get(check.name, ()):
+            left = min(left, accuracies[attack])
+            vanished = (zero if attack == "fgsm" else 0) if attack in GRADIENTS else None
+            rows.append(Row(attack, "0.1", accuracies[attack], left, 300, 1.0, vanished))
+        if check.name == "budget":
+            rows = [Row("pgd20", eps, accuracy, None, 300, 1.0, 0) for eps, accuracy in curve.items()]
+        found.append(Evidence(check.name, tuple(rows), facts))
+    return found
+
+
+def verdict(**changes: object) -> Verdict:
+    return conclude(CHECKS, made(**changes), "linf", "0.1")  # type: ignore[arg-type]
+
+
+def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget() -> None:
+    found = verdict()
+    assert (found.word, found.text, found.causes, found.clear) == ("holds", "holds", (), False)
+    assert (found.natural, found.claimed, found.worst) == (0.98, 0.80, 0.78)
+    assert found.sentence == (
+        "The 80.0 % under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, pgd20 of other, noise100, cw20, "
+        "dlr20, margin20, pgd5, pgd100, pgd20 x 5, square1000 and autoattack together leave 78.0 %."
+    )
+
+
+@pytest.mark.parametrize("check", [check.name for check in CHECKS])
+def test_a_number_does_not_hold_before_the_last_check(check: str) -> None:
+    found = verdict(until=check)
+    assert (found.word, found.clear) == ("not shown", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "points", "cause"),
+    [
+        ({"attacks": {"cw20": 0.5}}, "30.0", "losses that do not depend on the scale of the logits"),
+        ({"attacks": {"noise100": 0.6}}, "20.0", "random points of the ball break what PGD does not"),
+        ({"attacks": {"pgd20 of other": 0.7}}, "10.0", "other models' adversarial examples break"),
+        ({"attacks": {"pgd100": 0.7}}, "10.0", "more steps and restarts break more"),
+        ({"attacks": {"square1000": 0.2}}, "60.0", "Square, which uses no gradients, breaks"),
+        ({"attacks": {"autoattack": 0.7}}, "10.0", "AutoAttack breaks what PGD-20 does not"),
+        ({"attacks": {"noise100": 0.7, "cw20": 0.5}}, "30.0", "losses that do not depend"),
+        ({"attacks": {"cw20": 0.785, "pgd100": 0.765, "square1000": 0.745}}, "5.5", "more steps and restarts"),
+    ],
+)
+def test_an_overstated_number_names_the_check_that_broke_most(changes: dict, points: str, cause: str) -> None:
+    found = verdict(**changes)
+    assert (found.word, found.text) == ("overstated", f"overstated by {points} points")
+    assert found.causes[0].startswith(cause)
+    assert found.sentence.startswith(
+        "The 80.0 % under PGD-20 within linf 0.1 (300 test images) overstate the robustness by "
+        f"{points} points: all attacks together leave {100 * found.worst:.1f} %. Cause: {cause}"
+    )
+
+
+def test_square_is_compared_with_the_best_attack_that_uses_gradients() -> None:
+    assert verdict(attacks={"square1000": 0.83}).word == "holds"  # fewer than FGSM leaves, more than CW
+
+
+def test_five_points_are_within_the_tolerance() -> None:
+    assert verdict(attacks={"autoattack": 0.7501}).word == "holds"
+    assert verdict(attacks={"autoattack": 0.7499}).text == "overstated by 5.0 points"
+
+
+def test_only_the_last_check_is_left_out_of_an_overstated_number() -> None:
+    attacks = {"cw20": 0.5}
+    early, late = (verdict(attacks=attacks, until=name) for name in ("black-box", f"autoattack-{SAMPLE}"))
+    assert (early.word, early.clear, late.word, late.clear) == ("overstated", False, "overstated", True)
+    assert "overstate the robustness by at least 30.0 points" in late.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "symptom"),
+    [
+        ({"zero": 30}, "the gradient of the cross-entropy is exactly zero for 10.0 % of the images"),
+        (
+            {"curve": {**CURVE, "0.2": 0.85}},
+            "the accuracy rises with the budget, from 80.0 % at eps 0.1 to 85.0 % at eps 0.2",
+        ),
+        (
+            {"curve": {**CURVE, "0.5": 0.14, "0.4": 0.15}},
+            "at eps 0.5 every image can be made the same grey one, yet pgd20 leaves 14.0 %, more than guessing "
+            "(11.0 %): the attack fails",
+        ),
+        ({"attacks": {"pgd100": 0.83}}, "pgd100 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less"),
+        (
+            {"attacks": {"pgd20 x 5": 0.83}},
+            "pgd20 x 5 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less",
+        ),
+        ({"attacks": {"pgd5": 0.77}}, "pgd20 leaves 80.0 %, more than pgd5 with 77.0 %: more effort finds less"),
+        (
+            {"attacks": {"noise100": 0.77}},
+            "random noise leaves 77.0 %, fewer than pgd20 with 80.0 %: the gradients point nowhere",
+        ),
+        (
+            {"attacks": {"pgd20 of other": 0.77}},
+            "pgd20 of other leaves 77.0 %, fewer than the model's own pgd20 with 80.0 %: its gradients are masked",
+        ),
+        (
+            {"attacks": {"square1000": 0.765}},
+            "Square, which uses no gradients, leaves 76.5 %, fewer than the best attack that uses them with 79.0 %: "
+            "the gradients are masked",
+        ),
+    ],
+)
+def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, symptom: str) -> None:
+    found = verdict(**changes)
+    assert (found.word, found.causes) == ("not shown", (symptom,))
+    assert found.sentence == (
+        f"The 80.0 % under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: {symptom}."
+    )
+
+
+def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once() -> None:
+    found = verdict(attacks={"pgd20": 0.11, "fgsm": 0.3}, until="noise")
+    assert (found.word, found.clear) == ("not robust", True)
+    assert found.sentence == (
+        "The model is not robust: it has 11.0 % under PGD-20 within linf 0.1 (300 test images), no more than guessing "
+        "(11.0 %)."
+    )
+
+
+def test_of_a_randomised_model_one_run_decides_nothing() -> None:
+    rows = tuple(Row(f"pgd20, draw {n}", "0.1", 0.6 + n / 100, 0.6, 300, 1.0, 0) for n in (1, 2, 3))
+    answers = Evidence("answers", rows, {"natural": 0.98, "guess": 0.11, "changed": 0.4})
+    found = conclude(CHECKS, [answers], "linf", "0.1")
+    assert (found.word, found.clear) == ("not shown", True)
+    assert found.sentence == (
+        "Robustness within linf 0.1 (300 test images) is not shown. Cause: the model is randomised: asked about the "
+        "same images again, it gives other logits for 40.0 % of them, and the same attack leaves from 61.0 % to 63.0 "
+        "%. One run decides nothing: average gradients and verdicts over many draws (autoattack with version: rand)."
+    )
+
+
+def test_nothing_is_said_before_the_first_check() -> None:
+    assert conclude(CHECKS, [], "linf", "0.1") == Verdict("not shown", "not shown", "Nothing has been measured yet.")
+
+
+def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
+    for checks in (battery(full=False), battery(full=True), battery(full=False, surrogates=3)):
+        costs = [check.cost(SAMPLE) for check in checks[3:]]
+        assert costs == sorted(costs)
+        assert checks[-1].name.startswith("autoattack")
+    assert [check.name for check in battery(full=True)][:3] == ["answers", "gradients", "pgd"]
+    assert battery(full=True)[-1].name == "autoattack"
+
+
+def test_evidence_survives_json() -> None:
+    for evidence in made(zero=3):
+        assert Evidence.from_json(json.loads(json.dumps(dataclasses.asdict(evidence)))) == evidence
+
+
+def test_the_widest_ball_reaches_grey() -> None:
+    assert unbounded(ThreatModel(), 64) == parse_number("0.5")
+    assert unbounded(ThreatModel(norm="l2"), 64) == 4
+    assert unbounded(ThreatModel(norm="l2"), 2) == parse_number("0.708")
