@@ -94,7 +94,8 @@ class Plugin:
 
     @hookimpl
     def calfat_partitions(self) -> list[PartitionEntry]:
-        return [PartitionEntry("equal_parts", build=self._parts, summary="as many examples for each client")]
+        summary = "as many examples for each client"
+        return [PartitionEntry("equal_parts", build=self._parts, summary=summary, may_leave_out=True)]
 
     def _images(self, root: Path) -> Dataset:
         stream = torch.Generator().manual_seed(0)

@@ -21,7 +21,7 @@ from calfat_plugin.maths.attacks import attack_mode
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_CACHE_BYTES = 8 * 2**20  # of the largest map of a micro-batch and a thread: larger ones go to memory and back
+_CACHE_BYTES = 16 * 2**20  # of the largest map of a micro-batch and a thread: larger ones go to memory and back
 _KEPT_BYTES = 2**30  # of freed memory at most; larger buffers go back to the system
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  #: of mallopt: <malloc.h>
 PROBED = 2  #: examples that suffice for the trial pass; the layout of a single one would be ambiguous
