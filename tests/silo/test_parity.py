@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,21 @@ import pytest
 from tests.silo import parity
 from tests.silo.broker import needs_mosquitto
 
-METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN")
+CASES = [
+    parity.Case(method, participation)
+    for method, participation in itertools.product(("FedAvg", "FedProx", "SCAFFOLD", "FedRBN"), parity.PARTICIPATION)
+]
+#: Client states with and without clients that wait, one of the server, and buffers: what messages differ in most.
+IN_EVERY_TEST = (parity.Case("SCAFFOLD", "2 of 3"), parity.Case("FedRBN", "all of 2"))
+each_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=f"{case.method}-{case.participation}", marks=[pytest.mark.slow] * (case not in IN_EVERY_TEST)
+        )
+        for case in CASES
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,26 +34,23 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[parity.Tools]:
         yield shared
 
 
-def test_every_runtime_ends_with_the_same_model(tmp_path: Path, tools: parity.Tools) -> None:
-    rows = {}
+@each_case
+def test_every_runtime_ends_with_the_same_model(tmp_path: Path, tools: parity.Tools, case: parity.Case) -> None:
     for size in parity.JOB_SIZES:
         tools.job(size)  # it imports while others run
-    for method, participation in itertools.product(METHODS, parity.PARTICIPATION):
-        case = parity.Case(method, participation)
-        rows[case] = {
-            runtime: parity.model_hash(runtime, case, tmp_path, tools)
-            for runtime in ("simulator", "GRPC", "MPI simulator", "MPI")
-        }
-    assert [case for case, row in rows.items() if len(set(row.values())) > 1] == [], rows
-    assert len({row["simulator"] for row in rows.values()}) == len(rows)  # and no two rows are alike
+    runtimes = ("simulator", "GRPC", "MPI simulator", "MPI")
+    hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in runtimes}
+    assert len(set(hashes.values())) == 1, hashes
 
 
 @needs_mosquitto
-@pytest.mark.parametrize("participation", parity.PARTICIPATION)
-@pytest.mark.parametrize("method", METHODS)
-def test_mqtt_s3_ends_with_the_simulators_model(
-    tmp_path: Path, tools: parity.Tools, method: str, participation: str
-) -> None:
-    case = parity.Case(method, participation)
+@each_case
+def test_mqtt_s3_ends_with_the_simulators_model(tmp_path: Path, tools: parity.Tools, case: parity.Case) -> None:
     hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in ("simulator", "MQTT_S3")}
     assert hashes["MQTT_S3"] == hashes["simulator"]
+
+
+@pytest.mark.parametrize("cases", [IN_EVERY_TEST, pytest.param(CASES, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_no_two_cases_end_alike(tmp_path: Path, tools: parity.Tools, cases: Sequence[parity.Case]) -> None:
+    hashes = [parity.model_hash("simulator", case, tmp_path, tools) for case in cases]
+    assert len(set(hashes)) == len(cases)
