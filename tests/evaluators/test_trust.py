@@ -329,6 +329,8 @@ def test_the_number_of_an_adversarially_trained_run_holds_and_its_page_shows_why
     assert (code, err) == (0, "")
     assert re.search(r"│ black-box +│ square200 +│ +0\.1 │ +\d+\.\d % │ +\[\d+\.\d, \d+\.\d\] │ +\d+\.\d % │", out)
     assert out.endswith(f"\nverdict: holds\n{verdict['sentence']}\nresults: run/trust.json\nreport: run/report.html\n")
+    out = call(run_dir, "--examples", 10, "--eps", "0.4", "--output", "wide.json")[1]
+    assert out.endswith("\nresults: wide.json\n")  # which is not on the page
 
 
 @pytest.mark.parametrize(
