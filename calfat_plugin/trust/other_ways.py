@@ -128,7 +128,7 @@ class BlackBox(Check):
 
     def rows(self, trial: Trial) -> Iterator[Row]:
         options = AutoAttackOptions(version="custom", attacks="square", queries=self.queries)
-        yield trial.attack(f"square{self.queries}", AutoAttack(options))
+        yield trial.attack(f"square{self.queries}", AutoAttack(options), resumable=True)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         white = [row.accuracy for row in found.rows if row.left is not None and row.zero_gradients is not None]

@@ -113,7 +113,9 @@ class Trial:
                 write_text(memory, as_bits(broken))
 
         with seeded_world(derive_seed(self.seed, f"trust/{label}")):
-            result = self._measured(label, evaluator, threat or self.threat, craft_on, judge)
+            # Without a memory an attack must not continue either: what it broke before would not be judged again.
+            scratch = self.scratch if resumable else None
+            result = self._measured(label, evaluator, threat or self.threat, craft_on, scratch, judge)
         chosen = fixed_subset(len(broken), max_examples)
         where = torch.arange(len(broken)) if chosen is None else chosen
         left = None
@@ -138,6 +140,7 @@ class Trial:
         evaluator: Evaluator,
         threat: ThreatModel,
         craft_on: nn.Module | None,
+        scratch: Path | None,
         judge: Callable[[Tensor, Tensor], None],
     ) -> EvaluationResult:
         return measure(
@@ -150,7 +153,7 @@ class Trial:
             device=self.device,
             seed=self.seed,
             correct=self.correct if craft_on is None else None,
-            scratch=self.scratch,
+            scratch=scratch,
             on_progress=self.on_progress,
             on_examples=judge,
         )[label]

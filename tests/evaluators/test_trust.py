@@ -175,11 +175,17 @@ def test_one_run_of_a_randomised_model_decides_nothing(kind: str, folder: Path) 
 # --- continuing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path, quick: None) -> None:
-    words = [str(word) for word in own("Quantised", "plain", examples=10)]
-    command = [sys.executable, "-m", "calfat_plugin.cli.main", "trust", *words, "--plain"]
+def started(words: tuple[object, ...]) -> subprocess.Popen[str]:
+    """The command as a process of its own."""
+    command = [sys.executable, "-m", "calfat_plugin.cli.main", "trust", *map(str, words), "--plain"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path, quick: None) -> None:
+    words = own("Quantised", "plain", examples=10)
+    with started(words) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "random noise" in line:
@@ -193,6 +199,38 @@ def test_a_killed_battery_continues_and_ends_with_the_same_verdict(folder: Path,
     assert (code, err) == (0, "")
     assert "the number on trial" not in out.partition("verdict:")[0]
     resumed = judged("plain-trust.json")
+    assert call(*words, "--output", "whole.json")[0] == 0
+    assert numbers(resumed) == numbers(judged("whole.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("check", "attack", "words"),
+    [
+        (8, "square1000", own("Quantised", "plain", examples=12)),
+        (9, "autoattack", own("Honest", eps="0.15", examples=12)),
+    ],
+)
+def test_a_battery_killed_inside_a_long_attack_continues_there(
+    check: int, attack: str, words: tuple[object, ...], folder: Path
+) -> None:
+    """Square and AutoAttack keep what they broke, batch by batch."""
+    words, file = (*words, "--batch-size", 6), f"{words[3]}".replace(".safetensors", "-trust.json")
+    with started(words) as process:
+        while len(states := list(folder.glob(".*-unfinished/autoattack-*.json"))) < check - 7:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    state = json.loads(max(states, key=lambda path: path.stat().st_mtime_ns).read_text())
+    assert (state["position"], state["batch"]) == (0, 1)
+    assert (judged(file)["finished"], len(judged(file)["checks"])) == (False, check - 1)
+    assert "1" in (states[0].parent / f"{attack}.txt").read_text()
+    code, out, err = call(*words)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"check {check} of 9: ")
+    resumed = judged(file)
+    assert not states[0].parent.exists()
     assert call(*words, "--output", "whole.json")[0] == 0
     assert numbers(resumed) == numbers(judged("whole.json"))
 
