@@ -33,6 +33,10 @@ GRAPHS = "tests/maths/test_graphs.py"
 CHOICES = "tests/suites/test_choices.py"
 GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
 OPTIMIZERS = "tests/methods/test_optimizers.py"
+TRUST = "tests/evaluators/test_trust.py"
+VERDICTS = "tests/evaluators/test_trust_verdict.py"
+CORRUPTED = "tests/evaluators/test_corruptions.py"
+INTERVALS = "tests/maths/test_intervals.py"
 
 
 class Mutant(NamedTuple):
@@ -486,6 +490,78 @@ MUTANTS = (
         "if COSINE in (flat_first",
         "if None in (flat_first",
         REFUSALS,
+    ),
+    Mutant(
+        "what is far below PGD-20 overstates nothing",
+        "trust/verdict.py",
+        "if facts.difference > TOLERANCE and",
+        "if facts.difference < TOLERANCE and",
+        VERDICTS,
+    ),
+    Mutant("the battery does without Square", "trust/battery.py", "(BlackBox(),) if square else ()", "()", VERDICTS),
+    Mutant(
+        "random noise has twice the budget",
+        "trust/attacks.py",
+        "points = threat.random_start(x, noise)",
+        "points = x + 2 * (threat.random_start(x, noise) - x)",
+        TRUST,
+    ),
+    Mutant(
+        "the last model of --transfer is not tried",
+        "trust/other_ways.py",
+        "in trial.surrogates.items():",
+        "in list(trial.surrogates.items())[:-1]:",
+        TRUST,
+    ),
+    Mutant(
+        "a killed battery starts again",
+        "trust/record.py",
+        "facts, evidence, robust, content.get",
+        "facts, (), None, content.get",
+        TRUST,
+    ),
+    Mutant(
+        "a resumed battery forgets what was broken",
+        "trust/examine.py",
+        "trial.robust = record.robust.clone()",
+        "pass",
+        TRUST,
+    ),
+    Mutant(
+        "in l1 the grey image is as near as in l2",
+        "trust/white_box.py",
+        '"l1": values * half',
+        '"l1": math.isqrt(values) * half',
+        VERDICTS,
+    ),
+    Mutant(
+        "what AutoAttack leaves of a sample counts as of all images",
+        "trust/evidence.py",
+        '"worst": (self.worst, judged)',
+        '"worst": (self.worst, self.examples)',
+        VERDICTS,
+    ),
+    Mutant("Wilson's interval is one-sided", "maths/intervals.py", "(1 + CONFIDENCE) / 2", "CONFIDENCE", INTERVALS),
+    Mutant(
+        "the worst clients are the best",
+        "maths/worst.py",
+        "worst = sorted(known)[",
+        "worst = sorted(known, reverse=True)[",
+        "tests/maths/test_worst.py",
+    ),
+    Mutant(
+        "the worst case of a panel is its last threat",
+        "evaluators/panel.py",
+        "robust[where[broken]] = False",
+        "robust[where] = ~broken",
+        CORRUPTED,
+    ),
+    Mutant(
+        "the mean of a panel is its worst threat",
+        "evaluators/panel.py",
+        "sum(figures.values()) / len(figures)",
+        "min(figures.values())",
+        CORRUPTED,
     ),
 )
 

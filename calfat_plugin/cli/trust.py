@@ -81,7 +81,7 @@ def _run(plan: Plan, transfer: tuple[Path, ...], full: bool, output: Path | None
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.trust_progress import LiveTrustProgress, PlainTrustProgress, show_verdict
     from calfat_plugin.report import write_run_report
-    from calfat_plugin.trust.examine import examine
+    from calfat_plugin.trust.examine import FILE, examine
 
     console = Console(highlight=False)
     live = can_draw(console) and not plain
@@ -94,6 +94,6 @@ def _run(plan: Plan, transfer: tuple[Path, ...], full: bool, output: Path | None
         fail("stopped.", _RESUME, INTERRUPTED)
     show_verdict(console, outcome)
     run = plan.run
-    if run is not None and (run / "report.html").exists():
+    if run is not None and outcome.path == run / FILE and (run / "report.html").exists():
         write_page(lambda: write_run_report(run), run)
     return outcome

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
 from calfat_plugin.cli.progress import clock
-from calfat_plugin.report.numbers import percent
+from calfat_plugin.report.numbers import interval, percent
 from calfat_plugin.trust.check import Check
 from calfat_plugin.trust.evidence import Evidence
 from calfat_plugin.trust.examine import Outcome, TrustObserver
@@ -43,7 +43,7 @@ def show_verdict(console: Console, outcome: Outcome) -> None:
     table = Table()
     table.add_column("check")
     table.add_column("attack")
-    for heading in ("eps", "accuracy", "left", "examples", "seconds"):
+    for heading in ("eps", "accuracy", "95 % interval", "left"):
         table.add_column(heading, justify="right")
     for evidence in outcome.evidence:
         for index, row in enumerate(evidence.rows):
@@ -52,9 +52,8 @@ def show_verdict(console: Console, outcome: Outcome) -> None:
                 row.attack,
                 row.eps,
                 percent(row.accuracy),
+                interval(*row.interval),
                 "" if row.left is None else percent(row.left),
-                str(row.examples),
-                f"{row.seconds:.1f}",
             )
     console.print(table)
     verdict = outcome.verdict

@@ -168,9 +168,18 @@ def _lowest(results: Iterable[EvaluationResult], like: EvaluationResult) -> Eval
 
 
 def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) -> bool:
-    """Whether ``low`` is below ``high`` by more than ``share`` of the examples, and by more than one if share > 0."""
-    apart = round((high.accuracy_strict - low.accuracy_strict) * high.num_examples)
-    return apart > max(share * high.num_examples, 1 if share else 0)
+    return clearly_below(low.accuracy_strict, high.accuracy_strict, high.num_examples, share)
+
+
+def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
+    """Whether an accuracy is below another by more than a share of the examples, and by more than one if share > 0.
+
+    Args:
+        low, high: shares of the same examples.
+        examples: how many they are.
+        share: in [0, 1].
+    """
+    return round((high - low) * examples) > max(share * examples, 1 if share else 0)
 
 
 def _name(result: EvaluationResult) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import theme, words
 from calfat_plugin.report.analyses import eps_chart
 from calfat_plugin.report.canvas import Chart, render
-from calfat_plugin.report.numbers import bare_percent, counted
+from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, interval
 from calfat_plugin.report.reading import NATURAL
 from calfat_plugin.threat import parse_number
 
@@ -46,8 +47,15 @@ def _rows(content: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
     for check in content["checks"]:
         for row in check["rows"]:
             budget = words.budget({"norm": content["threat"]["norm"], "eps": row["eps"]})
-            numbers = [bare_percent(row["accuracy"]), bare_percent(row.get("left")), f"{row['examples']:,}"]
-            yield f"{check['check']}: {row['attack']}", budget, [*numbers, f"{row['seconds']:.1f}"]
+            found = of_accuracy((row["accuracy"],), row["examples"])
+            numbers = [
+                bare_percent(row["accuracy"]),
+                NOTHING if found is None else interval(*found),
+                bare_percent(row.get("left")),
+                f"{row['examples']:,}",
+                f"{row['seconds']:.1f}",
+            ]
+            yield f"{check['check']}: {row['attack']}", budget, numbers
 
 
 def _curve(content: Mapping[str, Any]) -> Chart | None:

@@ -10,14 +10,16 @@ from calfat_plugin.trust.white_box import BudgetCurve, Gradients, ScaleFree, Str
 SAMPLE = 64
 
 
-def battery(*, full: bool, surrogates: int = 0) -> tuple[Check, ...]:
+def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Check, ...]:
     """The checks in the order in which they run: the cheapest first.
 
     Args:
         full: whether AutoAttack attacks all images, not a sample.
         surrogates: how many other models there are.
+        square: whether Square can attack images of this size in this norm.
     """
     transfer = (Transfer(surrogates),) if surrogates else ()
-    checks = (Answers(), Gradients(), WhiteBox(), RandomNoise(), ScaleFree(), BudgetCurve(), Strength(), BlackBox())
-    every = (*checks, *transfer, LastWord(None if full else SAMPLE))
+    black_box = (BlackBox(),) if square else ()
+    checks = (Answers(), Gradients(), WhiteBox(), RandomNoise(), ScaleFree(), BudgetCurve(), Strength())
+    every = (*checks, *black_box, *transfer, LastWord(None if full else SAMPLE))
     return (*every[:3], *sorted(every[3:], key=lambda check: check.cost(SAMPLE)))

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, ClassVar
 from calfat_plugin.trust.evidence import Evidence, Found, Row
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.subject import Subject
+    from calfat_plugin.trust.trial import Trial
 
-#: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt.
+#: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt; one image is
+#: never one. Both attacked the same images, so this allows for the chance in random starts, not for that in the images.
 SLACK = 0.02
 #: Steps of the attack on trial, and of those that differ from it in one thing.
 STEPS = 20
@@ -39,11 +40,11 @@ class Check(ABC):
     def cost(self, examples: int) -> float:
         """About how many single images pass through the model."""
 
-    def run(self, subject: Subject) -> Evidence:
-        """Look at the model; what its attacks break is noted in ``subject.standing``."""
-        return Evidence(self.name, tuple(self.rows(subject)))
+    def run(self, trial: Trial) -> Evidence:
+        """Look at the model; what its attacks break is noted in ``trial.robust``."""
+        return Evidence(self.name, tuple(self.rows(trial)))
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         """Make the attacks."""
         return iter(())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from calfat_plugin.maths.intervals import Interval, wilson
 
 #: The attack whose number is on trial: what papers report beside AutoAttack. Also its label.
 CLAIM = "pgd20"
@@ -13,6 +15,8 @@ CLAIM = "pgd20"
 NATURAL = "natural"  # accuracy on the clean images
 GUESS = "guess"  # share of the most frequent class: what a model that ignores the image has under every attack
 CHANGED = "changed"  # share of images whose logits differ when the model is asked again
+
+_INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow from the rest of it
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,20 @@ class Row:
     seconds: float
     zero_gradients: int | None = None
 
+    @property
+    def interval(self) -> Interval:
+        """Of ``accuracy``."""
+        return wilson(self.accuracy, self.examples)
+
+    @property
+    def left_interval(self) -> Interval | None:
+        """Of ``left``; where that is an estimate from a sample, as wide as so few examples make it."""
+        return None if self.left is None else wilson(self.left, self.examples)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, and the intervals of its accuracies."""
+        return {**asdict(self), **{name: getattr(self, name) for name in _INTERVALS}}
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -58,14 +76,19 @@ class Evidence:
         """Wall-clock time of its attacks."""
         return sum(row.seconds for row in self.rows)
 
+    def as_json(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"check": self.check, "rows": [row.as_json() for row in self.rows], "facts": dict(self.facts)}
+
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Evidence:
-        """The inverse of ``dataclasses.asdict``.
+        """The inverse of ``as_json``.
 
         Raises:
             TypeError: keys are missing, or there are others.
         """
-        return cls(**{**content, "rows": tuple(Row(**row) for row in content["rows"])})
+        rows = ({key: value for key, value in row.items() if key not in _INTERVALS} for row in content["rows"])
+        return cls(**{**content, "rows": tuple(Row(**row) for row in rows)})
 
 
 @dataclass(frozen=True)
@@ -93,7 +116,32 @@ class Found:
     @property
     def worst(self) -> float:
         """What all attacks at the budget leave together."""
-        return next((row.left for row in reversed(self.rows) if row.left is not None), self.natural)
+        return self._last[0]
+
+    @property
+    def difference(self) -> float | None:
+        """The share of images that only other attacks than :data:`CLAIM` break; None: it is not measured."""
+        return None if self.claimed is None else round(max(0.0, self.claimed - self.worst), 9)  # 5 points are 0.05
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Of every share above that is measured, by its name."""
+        _, judged = self._last
+        counted = {
+            "natural": (self.natural, self.examples),
+            "claimed": (self.claimed, self.examples),
+            "worst": (self.worst, judged),
+            "difference": (self.difference, judged),
+        }
+        return {name: wilson(share, number) for name, (share, number) in counted.items() if share is not None}
+
+    @property
+    def _last(self) -> tuple[float, int]:
+        """What is left at the end, and of how many images that is known."""
+        return next(
+            ((row.left, row.examples) for row in reversed(self.rows) if row.left is not None),
+            (self.natural, self.examples),
+        )
 
     def contributions(self, evidence: Iterable[Evidence]) -> dict[str, float]:
         """Check to the share that its attacks broke of what withstood the checks before it, at the budget."""
@@ -104,12 +152,13 @@ class Found:
         return found
 
 
-def found(evidence: Iterable[Evidence], budget: str) -> Found | None:
+def found(evidence: Iterable[Evidence], budget: str, examples: int) -> Found | None:
     """The evidence at a glance; None before the first check.
 
     Args:
         evidence: of the checks that are done, in order.
         budget: eps on trial, as a text.
+        examples: how many images there are.
     """
     every = tuple(evidence)
     facts = {name: value for each in every for name, value in each.facts.items()}
@@ -117,5 +166,4 @@ def found(evidence: Iterable[Evidence], budget: str) -> Found | None:
         return None
     rows = tuple(row for each in every for row in each.rows)
     claimed = next((row.accuracy for row in rows if row.attack == CLAIM and row.eps == budget), None)
-    examples = max((row.examples for row in rows), default=0)
     return Found(facts[NATURAL], facts[GUESS], facts[CHANGED], budget, claimed, examples, rows)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.trust.record import Record
-    from calfat_plugin.trust.subject import Subject
+    from calfat_plugin.trust.trial import Trial
 
 FILE = "trust.json"
 EXAMPLES = 500  # of a large test split, unless the user says how many
@@ -71,7 +71,6 @@ def examine(
     output: Path | None,
     command: list[str],
     observer: TrustObserver,
-    checks: tuple[Check, ...] | None = None,
 ) -> Outcome:
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
@@ -82,7 +81,6 @@ def examine(
         output: the file; None: ``trust.json`` of the run, or beside the weights.
         command: the command line, for the record.
         observer: is informed of progress.
-        checks: the battery; None: the one of :func:`battery`.
 
     Raises:
         CalfatError: with what to fix; nothing is written then.
@@ -97,44 +95,55 @@ def examine(
     with using_threads(experiment):
         device = _device(plan, observer)
         run = LoadedRun(experiment, plan.weights, plan.run, device)
-        subject = _subject(plan, run, transfer)
-        threat = subject.threat
+        trial = _trial(plan, run, transfer)
+        threat = trial.threat
         settings = {
             "norm": threat.norm,
             "eps": exact_text(threat.eps),
             "step_size": exact_text(threat.step_size),
-            "seed": subject.seed,
-            "batch_size": subject.batch_size,
+            "seed": trial.seed,
+            "batch_size": trial.batch_size,
         }
         facts: dict[str, Any] = {
             **facts_of(run),
             "dataset": run.dataset.name,
-            "examples": len(subject.data),
+            "examples": len(trial.data),
             "attack": CLAIM,
             "threat": settings,
-            "transfer": list(subject.surrogates),
+            "transfer": list(trial.surrogates),
             "calfat_plugin": __version__,
             "environment": describe_environment(device, experiment.registry, command, "fp32"),
         }
         digest = fingerprint(
-            subject.task(), {**settings, "transfer": [_digest_of(other) for other in subject.surrogates.values()]}
+            trial.task(), {**settings, "transfer": [_digest_of(other) for other in trial.surrogates.values()]}
         )
-        record = Record.open(_place(plan, output), digest, facts, len(subject.data))
+        record = Record.open(_place(plan, output), digest, facts, len(trial.data))
         full = full or record.full
         record = replace(record, full=full)
-        checks = checks or battery(full=full, surrogates=len(subject.surrogates))
+        checks = _checks(trial, observer, full=full)
         record = replace(record, evidence=tuple(e for e in record.evidence if e.check in {c.name for c in checks}))
-        subject.scratch, subject.on_progress = record.scratch, observer.progress
-        if record.standing is not None:
-            subject.standing = record.standing.clone()
-        return _finish(subject, record, checks, observer)
+        trial.scratch, trial.on_progress = record.scratch, observer.progress
+        if record.robust is not None:
+            trial.robust = record.robust.clone()
+        return _finish(trial, record, checks, observer)
 
 
-def _finish(subject: Subject, record: Record, checks: tuple[Check, ...], observer: TrustObserver) -> Outcome:
+def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check, ...]:
+    """The battery for these images; warn of what cannot attack them."""
+    from calfat_plugin.evaluators.autoattack.subattacks import VERSIONS, playable
+
+    names, left_out = playable(VERSIONS["standard"], trial.threat, trial.num_classes, trial.data.x.shape[2])
+    for name, reason in left_out.items():
+        observer.warn(f"AutoAttack runs without {name}: {reason}.")
+    return battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
+
+
+def _finish(trial: Trial, record: Record, checks: tuple[Check, ...], observer: TrustObserver) -> Outcome:
     """Do what is left, one check after the other."""
 
     def verdict() -> Verdict:
-        return conclude(checks, record.evidence, subject.threat.norm, exact_text(subject.threat.eps))
+        budget = trial.threat.norm, exact_text(trial.threat.eps)
+        return conclude(checks, record.evidence, *budget, len(trial.data))
 
     done = {each.check for each in record.evidence}
     for number, check in enumerate(checks, 1):
@@ -142,9 +151,9 @@ def _finish(subject: Subject, record: Record, checks: tuple[Check, ...], observe
             continue
         if verdict().clear and not record.full:
             break
-        observer.begin(check, number, len(checks), _seconds_left(checks, record.evidence, len(subject.data)))
-        evidence = check.run(subject)
-        record = record.with_evidence(evidence, subject.standing)
+        observer.begin(check, number, len(checks), _seconds_left(checks, record.evidence, len(trial.data)))
+        evidence = check.run(trial)
+        record = record.with_evidence(evidence, trial.robust)
         record.save(verdict(), finished=False)
         observer.checked(check, evidence)
     final = verdict()
@@ -171,12 +180,12 @@ def _device(plan: Plan, observer: TrustObserver) -> torch.device:
     return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
-def _subject(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Subject:
+def _trial(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
     from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.trust.subject import subject
+    from calfat_plugin.trust.trial import trial
 
     recipe = run.experiment.recipe
-    return subject(
+    return trial(
         run.model(),
         subset(run.dataset.test, plan.request.examples or EXAMPLES),
         num_classes=run.dataset.num_classes,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from calfat_plugin.evaluators.alarms import clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.report.numbers import percent
@@ -14,7 +15,7 @@ from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check
 from calfat_plugin.trust.evidence import CHANGED, CLAIM, GUESS, NATURAL, Evidence, Found, Row
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.subject import Subject
+    from calfat_plugin.trust.trial import Trial
 
 _DRAWS = 3
 _SAME = 1e-4  # of the largest logit: what the order of additions on a GPU may change
@@ -28,31 +29,31 @@ class Answers(Check):
     def cost(self, examples: int) -> float:
         return (1.0 + _DRAWS) * examples
 
-    def run(self, subject: Subject) -> Evidence:
+    def run(self, trial: Trial) -> Evidence:
         import torch
 
         from calfat_plugin.federation.ambient import seeded_world
         from calfat_plugin.seeds import derive_seed
-        from calfat_plugin.trust.subject import share
+        from calfat_plugin.trust.trial import share
 
         draws = []
         for draw in range(_DRAWS):
-            with seeded_world(derive_seed(subject.seed, "trust/answers", extra=draw)):
-                draws.append(torch.cat(list(subject.logits())))
+            with seeded_world(derive_seed(trial.seed, "trust/answers", extra=draw)):
+                draws.append(torch.cat(list(trial.logits())))
         tolerance = _SAME * float(draws[0].abs().max())
         differs = torch.stack([(other - draws[0]).abs().amax(dim=1) > tolerance for other in draws[1:]]).any(dim=0)
-        frequencies = subject.data.y.cpu().bincount(minlength=subject.num_classes)
+        frequencies = trial.data.y.cpu().bincount(minlength=trial.num_classes)
         facts = {
-            NATURAL: share(subject.correct),
-            GUESS: int(frequencies.max()) / len(subject.correct),
+            NATURAL: share(trial.correct),
+            GUESS: int(frequencies.max()) / len(trial.correct),
             CHANGED: share(differs),
         }
-        return Evidence(self.name, tuple(self.rows(subject)) if differs.any() else (), facts)
+        return Evidence(self.name, tuple(self.rows(trial)) if differs.any() else (), facts)
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         """For a randomised model: the attack on trial, as often as the clean images, to show what one run is worth."""
         for draw in range(_DRAWS):
-            yield subject.attack(f"{CLAIM}, draw {draw + 1}", PGD(PGDOptions(steps=STEPS)))
+            yield trial.attack(f"{CLAIM}, draw {draw + 1}", PGD(PGDOptions(steps=STEPS)))
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         if found.changed > 0:
@@ -75,12 +76,12 @@ class RandomNoise(Check):
     def cost(self, examples: int) -> float:
         return float(self.draws) * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
-        yield subject.attack(f"noise{self.draws}", Noise(NoiseOptions(draws=self.draws)))
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        yield trial.attack(f"noise{self.draws}", Noise(NoiseOptions(draws=self.draws)))
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         for row in rows:
-            if found.claimed is not None and row.accuracy < found.claimed - SLACK:
+            if found.claimed is not None and clearly_below(row.accuracy, found.claimed, row.examples, SLACK):
                 yield (
                     f"random noise leaves {percent(row.accuracy)}, fewer than {CLAIM} with {percent(found.claimed)}: "
                     "the gradients point nowhere"
@@ -99,13 +100,13 @@ class Transfer(Check):
     def cost(self, examples: int) -> float:
         return self._surrogates * STEPS * STEP * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
-        for name, model in subject.surrogates.items():
-            yield subject.attack(f"{CLAIM} of {name}", PGD(PGDOptions(steps=STEPS)), craft_on=model)
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        for name, model in trial.surrogates.items():
+            yield trial.attack(f"{CLAIM} of {name}", PGD(PGDOptions(steps=STEPS)), craft_on=model)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         for row in rows:
-            if found.claimed is not None and row.accuracy < found.claimed - SLACK:
+            if found.claimed is not None and clearly_below(row.accuracy, found.claimed, row.examples, SLACK):
                 yield (
                     f"{row.attack} leaves {percent(row.accuracy)}, fewer than the model's own {CLAIM} with "
                     f"{percent(found.claimed)}: its gradients are masked"
@@ -125,14 +126,14 @@ class BlackBox(Check):
     def cost(self, examples: int) -> float:
         return float(self.queries) * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         options = AutoAttackOptions(version="custom", attacks="square", queries=self.queries)
-        yield subject.attack(f"square{self.queries}", AutoAttack(options))
+        yield trial.attack(f"square{self.queries}", AutoAttack(options), resumable=True)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         white = [row.accuracy for row in found.rows if row.left is not None and row.zero_gradients is not None]
         for row in rows:
-            if white and row.accuracy < min(white) - SLACK:
+            if white and clearly_below(row.accuracy, min(white), row.examples, SLACK):
                 yield (
                     f"Square, which uses no gradients, leaves {percent(row.accuracy)}, fewer than the best attack that "
                     f"uses them with {percent(min(white))}: the gradients are masked"
@@ -162,6 +163,6 @@ class LastWord(Check):
         passes = (1 + 9) * self.iterations * STEP + 9 * self.iterations * 2 * STEP + self.queries
         return passes * min(examples, self.examples or examples)
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         options = AutoAttackOptions(max_examples=self.examples, iterations=self.iterations, queries=self.queries)
-        yield subject.attack("autoattack", AutoAttack(options), max_examples=self.examples, resumable=True)
+        yield trial.attack("autoattack", AutoAttack(options), max_examples=self.examples, resumable=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.disk import RESTORE, read_json, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.trust.evidence import Evidence
-from calfat_plugin.trust.subject import as_bits, from_bits
+from calfat_plugin.trust.trial import as_bits, from_bits
 from calfat_plugin.trust.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Record:
         digest: of the question: model, images, budget, seed, other models.
         facts: what the file says beside evidence and verdict, ready for JSON.
         evidence: of the checks that are done, in order.
-        standing: (N,) bool, what no attack has broken yet; None: no check is done.
+        robust: (N,) bool, what no attack has broken yet; None: no check is done.
         full: whether all checks were asked for.
     """
 
@@ -39,7 +39,7 @@ class Record:
     digest: str
     facts: Mapping[str, Any]
     evidence: tuple[Evidence, ...] = ()
-    standing: Tensor | None = None
+    robust: Tensor | None = None
     full: bool = False
 
     @classmethod
@@ -60,21 +60,21 @@ class Record:
             )
         try:
             evidence = tuple(map(Evidence.from_json, content["checks"]))
-            standing = from_bits(content["standing"])
+            robust = from_bits(content["robust"])
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path}: the file is damaged ({type(error).__name__}: {error}). {RESTORE}") from None
-        if len(standing) != examples:
-            raise RunError(f"{path}: 'standing' is about {len(standing)} images; there are {examples}. {RESTORE}")
-        return cls(path, digest, facts, evidence, standing, content.get("full") is True)
+        if len(robust) != examples:
+            raise RunError(f"{path}: 'robust' is about {len(robust)} images; there are {examples}. {RESTORE}")
+        return cls(path, digest, facts, evidence, robust, content.get("full") is True)
 
     @property
     def scratch(self) -> Path:
         """Where a check that takes long keeps what it needs to continue."""
         return self.path.with_name(f".{self.path.stem}-{self.digest[:16]}-unfinished")
 
-    def with_evidence(self, evidence: Evidence, standing: Tensor) -> Record:
+    def with_evidence(self, evidence: Evidence, robust: Tensor) -> Record:
         """One more check."""
-        return dataclasses.replace(self, evidence=(*self.evidence, evidence), standing=standing.clone())
+        return dataclasses.replace(self, evidence=(*self.evidence, evidence), robust=robust.clone())
 
     def save(self, verdict: Verdict, *, finished: bool) -> None:
         """Write the file atomically.
@@ -88,8 +88,8 @@ class Record:
             "finished": finished,
             "full": self.full,
             "verdict": dataclasses.asdict(verdict),
-            "checks": [dataclasses.asdict(each) for each in self.evidence],
-            "standing": "" if self.standing is None else as_bits(self.standing),
+            "checks": [each.as_json() for each in self.evidence],
+            "robust": "" if self.robust is None else as_bits(self.robust),
             "digest": self.digest,
         }
         write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n")

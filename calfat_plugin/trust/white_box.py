@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
+from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.threat import ThreatModel, parse_number
@@ -18,7 +18,7 @@ from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check
 from calfat_plugin.trust.evidence import CLAIM, Found, Row
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.subject import Subject
+    from calfat_plugin.trust.trial import Trial
 
 _FACTORS = (Fraction(1, 2), Fraction(2), Fraction(4))
 
@@ -31,8 +31,8 @@ class Gradients(Check):
     def cost(self, examples: int) -> float:
         return (1 + STEP) * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
-        yield subject.attack("fgsm", FGSM(FGSMOptions()))
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        yield trial.attack("fgsm", FGSM(FGSMOptions()))
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         for row in rows:
@@ -49,8 +49,8 @@ class WhiteBox(Check):
     def cost(self, examples: int) -> float:
         return STEPS * STEP * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
-        yield subject.attack(CLAIM, PGD(PGDOptions(steps=STEPS)))
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        yield trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)))
 
 
 class ScaleFree(Check):
@@ -65,12 +65,12 @@ class ScaleFree(Check):
     def cost(self, examples: int) -> float:
         return 3 * STEPS * STEP * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         options = PGDOptions(steps=STEPS)
-        yield subject.attack("cw20", CW(CWOptions(steps=STEPS)))
-        if subject.num_classes > 2:
-            yield subject.attack("dlr20", DLR(options))
-        yield subject.attack("margin20", ProbabilityMargin(options))
+        yield trial.attack("cw20", CW(CWOptions(steps=STEPS)))
+        if trial.num_classes > 2:
+            yield trial.attack("dlr20", DLR(options))
+        yield trial.attack("margin20", ProbabilityMargin(options))
 
 
 class BudgetCurve(Check):
@@ -81,24 +81,24 @@ class BudgetCurve(Check):
     def cost(self, examples: int) -> float:
         return (len(_FACTORS) + 1) * STEPS * STEP * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
-        threat, (_, *image) = subject.threat, subject.data.x.shape
+    def rows(self, trial: Trial) -> Iterator[Row]:
+        threat, (_, *image) = trial.threat, trial.data.x.shape
         everything = unbounded(threat, math.prod(image))
         budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
         for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
             scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
-            yield subject.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled)
+            yield trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         curve = budget_curve(rows, found)
         for (smaller, before), (larger, after) in pairwise(curve):
-            if after > before + SLACK:
+            if clearly_below(before, after, found.examples, SLACK):
                 yield (
                     f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
                     f"at eps {larger}"
                 )
         eps, last = curve[-1]
-        if last > found.guess + SLACK:
+        if clearly_below(found.guess, last, found.examples, SLACK):
             yield (
                 f"at eps {eps} every image can be made the same grey one, yet {CLAIM} leaves {percent(last)}, more "
                 f"than guessing ({percent(found.guess)}): the attack fails"
@@ -114,10 +114,10 @@ class Strength(Check):
     def cost(self, examples: int) -> float:
         return (5 + 100 + 5 * STEPS) * STEP * examples
 
-    def rows(self, subject: Subject) -> Iterator[Row]:
+    def rows(self, trial: Trial) -> Iterator[Row]:
         for steps in (5, 100):
-            yield subject.attack(f"pgd{steps}", PGD(PGDOptions(steps=steps)))
-        yield subject.attack(f"{CLAIM} x 5", PGD(PGDOptions(steps=STEPS, restarts=5)))
+            yield trial.attack(f"pgd{steps}", PGD(PGDOptions(steps=steps)))
+        yield trial.attack(f"{CLAIM} x 5", PGD(PGDOptions(steps=STEPS, restarts=5)))
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
         if found.claimed is None or not rows:
@@ -125,7 +125,7 @@ class Strength(Check):
         few, many, restarted = rows
         curve = ((few.attack, few.accuracy), (CLAIM, found.claimed), (many.attack, many.accuracy))
         for (weak, before), (strong, after) in (*pairwise(curve), (curve[1], (restarted.attack, restarted.accuracy))):
-            if after > before + SLACK:
+            if clearly_below(before, after, found.examples, SLACK):
                 yield (
                     f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less"
                 )
@@ -135,7 +135,9 @@ def unbounded(threat: ThreatModel, values: int) -> Fraction:
     """The eps within which every image of so many values can be made the same grey one."""
     width = Fraction(threat.bounds.high) - Fraction(threat.bounds.low)
     half = width / 2
-    return half if threat.norm == "linf" else Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000)
+    # In l2 the root is rounded up: a ball that is a little wider holds the grey image, too.
+    radii = {"linf": half, "l2": Fraction(math.ceil(1000 * math.sqrt(values) * half), 1000), "l1": values * half}
+    return radii[threat.norm]
 
 
 def budget_curve(rows: Sequence[Row], found: Found) -> list[tuple[str, float]]:

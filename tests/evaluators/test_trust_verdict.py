@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from scipy.stats import binomtest
 
-from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.maths.intervals import wilson
+from calfat_plugin.threat import Bounds, ThreatModel, parse_number
 from calfat_plugin.trust.battery import SAMPLE, battery
 from calfat_plugin.trust.evidence import Evidence, Row
 from calfat_plugin.trust.verdict import Verdict, conclude
@@ -68,17 +70,70 @@ def made(
 
 
 def verdict(**changes: object) -> Verdict:
-    return conclude(CHECKS, made(**changes), "linf", "0.1")  # type: ignore[arg-type]
+    return conclude(CHECKS, made(**changes), "linf", "0.1", 300)  # type: ignore[arg-type]
 
 
 def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget() -> None:
     found = verdict()
     assert (found.word, found.text, found.causes, found.clear) == ("holds", "holds", (), False)
     assert (found.natural, found.claimed, found.worst) == (0.98, 0.80, 0.78)
+    assert found.difference == pytest.approx(0.02)
     assert found.sentence == (
-        "The 80.0 % under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, pgd20 of other, noise100, cw20, "
-        "dlr20, margin20, pgd5, pgd100, pgd20 x 5, square1000 and autoattack together leave 78.0 %."
+        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, pgd20 of other, "
+        "noise100, cw20, dlr20, margin20, pgd5, pgd100, pgd20 x 5, square1000 and autoattack together leave 78.0 % "
+        "[73.0, 82.3], 2.0 points fewer [0.9, 4.3]."
     )
+
+
+def of_binomial(correct: int, number: int) -> tuple[float, float]:
+    """Wilson's interval by scipy."""
+    found = binomtest(correct, number).proportion_ci(method="wilson")
+    return pytest.approx((found.low, found.high))  # type: ignore[no-any-return]
+
+
+def test_every_share_has_its_interval() -> None:
+    found = verdict()
+    counts = {"natural": 294, "claimed": 240, "worst": 234, "difference": 6}
+    assert {name: tuple(ends) for name, ends in found.intervals.items()} == {
+        name: of_binomial(correct, 300) for name, correct in counts.items()
+    }
+    row = Row("pgd20", "0.1", 0.80, 0.78, 300, 1.0, 0).as_json()
+    assert (row["interval"], row["left_interval"]) == (of_binomial(240, 300), of_binomial(234, 300))
+    assert Row("pgd20", "0.2", 0.5, None, 300, 1.0).as_json()["left_interval"] is None
+
+
+def test_what_a_sample_leaves_is_known_as_well_as_so_few_images_show_it() -> None:
+    *others, last = made()
+    (row,) = last.rows
+    sampled = dataclasses.replace(last, rows=(dataclasses.replace(row, examples=64),))
+    found = conclude(CHECKS, [*others, sampled], "linf", "0.1", 300)
+    assert found.intervals["claimed"] == of_binomial(240, 300)
+    assert found.intervals["worst"] == wilson(0.78, 64)
+    assert found.difference is not None
+    assert found.intervals["difference"] == wilson(found.difference, 64)
+
+
+def test_a_few_points_of_a_few_images_are_not_shown() -> None:
+    found = conclude(CHECKS, of(16, made(attacks={"autoattack": 0.7375})), "linf", "0.1", 16)
+    assert (found.word, found.clear) == ("not shown", False)
+    assert found.causes == (
+        "all attacks together leave 6.2 points fewer [1.1, 28.3], but of too few images to be sure: attack more of "
+        "them (--examples, --full)",
+    )
+
+
+@pytest.mark.parametrize(("examples", "word"), [(25, "holds"), (100, "not shown")])
+def test_one_image_is_no_symptom(examples: int, word: str) -> None:
+    """Noise leaves 4 points fewer than PGD-20: one image of 25, or four of a hundred."""
+    assert conclude(CHECKS, of(examples, made(attacks={"noise100": 0.76})), "linf", "0.1", examples).word == word
+
+
+def of(examples: int, evidence: list[Evidence]) -> list[Evidence]:
+    """The same shares of so many images."""
+    return [
+        dataclasses.replace(each, rows=tuple(dataclasses.replace(row, examples=examples) for row in each.rows))
+        for each in evidence
+    ]
 
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
@@ -104,9 +159,11 @@ def test_an_overstated_number_names_the_check_that_broke_most(changes: dict, poi
     found = verdict(**changes)
     assert (found.word, found.text) == ("overstated", f"overstated by {points} points")
     assert found.causes[0].startswith(cause)
+    few, many, low, high = (f"{100 * end:.1f}" for name in ("difference", "worst") for end in found.intervals[name])
     assert found.sentence.startswith(
-        "The 80.0 % under PGD-20 within linf 0.1 (300 test images) overstate the robustness by "
-        f"{points} points: all attacks together leave {100 * found.worst:.1f} %. Cause: {cause}"
+        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) overstate the robustness by "
+        f"{points} points [{few}, {many}]: all attacks together leave {100 * found.worst:.1f} % [{low}, {high}]. "
+        f"Cause: {cause}"
     )
 
 
@@ -123,7 +180,7 @@ def test_only_the_last_check_is_left_out_of_an_overstated_number() -> None:
     attacks = {"cw20": 0.5}
     early, late = (verdict(attacks=attacks, until=name) for name in ("black-box", f"autoattack-{SAMPLE}"))
     assert (early.word, early.clear, late.word, late.clear) == ("overstated", False, "overstated", True)
-    assert "overstate the robustness by at least 30.0 points" in late.sentence
+    assert "overstate the robustness by at least 30.0 points [" in late.sentence
 
 
 @pytest.mark.parametrize(
@@ -164,7 +221,8 @@ def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, symptom: s
     found = verdict(**changes)
     assert (found.word, found.causes) == ("not shown", (symptom,))
     assert found.sentence == (
-        f"The 80.0 % under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: {symptom}."
+        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: "
+        f"{symptom}."
     )
 
 
@@ -172,15 +230,15 @@ def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once() -> None
     found = verdict(attacks={"pgd20": 0.11, "fgsm": 0.3}, until="noise")
     assert (found.word, found.clear) == ("not robust", True)
     assert found.sentence == (
-        "The model is not robust: it has 11.0 % under PGD-20 within linf 0.1 (300 test images), no more than guessing "
-        "(11.0 %)."
+        "The model is not robust: it has 11.0 % [7.9, 15.0] under PGD-20 within linf 0.1 (300 test images), no more "
+        "than guessing (11.0 %)."
     )
 
 
 def test_of_a_randomised_model_one_run_decides_nothing() -> None:
     rows = tuple(Row(f"pgd20, draw {n}", "0.1", 0.6 + n / 100, 0.6, 300, 1.0, 0) for n in (1, 2, 3))
     answers = Evidence("answers", rows, {"natural": 0.98, "guess": 0.11, "changed": 0.4})
-    found = conclude(CHECKS, [answers], "linf", "0.1")
+    found = conclude(CHECKS, [answers], "linf", "0.1", 300)
     assert (found.word, found.clear) == ("not shown", True)
     assert found.sentence == (
         "Robustness within linf 0.1 (300 test images) is not shown. Cause: the model is randomised: asked about the "
@@ -190,7 +248,9 @@ def test_of_a_randomised_model_one_run_decides_nothing() -> None:
 
 
 def test_nothing_is_said_before_the_first_check() -> None:
-    assert conclude(CHECKS, [], "linf", "0.1") == Verdict("not shown", "not shown", "Nothing has been measured yet.")
+    assert conclude(CHECKS, [], "linf", "0.1", 300) == Verdict(
+        "not shown", "not shown", "Nothing has been measured yet."
+    )
 
 
 def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
@@ -204,10 +264,12 @@ def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
 
 def test_evidence_survives_json() -> None:
     for evidence in made(zero=3):
-        assert Evidence.from_json(json.loads(json.dumps(dataclasses.asdict(evidence)))) == evidence
+        assert Evidence.from_json(json.loads(json.dumps(evidence.as_json()))) == evidence
 
 
 def test_the_widest_ball_reaches_grey() -> None:
     assert unbounded(ThreatModel(), 64) == parse_number("0.5")
     assert unbounded(ThreatModel(norm="l2"), 64) == 4
     assert unbounded(ThreatModel(norm="l2"), 2) == parse_number("0.708")
+    assert unbounded(ThreatModel(norm="l1"), 64) == 32
+    assert unbounded(ThreatModel(norm="l1", bounds=Bounds(-1, 1)), 64) == 64

@@ -33,7 +33,7 @@ def _ignore(label: str, done: int, total: int, correct: int) -> None:
 
 
 @dataclass
-class Subject:
+class Trial:
     """One model under the battery.
 
     Attributes:
@@ -45,7 +45,7 @@ class Subject:
         device: where to compute.
         seed: of random starts.
         correct: (N,) bool on the CPU, right on the clean image.
-        standing: (N,) bool on the CPU, right clean and under every attack at the budget so far.
+        robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
         surrogates: name to another model of the same task, whose adversarial examples are tried on this one.
         scratch: where a long attack keeps what it needs to continue after a crash; None: nowhere.
         on_progress: called with (label, examples done, in all, correct so far).
@@ -59,7 +59,7 @@ class Subject:
     device: torch.device
     seed: int
     correct: Tensor
-    standing: Tensor
+    robust: Tensor
     surrogates: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
     scratch: Path | None = None
     on_progress: Progress = _ignore
@@ -102,7 +102,7 @@ class Subject:
         broken = torch.zeros_like(self.correct)
         if memory is not None and memory.exists():
             broken = from_bits(memory.read_text(encoding="utf-8"))
-        before, started = self.standing.clone(), time.perf_counter()
+        before, started = self.robust.clone(), time.perf_counter()
 
         def judge(where: Tensor, x_adv: Tensor) -> None:
             with torch.no_grad():
@@ -113,14 +113,16 @@ class Subject:
                 write_text(memory, as_bits(broken))
 
         with seeded_world(derive_seed(self.seed, f"trust/{label}")):
-            result = self._measured(label, evaluator, threat or self.threat, craft_on, judge)
+            # Without a memory an attack must not continue either: what it broke before would not be judged again.
+            scratch = self.scratch if resumable else None
+            result = self._measured(label, evaluator, threat or self.threat, craft_on, scratch, judge)
         chosen = fixed_subset(len(broken), max_examples)
         where = torch.arange(len(broken)) if chosen is None else chosen
         left = None
         if threat is None or threat.eps == self.threat.eps:
-            self.standing &= ~broken
+            self.robust &= ~broken
             # Of a sample, what it broke anew, subtracted from what was left of all.
-            left = share(before) - share((before & broken)[where]) if chosen is not None else share(self.standing)
+            left = share(before) - share((before & broken)[where]) if chosen is not None else share(self.robust)
         zero = result.details.get("zero_gradients")
         return Row(
             attack=label,
@@ -138,6 +140,7 @@ class Subject:
         evaluator: Evaluator,
         threat: ThreatModel,
         craft_on: nn.Module | None,
+        scratch: Path | None,
         judge: Callable[[Tensor, Tensor], None],
     ) -> EvaluationResult:
         return measure(
@@ -150,7 +153,7 @@ class Subject:
             device=self.device,
             seed=self.seed,
             correct=self.correct if craft_on is None else None,
-            scratch=self.scratch,
+            scratch=scratch,
             on_progress=self.on_progress,
             on_examples=judge,
         )[label]
@@ -162,7 +165,7 @@ class Subject:
                 yield self.model(x).float().cpu()
 
 
-def subject(
+def trial(
     model: nn.Module,
     data: ImageData,
     *,
@@ -172,13 +175,13 @@ def subject(
     device: torch.device,
     seed: int,
     surrogates: Mapping[str, nn.Module],
-) -> Subject:
+) -> Trial:
     """A model that may be attacked: everything that cannot be is refused here, before any work.
 
     Args:
-        model, surrogates: see :class:`Subject`.
+        model, surrogates: see :class:`Trial`.
         data: images, at least one, in any place.
-        num_classes, threat, batch_size, device, seed: see :class:`Subject`.
+        num_classes, threat, batch_size, device, seed: see :class:`Trial`.
 
     Raises:
         ModelError: training mode, other classes, images that do not fit, logits that are not finite, or probabilities.
@@ -190,7 +193,7 @@ def subject(
         correct = right(model, data)
         for other in surrogates.values():
             right(other, data)
-    found = Subject(
+    found = Trial(
         model, data, num_classes, threat, batch_size, device, seed, correct, correct.clone(), dict(surrogates)
     )
     if all(are_probabilities(logits) for logits in found.logits()):
