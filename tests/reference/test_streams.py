@@ -55,7 +55,11 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "train examples": 4026108395715900571,
     "test examples": 4395757872313115755,
     "validation": 1768337720876688361,
+    "trust/pgd20": 2195172321704476937,
+    "trust/clean": 1198469754649323814,
+    "trust/answers": 1223165112840356200,
 }
+LABELLED = {"evaluate/pgd20": "evaluate/<label>", "trust/pgd20": "trust/<attack>"}
 
 
 @pytest.mark.parametrize(("purpose", "seed"), SEEDS.items())
@@ -66,7 +70,7 @@ def test_seeds_of_all_purposes(purpose: str, seed: int) -> None:
 def test_the_documentation_lists_all_purposes() -> None:
     table = PAGE.read_text().partition("| purpose | round |")[2].partition("\n\n")[0]
     listed = {name for row in table.splitlines()[2:] for name in re.findall("`([^`]+)`", row.split("|")[1])}
-    assert listed == {"evaluate/<label>" if purpose.startswith("evaluate/") else purpose for purpose in SEEDS}
+    assert listed == {LABELLED.get(purpose, purpose) for purpose in SEEDS}
 
 
 def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

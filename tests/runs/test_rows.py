@@ -141,7 +141,7 @@ def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str, reason: str)
 def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp_path: Path) -> None:
     file = written(tmp_path, of_three_clients(1), of_three_clients(2))
     text = file.path.read_text(encoding="utf-8")
-    file.path.write_text(text.replace("1000", "a thousand"), encoding="utf-8")
+    file.path.write_text(text.replace(",1000", ",a thousand"), encoding="utf-8")
     with pytest.raises(RunError) as error:
         file.keep_until(2)
     reason = "could not convert string to float: 'a thousand'"
