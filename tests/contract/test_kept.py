@@ -31,18 +31,23 @@ def test_trainers_with_every_loss(name: str) -> None:
     testing.check_trainer(name, registry=registry())
 
 
+@pytest.mark.parametrize("name", names(entries.TrainerEntry))
+def test_trainers_take_their_own_steps(name: str) -> None:
+    testing.check_same_steps(name, name, registry=registry(), steps=1)
+
+
 @pytest.mark.parametrize("name", names(entries.AggregatorEntry))
 def test_aggregators(name: str) -> None:
     testing.check_aggregator(name, registry=registry(), extras=name == "scaffold")
 
 
-QUICK = {"iterations", "queries"}  # of AutoAttack and its parts
+QUICK = {"iterations": 2, "queries": 20}  # of AutoAttack and its parts
 
 
 @pytest.mark.parametrize("name", names(entries.EvaluatorEntry))
 def test_evaluators(name: str) -> None:
     entry, _ = registry().find(entries.EvaluatorEntry, name)
-    few = {info.name: 2 for info in describe_options(entry.config) if info.name in QUICK}
+    few = {info.name: QUICK[info.name] for info in describe_options(entry.config) if info.name in QUICK}
     testing.check_evaluator(name, registry=registry(), **few)
 
 
