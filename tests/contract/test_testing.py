@@ -257,15 +257,15 @@ TRAINERS = [
         "x with plain: training must lower the cross-entropy of the client's images, which went from 1.93 to 11.3 "
         "in 20 small steps. Has train_loss, or the step, the wrong sign?",
     ),
-    (Helping, f"{LOWER}it 0.324, noise 0.619{WRONG_SIGN}"),
-    (HelpingTrades, f"{LOWER}it 0.578, noise 0.621{WRONG_SIGN}"),
+    (Helping, f"{LOWER}it 0.0595, noise 0.716{WRONG_SIGN}"),
+    (HelpingTrades, f"{LOWER}it 0.651, noise 0.761{WRONG_SIGN}"),
     (Still, "x with plain, linf: the attack must move its start; attack_loss has no gradient there."),
     (Whitening, "x with plain, linf: the attack must not change the clean images in place."),
     (Adapting, "x with plain, linf: the attack must leave the model's tensors as it found them."),
     (Shaking, "x with plain, linf: the attack must leave the global random generators as it found them."),
     (
         LeavesL2,
-        "x with plain, l2: 12 of 12 adversarial examples left the l2 ball of eps 0.3; the worst is example 0, 0.1 "
+        "x with plain, l2: 12 of 12 adversarial examples left the l2 ball of eps 0.3; the worst is example 8, 0.489 "
         "outside. An attack must end with threat.project(x_adv, x).",
     ),
 ]
@@ -450,6 +450,17 @@ def test_an_aggregator(broken: Any, text: str) -> None:
     assert complaint(testing.check_aggregator, entry).startswith(text)
 
 
+def test_an_aggregator_that_looks_at_the_servers_images() -> None:
+    class Looking(FedAvg):
+        def combine(self, task):
+            monitored = task.monitored()
+            assert monitored.logits(task.global_state).shape == (len(monitored.data), 4)
+            return super().combine(task)
+
+    entry = entries.AggregatorEntry("x", build=Looking, config=FedAvgOptions, uses_monitored_data=True)
+    testing.check_aggregator("x", registry=registry(entry))
+
+
 # --- evaluators -------------------------------------------------------------------------------------------------------
 
 
@@ -501,13 +512,14 @@ class Descending(PGD):
 
 
 class Boasting(PGD):
-    """Counts every second example that it broke as right."""
+    """Reports other numbers than those of its examples; not where eps is 0."""
 
     def evaluate(self, task, label):
         found = super().evaluate(task, label)
-        return dataclasses.replace(
-            found, accuracy=1.0, accuracy_strict=0.0, per_class=(1.0,) * 4, per_class_strict=(0.0,) * 4
-        )
+        if task.threat.eps == 0:
+            return found
+        nothing = {"accuracy_strict": 0.0, "per_class_strict": (0.0,) * 4}
+        return dataclasses.replace(found, accuracy=1.0, per_class=(1.0,) * 4, **nothing)
 
 
 class Backward(PGD):
@@ -553,15 +565,15 @@ class LinfOnly(Attack):
 EVALUATORS = [
     (
         Descending,
-        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.3; it broke "
+        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
         "none. Does it climb its loss, or descend?",
     ),
     (
         Attack,
-        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.3; it broke "
+        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
         "none. Does it climb its loss, or descend?",
     ),
-    (Boasting, "x: with eps 0 it must find the natural accuracy "),
+    (Boasting, "x: accuracy is 1; on the examples that it hands out it is 0."),
     (
         Backward,
         "x: the model's parameters must be left without gradients, and able to have them; take "
@@ -572,11 +584,11 @@ EVALUATORS = [
         "x: interrupted half way and started again with what it kept in EvaluationTask.scratch, it must give the same "
         "result.",
     ),
-    (LinfOnly, "evaluator 'x': 5 of 5 adversarial examples left the l2 ball of eps 0.9; the worst is example "),
+    (LinfOnly, "evaluator 'x': 5 of 5 adversarial examples left the l2 ball of eps 0.3; the worst is example "),
     (Straying, "evaluator 'x': 12 of 12 adversarial examples left the pixel range [0, 1]; the worst is example "),
     (
         changed(per_class=(1.0,) * 4),
-        "x: the examples that per_class counts as right must be those of accuracy; got 12 and 2.",
+        "x: the examples that per_class counts as right must be those of accuracy; got 12 and 1.",
     ),
     (Wavering, "x: the same model, images and seed must give the same result; draw from EvaluationTask.seed alone."),
     (Cheating, "evaluator 'x': "),
