@@ -420,7 +420,7 @@ MUTANTS = (
     Mutant(
         "the check of a trainer compares an update with itself",
         "testing/trainers.py",
-        "again = _trained(trainer, tiny_task())",
+        "again = trained(trainer, tiny_task())",
         "again = update",
         CHECKS,
     ),

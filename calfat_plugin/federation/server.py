@@ -239,7 +239,7 @@ class Server:
         """
         while True:
             with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
-                aggregate = self._combined(
+                aggregate = self.combined(
                     AggregationTask(
                         global_state=self.state,
                         updates=dict(usable),
@@ -249,6 +249,7 @@ class Server:
                         round=round,
                     )
                 )
+                check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
                 personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
                 state = {**aggregate.state, **personal}
                 problem = self._problem_of(aggregate, state)
@@ -260,12 +261,15 @@ class Server:
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
 
-    def _combined(self, task: AggregationTask) -> Aggregate:
-        """What the aggregator makes of the updates, if it is an aggregate of this model.
+    def combined(self, task: AggregationTask) -> Aggregate:
+        """What the aggregator makes of a round's updates, if it is an aggregate.
+
+        Args:
+            task: the updates; the server adds its images where the aggregator's entry asks for them.
 
         Raises:
             PluginError: it is something else.
-            UpdateError: it does not fit the model.
+            UpdateError: the aggregator refuses the updates.
         """
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
@@ -277,7 +281,6 @@ class Server:
             for name in ("state", "server_state", "broadcast"):
                 returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds")
             metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
-        check_form(aggregate.state, self.state, who=f"aggregator '{pick.name}'")
         return replace(aggregate, metrics=metrics)
 
     def _of_clients(self, usable: Mapping[int, LocalUpdate]) -> dict[str, float]:

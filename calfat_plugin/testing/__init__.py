@@ -7,8 +7,8 @@
     def test_it_keeps_the_contract() -> None:
         check_trainer("my-fat")
 
-A check works on tiny images and a tiny model, in a second or so, on the CPU and without files. What breaks the contract
-raises ``AssertionError`` with what was expected; what the framework itself refuses raises its own error.
+A check works on tiny images and a tiny model, in a second or so, on the CPU and without files of yours. What breaks the
+contract raises ``AssertionError`` with what was expected; what the framework itself refuses raises its own error.
 """
 
 from calfat_plugin.testing.aggregators import check_aggregator
@@ -16,6 +16,7 @@ from calfat_plugin.testing.evaluators import check_evaluator
 from calfat_plugin.testing.inputs import check_dataset, check_model, check_partition
 from calfat_plugin.testing.loggers import check_logger
 from calfat_plugin.testing.modifiers import check_modifier
+from calfat_plugin.testing.steps import check_same_steps
 from calfat_plugin.testing.tiny import TinyModel, builtin_registry, same_bits, tiny_dataset, tiny_images, tiny_task
 from calfat_plugin.testing.trainers import check_trainer
 
@@ -29,6 +30,7 @@ __all__ = [
     "check_model",
     "check_modifier",
     "check_partition",
+    "check_same_steps",
     "check_trainer",
     "same_bits",
     "tiny_dataset",

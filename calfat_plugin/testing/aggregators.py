@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from calfat_plugin.federation.ambient import seeded_world
-from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.federation.server import Server
+from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.federation import TinyFederation, check_federation
 from calfat_plugin.testing.tiny import TinyModel, require, same_bits, tiny_experiment, unchanged
 
 _TOLERANCE = 1e-6  # of a sum of weights
@@ -42,17 +43,17 @@ def check_aggregator(
         CalfatError: the framework refuses it.
     """
     experiment = tiny_experiment(registry, trainer=trainer, aggregator={"name": name, **options})
-    aggregator = experiment.build_aggregator()
+    server = TinyFederation(experiment).server
     for count in (3, 1) if not extras else ():
         task = _task(count)
         states = [task.global_state, *(update.state for update in task.updates.values())]
         with unchanged(f"{name}: what combine is given", *(tensor for state in states for tensor in state.values())):
-            found = _combined(aggregator, task)
+            found = _combined(server, task)
         check_update(found.state, task.global_state, who=f"{name}, a round of {count}")
         _check_weights(name, found, task)
         later = dataclasses.replace(task, round=2, server_state=_copied(found.server_state))
-        _combined(aggregator, later)
-        again = _combined(aggregator, task)
+        _combined(server, later)
+        again = _combined(server, task)
         for part in ("state", "server_state", "broadcast"):
             same = same_bits(getattr(found, part), getattr(again, part))
             require(same, f"{name}: the same task must give the same {part}, whichever round came in between.")
@@ -69,9 +70,9 @@ def _task(count: int) -> AggregationTask:
     return AggregationTask(dict(model.state_dict()), updates, {}, names, num_clients=3, round=1)
 
 
-def _combined(aggregator: Aggregator, task: AggregationTask) -> Aggregate:
+def _combined(server: Server, task: AggregationTask) -> Aggregate:
     with seeded_world(task.round):
-        return aggregator.combine(task)
+        return server.combined(task)
 
 
 def _check_weights(name: str, found: Aggregate, task: AggregationTask) -> None:

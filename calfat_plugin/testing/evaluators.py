@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
-from calfat_plugin.interfaces import Evaluator
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.testing.tiny import CPU, NUM_CLASSES, TinyModel, require, tiny_dataset, tiny_experiment, unchanged
+from calfat_plugin.testing.tiny import (
+    CPU,
+    NUM_CLASSES,
+    answered,
+    balanced_images,
+    balanced_model,
+    in_each_norm,
+    require,
+    tiny_experiment,
+    unchanged,
+)
+from calfat_plugin.threat import ThreatModel, exact_text
 
 _NUMBERS = ("num_examples", "accuracy", "accuracy_strict", "per_class", "per_class_strict")
+_TOLERANCE = 1e-6  # of a number of examples
 
 
 def check_evaluator(name: str, *, registry: Registry | None = None, **options: Any) -> None:
     """Hold an evaluator to its contract.
 
-    It leaves model and images alone; gives the same numbers again, whatever it measured in between; its accuracies are
-    shares of the examples that it counted, the strict one never above the others; its settings and details are ready
-    for JSON. Whatever is an attack keeps its budget, and with eps 0 it finds the natural accuracy.
+    It leaves model and images alone; gives the same numbers again, whatever it measured in between, also where it was
+    interrupted half way; its accuracies are shares of the examples that it counted, add up over the classes, and the
+    strict one is never above the others; its settings and details are ready for JSON. If it hands out its examples, its
+    accuracies are what the model says of them, and they lie in the pixel range.
+
+    Whatever is an attack keeps its budget, and with eps 0 it finds the natural accuracy. In each norm that it takes it
+    breaks some of a dozen images that a model gets right, which an attack that descends its loss does not.
 
     Args:
         name: as recipes name it, also with a number (``pgd20``).
@@ -32,56 +57,171 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
         AssertionError: it breaks the contract; the text says how.
         CalfatError: the framework refuses it; ``BudgetError``: its examples left the budget.
     """
-    experiment = tiny_experiment(registry, evaluators=[{"name": name, **options}])
-    ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
-    natural, found = _measured(experiment, label, evaluator)
-    _check_numbers(name, found, natural)
-    _measured(experiment, label, evaluator, seed=1)
-    again = _measured(experiment, label, evaluator)[1]
-    require(
-        all(getattr(again, number) == getattr(found, number) for number in _NUMBERS),
+    pick = {"name": name, **options}
+    experiment = tiny_experiment(registry, evaluators=[pick])
+    trial = _Trial(experiment, balanced_images())
+    found, x_adv = trial.measured()
+    _check_numbers(name, found, trial)
+    trial.measured(seed=1)
+    _check_same(
+        found,
+        trial.measured()[0],
         f"{name}: the same model, images and seed must give the same result; draw from EvaluationTask.seed alone.",
     )
-    own_eps = getattr(experiment.evaluators[0].options, "eps", None)
-    if getattr(evaluator, "has_budget", False) and own_eps is None:
-        zero = tiny_experiment(experiment.registry, evaluators=[{"name": name, **options}], threat={"eps": 0})
-        natural, found = _measured(zero, label, evaluator)
+    is_attack = trial.evaluator.has_budget and getattr(experiment.evaluators[0].options, "eps", None) is None
+    if is_attack:
+        _check_without_budget(name, trial)
+    _check_classes(name, found, trial)
+    if trial.evaluator.gives_examples:
+        _check_examples(name, found, x_adv, trial)
+    _check_continued(name, found, trial)
+    for other in in_each_norm(experiment.registry, evaluators=[pick]) if is_attack else ():
+        _check_breaks(name, _Trial(other, answered(balanced_model())))
+
+
+class _Trial:
+    """An evaluator, and the model and the images that it is tried on.
+
+    Attributes:
+        clean: (N,) bool, whether the model is right about the images.
+    """
+
+    def __init__(self, experiment: Experiment, data: ImageData) -> None:
+        self.data, self.model, self.threat = data, balanced_model().eval(), experiment.recipe.threat
+        ((self.label, self.evaluator),) = experiment.build_evaluators(experiment.evaluators)
+        self.clean = self.right(data.x)
+
+    def right(self, x: Tensor) -> Tensor:
+        """Whether the model is right about these images, (N, C, H, W): (N,) bool."""
+        with torch.no_grad():
+            verdicts: Tensor = self.model(x).argmax(dim=1) == self.data.y
+        return verdicts
+
+    def measured(
+        self,
+        *,
+        seed: int = 0,
+        threat: ThreatModel | None = None,
+        scratch: Path | None = None,
+        on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
+    ) -> tuple[EvaluationResult, Tensor]:
+        """(what it found, its examples); an example that it does not hand out is the clean one.
+
+        Raises:
+            AssertionError: it left something in the model or the images.
+        """
+        x_adv = self.data.x.clone()
+
+        def keep(where: Tensor, points: Tensor) -> None:
+            x_adv[where] = points
+
+        with unchanged(f"{self.label}: the test images", self.data.x, self.data.y), seeded_world(seed):
+            results = measure(
+                self.model,
+                self.data,
+                [(self.label, self.evaluator)],
+                num_classes=NUM_CLASSES,
+                threat=self.threat if threat is None else threat,
+                batch_size=5,
+                device=CPU,
+                seed=seed,
+                scratch=scratch,
+                on_progress=on_progress,
+                on_examples=keep,
+            )
         require(
-            found.num_examples < natural.num_examples or found.accuracy == natural.accuracy,
-            f"{name}: with eps 0 it must find the natural accuracy {natural.accuracy}; got {found.accuracy}.",
+            all(each.grad is None and each.requires_grad for each in self.model.parameters()),
+            f"{self.label}: the model's parameters must be left without gradients, and able to have them; take "
+            "torch.autograd.grad(loss, x_adv) in place of loss.backward().",
         )
+        return results[self.label], x_adv
 
 
-def _measured(
-    experiment: Experiment, label: str, evaluator: Evaluator, seed: int = 0
-) -> tuple[EvaluationResult, EvaluationResult]:
-    """(natural accuracy, what the evaluator found) of a tiny model."""
-    data, model = tiny_dataset().test, TinyModel().eval()
-    plain = tiny_experiment(experiment.registry)
-    ((_, natural),) = plain.build_evaluators(plain.evaluators)
-    with unchanged(f"{label}: the test images", data.x, data.y), seeded_world(seed):
-        results = measure(
-            model,
-            data,
-            [("the natural one", natural), (label, evaluator)],
-            num_classes=NUM_CLASSES,
-            threat=experiment.recipe.threat,
-            batch_size=5,
-            device=CPU,
-            seed=seed,
-        )
-    return results["the natural one"], results[label]
-
-
-def _check_numbers(name: str, found: EvaluationResult, natural: EvaluationResult) -> None:
-    require(0 < found.num_examples <= natural.num_examples, f"{name}: num_examples must be those that it counted.")
+def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
+    require(0 < found.num_examples <= len(trial.data), f"{name}: num_examples must be those that it counted.")
     for kind in ("accuracy", "accuracy_strict"):
         share, total = getattr(found, kind), found.num_examples
-        whole = 0 <= share <= 1 and math.isclose(share * total, round(share * total), abs_tol=1e-6)
+        whole = 0 <= share <= 1 and math.isclose(share * total, round(share * total), abs_tol=_TOLERANCE)
         require(whole, f"{name}: {kind} must be a share of its {total} examples; got {share}.")
     below = found.accuracy_strict <= found.accuracy
-    if found.num_examples == natural.num_examples:
-        below = below and found.accuracy_strict <= natural.accuracy
+    if found.num_examples == len(trial.data):
+        below = below and found.accuracy_strict <= _mean(trial.clean)
     require(below, f"{name}: accuracy_strict must be at most accuracy and the natural accuracy.")
     classes = len(found.per_class) == len(found.per_class_strict) == NUM_CLASSES
     require(classes, f"{name}: per_class and per_class_strict must have a value for each of the {NUM_CLASSES} classes.")
+
+
+def _check_classes(name: str, found: EvaluationResult, trial: _Trial) -> None:
+    """Where all images were measured, the classes add up to the whole."""
+    counts = torch.bincount(trial.data.y, minlength=NUM_CLASSES).tolist()
+    for suffix in ("", "_strict") if found.num_examples == len(trial.data) else ():
+        shares = getattr(found, f"per_class{suffix}")
+        right = math.fsum((share or 0.0) * count for share, count in zip(shares, counts, strict=True))
+        wanted = getattr(found, f"accuracy{suffix}") * found.num_examples
+        adds_up = math.isclose(right, wanted, abs_tol=_TOLERANCE)
+        text = f"the examples that per_class{suffix} counts as right must be those of accuracy{suffix}"
+        require(adds_up, f"{name}: {text}; got {right:g} and {wanted:g}.")
+
+
+def _check_same(found: EvaluationResult, again: EvaluationResult, otherwise: str) -> None:
+    require(all(getattr(again, number) == getattr(found, number) for number in _NUMBERS), otherwise)
+
+
+def _check_without_budget(name: str, trial: _Trial) -> None:
+    found, _ = trial.measured(threat=dataclasses.replace(trial.threat, eps=Fraction(0)))
+    natural = _mean(trial.clean)
+    require(
+        found.num_examples < len(trial.data) or found.accuracy == natural,
+        f"{name}: with eps 0 it must find the natural accuracy {natural}; got {found.accuracy}.",
+    )
+
+
+def _check_examples(name: str, found: EvaluationResult, x_adv: Tensor, trial: _Trial) -> None:
+    """The examples are in the budget that the result states, and the numbers are theirs."""
+    stated = {"norm": found.settings.get("norm", trial.threat.norm), "eps": found.settings.get("eps", trial.threat.eps)}
+    anywhere = {"norm": "linf", "eps": 1}  # in the pixel range
+    threat = dataclasses.replace(trial.threat, **(stated if trial.evaluator.has_budget else anywhere))
+    threat.check(x_adv, trial.data.x, who=f"evaluator '{name}'")
+    if found.num_examples < len(trial.data):
+        return  # of the others, it is not known whether they were attacked
+    right = trial.right(x_adv)
+    for kind, verdicts in (("accuracy", right), ("accuracy_strict", right & trial.clean)):
+        share, wanted = getattr(found, kind), _mean(verdicts)
+        require(
+            share == wanted, f"{name}: {kind} is {share:.4g}; on the examples that it hands out it is {wanted:.4g}."
+        )
+
+
+class _InterruptedError(Exception):
+    """Half of the work is done."""
+
+
+def _check_continued(name: str, found: EvaluationResult, trial: _Trial) -> None:
+    def interrupt(label: str, done: int, total: int, correct: int) -> None:
+        if 2 * done >= total:
+            raise _InterruptedError
+
+    with TemporaryDirectory() as folder:
+        with suppress(_InterruptedError):
+            trial.measured(scratch=Path(folder), on_progress=interrupt)
+        again, _ = trial.measured(scratch=Path(folder))
+    _check_same(
+        found,
+        again,
+        f"{name}: interrupted half way and started again with what it kept in "
+        "EvaluationTask.scratch, it must give the same result.",
+    )
+
+
+def _check_breaks(name: str, trial: _Trial) -> None:
+    found, _ = trial.measured()
+    ball = f"the {trial.threat.norm} ball of eps {exact_text(trial.threat.eps)}"
+    require(
+        found.accuracy < 1,
+        f"{name}: an attack must break some of {found.num_examples} images that the model gets right, in {ball}; it "
+        "broke none. Does it climb its loss, or descend?",
+    )
+
+
+def _mean(verdicts: Tensor) -> float:
+    return int(verdicts.sum()) / len(verdicts)

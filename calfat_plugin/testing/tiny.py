@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.datasets import NO_AUGMENTATION, Dataset, ImageData
+from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.interfaces import LocalTask, TrainSettings
 from calfat_plugin.models.base import ImageClassifier
@@ -22,6 +23,13 @@ NUM_CLASSES = 4
 SIDE = 4
 SETTINGS = TrainSettings(epochs=1, batch_size=4, learning_rate=0.1, momentum=0.9, weight_decay=1e-3, num_rounds=10)
 THREAT: dict[str, Any] = {"eps": "0.1", "step_size": "0.04", "steps": 3}
+_BALANCED = 322  # seed of the weights of ``balanced_model``
+_SIDE = 8  # of its images: on smaller ones some attacks have nothing to try
+THREATS: tuple[dict[str, Any], ...] = (  # one in each norm
+    THREAT,
+    {"norm": "l2", "eps": "0.3", "step_size": "0.12", "steps": 3},
+    {"norm": "l1", "eps": "1", "step_size": "0.4", "steps": 3},
+)
 
 
 def require(condition: bool, what: str) -> None:
@@ -51,10 +59,14 @@ class TinyModel(ImageClassifier):
         channels: of the convolution.
         side: of the images, (N, 1, side, side).
         classes: logits an image has.
+        norm: whether batch normalisation follows the convolution.
     """
 
-    def __init__(self, seed: int = 0, channels: int = 3, side: int = SIDE, classes: int = NUM_CLASSES) -> None:
-        body = nn.Sequential(nn.Conv2d(1, channels, 3), nn.ReLU(), nn.Flatten())
+    def __init__(
+        self, seed: int = 0, channels: int = 3, side: int = SIDE, classes: int = NUM_CLASSES, norm: bool = False
+    ) -> None:
+        norms = [nn.BatchNorm2d(channels)] if norm else []
+        body = nn.Sequential(nn.Conv2d(1, channels, 3), *norms, nn.ReLU(), nn.Flatten())
         super().__init__(body, nn.Linear(channels * (side - 2) ** 2, classes))
         stream = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -89,6 +101,23 @@ def tiny_dataset() -> Dataset:
     """Thirty training and twelve test images of ``tiny_images``."""
     names = tuple(f"class {number}" for number in range(NUM_CLASSES))
     return Dataset("tiny", tiny_images(0, 30), tiny_images(1, 12), NUM_CLASSES, names)
+
+
+def balanced_model() -> TinyModel:
+    """With batch normalisation; among ``balanced_images`` it sees each class twice or more, none for certain."""
+    return TinyModel(_BALANCED, side=_SIDE, norm=True)
+
+
+def balanced_images() -> ImageData:
+    """A dozen images for ``balanced_model``, with random labels."""
+    return tiny_images(1, 12, side=_SIDE)
+
+
+def answered(model: nn.Module) -> ImageData:
+    """``balanced_images``, labelled by ``model`` in evaluation mode: so it is right everywhere."""
+    images = balanced_images()
+    with torch.no_grad():
+        return ImageData(images.x, model.eval()(images.x).argmax(dim=1))
 
 
 def tiny_task(model: nn.Module | None = None, data: ImageData | None = None, **others: Any) -> LocalTask:
@@ -144,6 +173,16 @@ def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
     return assemble(Document("the check's recipe", data), Registry.load() if registry is None else registry)
 
 
+def in_each_norm(registry: Registry | None, **sections: Any) -> Iterator[Experiment]:
+    """``tiny_experiment`` with a budget in linf, l2 and l1 in turn, without those that a plugin's entry refuses."""
+    for threat in THREATS:
+        try:
+            experiment = tiny_experiment(registry, threat=threat, **sections)
+        except CalfatError:
+            continue
+        yield experiment
+
+
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     """Hold a plugin to leaving these tensors as they are.
@@ -154,3 +193,15 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     before = [tensor.clone() for tensor in tensors]
     yield
     require(all(map(torch.equal, before, tensors)), f"{what} must not be changed in place.")
+
+
+@contextmanager
+def replaced(plugin: Any, **methods: Any) -> Iterator[None]:
+    """Put these in the place of methods of an object, for a while."""
+    for name, method in methods.items():
+        setattr(plugin, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            delattr(plugin, name)

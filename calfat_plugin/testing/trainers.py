@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from calfat_plugin.experiment import Experiment, defined_modifiers
 from calfat_plugin.federation.ambient import seeded_world
@@ -15,12 +16,26 @@ from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import LocalUpdate
+from calfat_plugin.seeds import derive_seed
+from calfat_plugin.testing.attacks import check_attack
 from calfat_plugin.testing.federation import check_federation
-from calfat_plugin.testing.tiny import TinyModel, require, same_bits, tiny_experiment, tiny_images, tiny_task, unchanged
+from calfat_plugin.testing.tiny import (
+    SETTINGS,
+    TinyModel,
+    answered,
+    balanced_model,
+    in_each_norm,
+    require,
+    same_bits,
+    tiny_experiment,
+    tiny_images,
+    tiny_task,
+    unchanged,
+)
 from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
 
 _PARTS = ("state", "extras", "client_state")
+_LEARNING = dataclasses.replace(SETTINGS, epochs=20, batch_size=20, learning_rate=0.02, momentum=0.0, weight_decay=0.0)
 
 
 def check_trainer(
@@ -28,9 +43,14 @@ def check_trainer(
 ) -> None:
     """Hold a training method to its contract, with each loss modifier that it composes with.
 
-    Its update has the model's tensors, finite, and trains them; the same task gives the same bits whoever was trained
-    in between; data and counts are left alone; every adversarial example lies inside the budget; a client with one
-    example trains, too; a federation of two rounds goes through, and is resumed to the same bits.
+    Its update has the model's tensors, finite, and trains them: small steps of plain SGD lower the cross-entropy of the
+    client's images. Its numbers are finite. The same task gives the same bits whoever was trained in between; another
+    seed, round or client gives others. Data, counts, what the client keeps and what the server sent are left alone. A
+    client with one example trains, too; a federation of two rounds goes through, and is resumed to the same bits.
+
+    Of an ``AdversarialTrainer`` also, in each norm that the method takes: every adversarial example lies inside the
+    budget; the attack leaves clean images, model and global random generators alone, moves its start, and costs the
+    method's own training loss no less than random noise does.
 
     Args:
         name: as recipes name it.
@@ -45,64 +65,113 @@ def check_trainer(
     first = tiny_experiment(registry, trainer={"name": name, **options})
     defined = defined_modifiers(first.registry, first.trainer.entry)
     for loss in (each for each in defined if losses is None or each in losses):
-        _check(tiny_experiment(first.registry, trainer={"name": name, "loss": loss, **options}), f"{name} with {loss}")
+        _check({"name": name, "loss": loss, **options}, first.registry, f"{name} with {loss}")
     if not defined:
-        _check(first, name)
+        _check({"name": name, **options}, first.registry, name)
 
 
-def _check(experiment: Experiment, who: str) -> None:
+def _check(recipe: dict[str, Any], registry: Registry, who: str) -> None:
+    experiment = tiny_experiment(registry, trainer=recipe)
     trainer = experiment.build_trainer()
-    task, other = tiny_task(), tiny_task(TinyModel(1), tiny_images(1, 7), client=1, round=2)
-    with unchanged("the client's data", task.data.x, task.data.y, task.class_counts), _budget_checked(trainer, who):
-        update = _trained(trainer, task)
-    reference = trainer.adapt_model(TinyModel()).state_dict()
-    check_update(update.state, reference, who=who)
+    update = _check_update(trainer, who)
+    _check_streams(trainer, update, who)
+    _check_learning(trainer, who)
+    for other in in_each_norm(registry, trainer=recipe) if isinstance(trainer, AdversarialTrainer) else ():
+        _check_attack(other, who)
+    one = trained(trainer, tiny_task(data=tiny_images(2, 1)))
+    check_update(one.state, adapted(trainer).state_dict(), who=f"{who}, a client with one example")
+    check_federation(experiment)
+
+
+def _check_update(trainer: LocalTrainer, who: str) -> LocalUpdate:
+    """The update of a first round, and that neither it nor a second one changes what it is given."""
+    task = tiny_task()
+    with unchanged("the client's data", task.data.x, task.data.y, task.class_counts):
+        update = trained(trainer, task)
+    check_update(update.state, adapted(trainer).state_dict(), who=who)
     require(update.num_examples == len(task.data), f"{who}: num_examples must be {len(task.data)}, the client's.")
     start = TinyModel().state_dict()
     moved = any(not torch.equal(update.state[key], start[key]) for key in start if key in update.state)
     require(moved, f"{who}: a round of training must change the model; no tensor changed.")
-    _trained(trainer, other)
-    again = _trained(trainer, tiny_task())
+    metrics = dict(update.metrics)
+    numbers = "loss" in metrics and all(map(math.isfinite, metrics.values()))
+    require(numbers, f"{who}: metrics must be finite numbers with the training loss as 'loss'; got {metrics}.")
+    later = tiny_task(round=2, client_state=update.client_state, broadcast=trainer.broadcast({0: update}))
+    with unchanged(f"{who}: what the client keeps", *later.client_state.values()):  # noqa: SIM117 (each has its words)
+        with unchanged(f"{who}: what the server sends", *later.broadcast.values()):
+            trained(trainer, later)
+    return update
+
+
+def _check_streams(trainer: LocalTrainer, update: LocalUpdate, who: str) -> None:
+    """All randomness comes from the task's seed, round and client."""
+    trained(trainer, tiny_task(TinyModel(1), tiny_images(1, 7), client=1, round=2))
+    again = trained(trainer, tiny_task())
     for part in _PARTS:
         same = same_bits(getattr(update, part), getattr(again, part))
         require(same, f"{who}: the same task must give the same {part}, whichever client was trained in between.")
     require(update.metrics == again.metrics, f"{who}: the same task must give the same metrics.")
-    one = _trained(trainer, tiny_task(data=tiny_images(2, 1)))
-    check_update(one.state, reference, who=f"{who}, a client with one example")
-    check_federation(experiment)
+    for what in ("seed", "round", "client"):
+        other = trained(trainer, dataclasses.replace(tiny_task(), **{what: 2}))  # type: ignore[arg-type]
+        same = same_bits(update.state, other.state)
+        require(not same, f"{who}: another {what} must give other batches; derive every stream from the task's {what}.")
 
 
-def _trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
-    """The update of one client, under the seeded global generators that a run trains it in."""
+def _check_learning(trainer: LocalTrainer, who: str) -> None:
+    """Small steps on all of the client's images at once make them less wrong, whatever the method's loss is."""
+    data, model = tiny_images(3, 20), adapted(trainer)
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(cross_entropy(model.eval()(data.x), data.y))
+
+    before = loss()
+    model.load_state_dict(trained(trainer, tiny_task(data=data, settings=_LEARNING)).state)
+    after = loss()
+    require(
+        after < before,
+        f"{who}: training must lower the cross-entropy of the client's images, which went from {before:.3g} to "
+        f"{after:.3g} in {_LEARNING.epochs} small steps. Has train_loss, or the step, the wrong sign?",
+    )
+
+
+def _check_attack(experiment: Experiment, who: str) -> None:
+    """The attack of a whole epoch in one batch, on a model with batch normalisation.
+
+    Its steps are many and small: a large one downhill ends high up on the other side.
+    """
+    trainer, budget = experiment.build_trainer(), experiment.recipe.threat
+    threat = dataclasses.replace(budget, steps=20, step_size=budget.eps / 10)
+    data = answered(adapted(trainer, balanced_model()))
+    settings = dataclasses.replace(SETTINGS, batch_size=len(data))
+    task = tiny_task(balanced_model(), data, threat=threat, settings=settings)
+    assert isinstance(trainer, AdversarialTrainer)
+    seen = check_attack(trainer, lambda: trained(trainer, task), f"{who}, {threat.norm}")
+    require(seen >= len(data), f"{who}: an epoch must train on all {len(data)} examples; it trained on {seen}.")
+
+
+def adapted(trainer: LocalTrainer, model: nn.Module | None = None) -> nn.Module:
+    """A model, default: a ``TinyModel``, as the method changes it."""
     with seeded_world(0):
-        model = trainer.adapt_model(task.model)
-    with seeded_world(task.client):
-        return trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
+        return trainer.adapt_model(TinyModel() if model is None else model)
 
 
-@contextmanager
-def _budget_checked(trainer: LocalTrainer, who: str) -> Iterator[None]:
-    """Look at every batch that a method with two losses trains on; others make their examples themselves."""
-    if not isinstance(trainer, AdversarialTrainer):
-        yield
-        return
-    seen = dict.fromkeys(("backward", "train_loss"), 0)
+def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
+    """The update of one client, under global generators seeded as a run does.
 
-    def watch(name: str) -> Callable[[TrainBatch], torch.Tensor]:
-        inner = getattr(trainer, name)
-
-        def watched(batch: TrainBatch) -> torch.Tensor:
-            batch.task.threat.check(batch.x_adv, batch.x_nat, who=who)
-            seen[name] += len(batch.y)
-            found: torch.Tensor = inner(batch)
-            return found
-
-        return watched
-
-    for name in seen:
-        setattr(trainer, name, watch(name))
-    yield
-    for name in seen:
-        delattr(trainer, name)
-    total, trained_on = len(tiny_images()), seen["backward"]
-    require(trained_on >= total, f"{who}: an epoch must train on all {total} examples; it trained on {trained_on}.")
+    Raises:
+        AssertionError: the update is no copy of the model's tensors.
+    """
+    model = adapted(trainer, task.model)
+    with seeded_world(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
+        update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
+    kept = [tensor for part in _PARTS for tensor in getattr(update, part).values()]
+    with (
+        unchanged(  # the next client is trained in it
+            "an update must hold copies: tensors of the model, which is trained on,", *kept
+        ),
+        torch.no_grad(),
+    ):
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+    return update

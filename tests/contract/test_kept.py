@@ -31,6 +31,11 @@ def test_trainers_with_every_loss(name: str) -> None:
     testing.check_trainer(name, registry=registry())
 
 
+@pytest.mark.parametrize("name", names(entries.TrainerEntry))
+def test_trainers_take_their_own_steps(name: str) -> None:
+    testing.check_same_steps(name, name, registry=registry(), steps=1)
+
+
 @pytest.mark.parametrize("name", names(entries.AggregatorEntry))
 def test_aggregators(name: str) -> None:
     testing.check_aggregator(name, registry=registry(), extras=name == "scaffold")

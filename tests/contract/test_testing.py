@@ -19,12 +19,14 @@ from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.entries import Entry
 from calfat_plugin.errors import BudgetError, ModelError, PluginError, UpdateError
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import Aggregate, ClientLoss, LossModifier
+from calfat_plugin.interfaces import Aggregate, ClientLoss, LocalTrainer, LossModifier
 from calfat_plugin.registry import KINDS, Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
+from calfat_plugin.trainers.fedtrades import FedTRADES, FedTRADESOptions
 
 
 def registry(entry: Entry) -> Registry:
@@ -107,6 +109,116 @@ class NoSingles(FedPGD):
         return super().train_loss(batch) + 0 * logits.sum() / (len(logits) - 1)
 
 
+class Exhausted(FedPGD):
+    def fit(self, task):
+        return dataclasses.replace(super().fit(task), metrics={"loss": float("inf")})
+
+
+class Aliasing(FedPGD):
+    """Returns the model's own tensors, in which the next client is trained."""
+
+    def fit(self, task):
+        return dataclasses.replace(super().fit(task), state=task.model.state_dict())
+
+
+class Keeping(FedPGD):
+    """Adds to what the client keeps where it lies, so that a round made again begins elsewhere."""
+
+    def fit(self, task):
+        count = task.client_state.get("count", torch.zeros(1))
+        count += 1
+        return dataclasses.replace(super().fit(task), client_state={"count": count.clone()})
+
+
+class Sending(FedPGD):
+    def broadcast(self, updates):
+        return {"x/scale": torch.ones(1)}
+
+    def begin_round(self, task):
+        for tensor in task.broadcast.values():
+            tensor.mul_(2)
+
+
+def always(**fields: int) -> Any:
+    """Trains with these fields of the task, whatever the task has."""
+
+    class Always(FedPGD):
+        def fit(self, task):
+            return super().fit(dataclasses.replace(task, **fields))
+
+    Always.__name__ = f"Always{next(iter(fields)).title()}"
+    return Always
+
+
+class Unlearning(FedPGD):
+    """Minimises what it should maximise."""
+
+    def train_loss(self, batch):
+        return -super().train_loss(batch)
+
+
+class Uphill(FedPGD):
+    """The right loss, and a step of the wrong sign."""
+
+    def backward(self, batch):
+        loss = super().backward(batch)
+        for parameter in batch.model.parameters():
+            parameter.grad.neg_()
+        return loss
+
+
+class Helping(FedPGD):
+    """Climbs the probability of the right class."""
+
+    def attack_loss(self, batch):
+        return -super().attack_loss(batch)
+
+
+class HelpingTrades(FedTRADES):
+    def attack_loss(self, batch):
+        return -super().attack_loss(batch)
+
+
+class Still(FedPGD):
+    def attack_loss(self, batch):
+        return 0 * super().attack_loss(batch)
+
+
+class Whitening(FedPGD):
+    def attack_loss(self, batch):
+        batch.x_nat.clamp_(max=0.9)
+        return super().attack_loss(batch)
+
+
+class Adapting(FedPGD):
+    """Its attack sees batch statistics, and moves the running ones."""
+
+    def attack_loss(self, batch):
+        batch.model.train()
+        batch.model(batch.x_nat)
+        batch.model.eval()
+        return super().attack_loss(batch)
+
+
+class Shaking(FedPGD):
+    """Draws the attack's start from torch's global generator."""
+
+    def start(self, x_nat, task, generator):
+        return x_nat + 0.1 * torch.rand(x_nat.shape)
+
+
+class LeavesL2(FedPGD):
+    """Steps by the sign, whatever the norm."""
+
+    def backward(self, batch):
+        batch.x_adv = (batch.x_nat + 0.1 * (batch.x_adv - batch.x_nat).sign()).clamp(0, 1)
+        return super().backward(batch)
+
+
+LOWER = (
+    "x with plain, linf: the attack must cost the training loss no less than random noise does in the budget: it makes "
+)
+WRONG_SIGN = ". The loop climbs attack_loss: has a loss the wrong sign?"
 TRAINERS = [
     (Forgetful, "x with plain: tensor 'body.0.weight' is missing"),
     (Miscounting, "x with plain: num_examples must be 10, the client's."),
@@ -117,14 +229,154 @@ TRAINERS = [
         "a run that is resumed after round 1 must end with the same client states; keep no state in objects.",
     ),
     (Spoiling, "the client's data must not be changed in place."),
-    (Overstepping, "x with plain: 4 of 4 adversarial examples left the linf ball of eps 0.1; "),
+    (Overstepping, "x with plain, linf: 12 of 12 adversarial examples left the linf ball of eps 0.1; "),
     (NoSingles, "client 0, round 1, epoch 1: the training loss is nan by batch 1 of 1."),
+    (Exhausted, "x with plain: metrics must be finite numbers with the training loss as 'loss'; got {'loss': inf}."),
+    (Aliasing, "an update must hold copies: tensors of the model, which is trained on, must not be changed in place."),
+    (Keeping, "x with plain: what the client keeps must not be changed in place."),
+    (Sending, "x with plain: what the server sends must not be changed in place."),
+    (
+        always(seed=0),
+        "x with plain: another seed must give other batches; derive every stream from the task's seed.",
+    ),
+    (
+        always(round=1),
+        "x with plain: another round must give other batches; derive every stream from the task's round.",
+    ),
+    (
+        always(client=0),
+        "x with plain: another client must give other batches; derive every stream from the task's client.",
+    ),
+    (
+        Unlearning,
+        "x with plain: training must lower the cross-entropy of the client's images, which went from 1.93 to 11.3 "
+        "in 20 small steps. Has train_loss, or the step, the wrong sign?",
+    ),
+    (
+        Uphill,
+        "x with plain: training must lower the cross-entropy of the client's images, which went from 1.93 to 11.3 "
+        "in 20 small steps. Has train_loss, or the step, the wrong sign?",
+    ),
+    (Helping, f"{LOWER}it 0.0595, noise 0.716{WRONG_SIGN}"),
+    (HelpingTrades, f"{LOWER}it 0.651, noise 0.761{WRONG_SIGN}"),
+    (Still, "x with plain, linf: the attack must move its start; attack_loss has no gradient there."),
+    (Whitening, "x with plain, linf: the attack must not change the clean images in place."),
+    (Adapting, "x with plain, linf: the attack must leave the model's tensors as it found them."),
+    (Shaking, "x with plain, linf: the attack must leave the global random generators as it found them."),
+    (
+        LeavesL2,
+        "x with plain, l2: 12 of 12 adversarial examples left the l2 ball of eps 0.3; the worst is example 8, 0.489 "
+        "outside. An attack must end with threat.project(x_adv, x).",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("broken", "text"), TRAINERS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_trainer(broken: Any, text: str) -> None:
-    assert complaint(testing.check_trainer, entries.TrainerEntry("x", build=broken)).startswith(text)
+    config = {"config": FedTRADESOptions} if issubclass(broken, FedTRADES) else {}
+    assert complaint(testing.check_trainer, entries.TrainerEntry("x", build=broken, **config)).startswith(text)
+
+
+# --- the steps of a known method --------------------------------------------------------------------------------------
+
+
+class Again(FedTRADES):
+    """TRADES by PyTorch's own functions, as its authors write it."""
+
+    def divergence(self, batch, reduction):
+        nat, adv = batch.logits_nat, batch.logits_adv
+        return nn.functional.kl_div(adv.log_softmax(dim=1), nat.softmax(dim=1), reduction=reduction)
+
+    def attack_loss(self, batch):
+        return self.divergence(batch, "sum")
+
+    def train_loss(self, batch):
+        natural = nn.functional.cross_entropy(batch.logits_nat, batch.y)
+        return natural + self.options.beta * self.divergence(batch, "batchmean")
+
+
+class Reversed(Again):
+    """KL(f(x') || f(x)) in place of KL(f(x) || f(x'))."""
+
+    def attack_loss(self, batch):
+        nat, adv = batch.logits_nat, batch.logits_adv
+        return nn.functional.kl_div(nat.log_softmax(dim=1), adv.softmax(dim=1), reduction="sum")
+
+
+class Summed(Again):
+    def train_loss(self, batch):
+        natural = nn.functional.cross_entropy(batch.logits_nat, batch.y)
+        return natural + self.options.beta * self.divergence(batch, "mean")
+
+
+class Fresh(Again):
+    """Its momentum is lost in the third epoch."""
+
+    def make_optimizer(self, parameters, task):
+        optimizer = super().make_optimizer(parameters, task)
+        steps = itertools.count(1)
+        optimizer.register_step_pre_hook(lambda *_: optimizer.state.clear() if next(steps) == 3 else None)
+        return optimizer
+
+
+class Larger(Again):
+    def adapt_model(self, model):
+        model.register_buffer("spare", torch.zeros(1))
+        return model
+
+
+class OwnLoop(LocalTrainer):
+    """A method whose loop is not ours."""
+
+    def __init__(self, options, modifier):
+        self.method = Again(options, modifier)
+
+    def fit(self, task):
+        return self.method.fit(task)
+
+
+STEPS = [
+    (
+        Reversed,
+        "x: in step 1 of client 0, round 100, its adversarial examples are not those of 'fedtrades': example 6 is "
+        "off by up to 0.08, more than 0.0001. Compare start and attack_loss.",
+    ),
+    (
+        Summed,
+        "x: in step 1 of client 0, round 1, its weights are not those of 'fedtrades': 'body.0.weight' is off by up "
+        "to 0.0119, more than 0.0001. Compare train_loss, backward and optimiser.",
+    ),
+    (
+        Fresh,
+        "x: in step 3 of client 0, round 1, its weights are not those of 'fedtrades': 'classifier.bias' is off by up "
+        "to 0.0894, more than 0.0001. Compare train_loss, backward and optimiser.",
+    ),
+    (
+        Larger,
+        "x: in step 1 of client 0, round 1, its tensors are not those of 'fedtrades': only one of the two has 'spare'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "text"), STEPS, ids=lambda value: getattr(value, "__name__", ""))
+def test_other_steps(broken: Any, text: str) -> None:
+    entry = entries.TrainerEntry("x", build=broken, config=FedTRADESOptions)
+    assert complaint(testing.check_same_steps, entry, "fedtrades") == text
+
+
+@pytest.mark.parametrize("method", [Again, OwnLoop])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
+def test_the_same_steps(method: Any, norm: Any) -> None:
+    known = registry(entries.TrainerEntry("x", build=method, config=FedTRADESOptions))
+    beta = {"beta": 3.0}
+    testing.check_same_steps("x", "fedtrades", registry=known, reference_options=beta, steps=3, norm=norm, **beta)
+
+
+def test_a_late_difference_and_one_of_clients_that_lack_classes() -> None:
+    known = testing.builtin_registry()
+    with pytest.raises(AssertionError, match=r"^fedgairat: in step 1 of client 0, round 100, its weights are not"):
+        testing.check_same_steps("fedgairat", "fedpgd", registry=known, steps=1)
+    testing.check_same_steps("fedgairat", "fedpgd", registry=known, steps=1, start_round=101)
 
 
 # --- aggregators ------------------------------------------------------------------------------------------------------
@@ -161,7 +413,19 @@ class NeedsTwo(FedAvg):
         return Aggregate(state)
 
 
+class Plain(FedAvg):
+    """Returns its state alone."""
+
+    def combine(self, task):
+        return super().combine(task).state
+
+
 AGGREGATORS = [
+    (
+        Plain,
+        "aggregator 'x' (passed in Plugin): combine returned a dict; expected an Aggregate. "
+        "Return Aggregate(state=...).",
+    ),
     (InPlace, "x: what combine is given must not be changed in place."),
     (Remembers, "x: the same task must give the same broadcast, whichever round came in between."),
     (NeedsTwo, "x, a round of 1: tensor 'body.0.weight' is missing"),
@@ -184,6 +448,17 @@ AGGREGATORS = [
 def test_an_aggregator(broken: Any, text: str) -> None:
     entry = entries.AggregatorEntry("x", build=broken, config=FedAvgOptions)
     assert complaint(testing.check_aggregator, entry).startswith(text)
+
+
+def test_an_aggregator_that_looks_at_the_servers_images() -> None:
+    class Looking(FedAvg):
+        def combine(self, task):
+            monitored = task.monitored()
+            assert monitored.logits(task.global_state).shape == (len(monitored.data), 4)
+            return super().combine(task)
+
+    entry = entries.AggregatorEntry("x", build=Looking, config=FedAvgOptions, uses_monitored_data=True)
+    testing.check_aggregator("x", registry=registry(entry))
 
 
 # --- evaluators -------------------------------------------------------------------------------------------------------
@@ -231,7 +506,90 @@ def changed(**values: Any) -> Any:
     return type(f"With{next(iter(values)).title()}", (Changed,), {"values": values})
 
 
+class Descending(PGD):
+    def loss(self, logits, y):
+        return -super().loss(logits, y)
+
+
+class Boasting(PGD):
+    """Reports other numbers than those of its examples; not where eps is 0."""
+
+    def evaluate(self, task, label):
+        found = super().evaluate(task, label)
+        if task.threat.eps == 0:
+            return found
+        nothing = {"accuracy_strict": 0.0, "per_class_strict": (0.0,) * 4}
+        return dataclasses.replace(found, accuracy=1.0, per_class=(1.0,) * 4, **nothing)
+
+
+class Backward(PGD):
+    """Leaves gradients in the model's parameters."""
+
+    def craft(self, task, x, y, noise):
+        self.loss(task.model(x), y).backward()
+        return super().craft(task, x, y, noise)
+
+
+class Straying(Natural):
+    """Hands out points beyond the pixel range."""
+
+    gives_examples = True
+
+    def evaluate(self, task, label):
+        found = super().evaluate(task, label)
+        task.on_examples(torch.arange(len(task.data)), task.data.x * 1.5)
+        return found
+
+
+class Halving(PGD):
+    """Continues as if all that came before an interruption had been right."""
+
+    def evaluate(self, task, label):
+        place = task.scratch and task.scratch / "half"
+        if place is not None and place.exists():
+            ones = dict.fromkeys(("per_class", "per_class_strict"), (1.0,) * 4)
+            return dataclasses.replace(super().evaluate(task, label), accuracy=1.0, accuracy_strict=1.0, **ones)
+        if place is not None:
+            place.parent.mkdir(exist_ok=True)
+            place.touch()
+        return super().evaluate(task, label)
+
+
+class LinfOnly(Attack):
+    """Moves each pixel by eps, whatever the norm."""
+
+    def craft(self, task, x, y, noise):
+        return task.threat.random_start(x, noise).sub(x).sign().mul(float(task.threat.eps)).add(x).clamp(0, 1)
+
+
 EVALUATORS = [
+    (
+        Descending,
+        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
+        "none. Does it climb its loss, or descend?",
+    ),
+    (
+        Attack,
+        "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
+        "none. Does it climb its loss, or descend?",
+    ),
+    (Boasting, "x: accuracy is 1; on the examples that it hands out it is 0."),
+    (
+        Backward,
+        "x: the model's parameters must be left without gradients, and able to have them; take "
+        "torch.autograd.grad(loss, x_adv) in place of loss.backward().",
+    ),
+    (
+        Halving,
+        "x: interrupted half way and started again with what it kept in EvaluationTask.scratch, it must give the same "
+        "result.",
+    ),
+    (LinfOnly, "evaluator 'x': 5 of 5 adversarial examples left the l2 ball of eps 0.3; the worst is example "),
+    (Straying, "evaluator 'x': 12 of 12 adversarial examples left the pixel range [0, 1]; the worst is example "),
+    (
+        changed(per_class=(1.0,) * 4),
+        "x: the examples that per_class counts as right must be those of accuracy; got 12 and 1.",
+    ),
     (Wavering, "x: the same model, images and seed must give the same result; draw from EvaluationTask.seed alone."),
     (Cheating, "evaluator 'x': "),
     (Harsh, "x: with eps 0 it must find the natural accuracy "),
@@ -248,7 +606,7 @@ EVALUATORS = [
 
 @pytest.mark.parametrize(("broken", "text"), EVALUATORS, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_evaluator(broken: Any, text: str) -> None:
-    entry = entries.EvaluatorEntry("x", build=broken, config=BudgetOptions)
+    entry = entries.EvaluatorEntry("x", build=broken, config=PGDOptions if issubclass(broken, PGD) else BudgetOptions)
     assert complaint(testing.check_evaluator, entry).startswith(text)
 
 
