@@ -11,7 +11,8 @@ UV_FOLDER := $(VENV)-uv
 RECIPE ?= recipes/calfat_digits.yaml
 # Further arguments of `calfat run`, as in: make run ARGS="--seed 1 --set train_args.comm_round=5"
 ARGS ?=
-WORKERS ?= 2
+# More than the cores: tests also wait, for processes, time-outs and disks.
+WORKERS ?= 3
 
 BIN := $(VENV)/bin
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt

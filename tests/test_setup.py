@@ -282,7 +282,7 @@ class Checkout:
 
 
 RUN = "run recipes/calfat_digits.yaml"
-TEST = "-m pytest -n 2 --dist loadfile --no-loadscope-reorder -m not slow"
+TEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 LINK = "link-fedml"

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import click
-import pytest
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.cli.new_plugin import KINDS, render
@@ -39,7 +38,6 @@ def test_the_method_on_the_page_is_the_one_that_is_written() -> None:
     assert all(f"`{kind}`" in text_of("tutorial.md") for kind in KINDS)
 
 
-@pytest.mark.slow
 def test_the_commands_work_in_this_order(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     environment = NewEnvironment.make(tmp_path / "environment")
