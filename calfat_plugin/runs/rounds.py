@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
@@ -88,7 +88,8 @@ class RoundsFile:
             )
         rows_of(self.path, kept)
         header, *rows = kept
-        present = next(csv.reader([header]))
+        with long_csv_fields():
+            present = next(csv.reader([header]))
         missing = [column for column in self._added if column not in present]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow([*present, *missing])

@@ -153,6 +153,14 @@ def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp
     assert str(error.value) == f"{file.path}: row 1 is damaged (no column 'seconds'). {AGAIN}"
 
 
+def test_a_column_of_any_length_is_kept_on_resume(tmp_path: Path) -> None:
+    file = written(tmp_path, of_three_clients(1))
+    changed = file.path.read_text(encoding="utf-8").replace("loss_1", "x" * 200_000)
+    file.path.write_text(changed, encoding="utf-8")
+    file.keep_until(1)
+    assert file.path.read_text(encoding="utf-8") == changed
+
+
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     path = tmp_path / "rounds.csv"
     path.write_bytes(b"round,\xff\n")
