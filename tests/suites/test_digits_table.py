@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results_digits.md"
-NUMBER = r"([\d.]+) ± ([\d.]+)"
+NUMBER = r"\**([\d.]+) ± ([\d.]+)(?: \[[\d., -]+\])?\**"  # with its interval, and bold
 
 
 def row(text: str, rate: str, method: str) -> list[tuple[float, float]]:

@@ -58,7 +58,8 @@ class SiloClient(OnTransport, ClientMasterManager):
         parties = task.experiment.recipe.silo.parties
         self._server = f"the server (rank 0{f', {parties[0]}' if parties else ''})"
         self._answering: dict[str, Any] = {}
-        self._finished = False
+        self._finished = self._noted = False
+        self._noting = threading.Lock()
         self._beat_now = threading.Event()
         super().__init__(args, adapter, transport, args.rank, args.worker_num, args.backend)
         transport.admit = self._admit
@@ -177,7 +178,15 @@ class SiloClient(OnTransport, ClientMasterManager):
         if envelope.type in MODEL_TYPES and not {"round", "used", "ticket"} <= envelope.fields.keys():
             raise RefusedError("a model without round or ticket")
         if envelope.type == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in envelope.fields:
+            self._note_the_end()
+
+    def _note_the_end(self) -> None:
+        """Once: the goodbye comes again until one is acknowledged, and each may be on a thread of its own."""
+        with self._noting:
+            if self._noted:
+                return
             try:
                 self._task.on_finished()
             except CalfatError as error:  # the disk refuses; the user learns it from the loop
                 self._fail(str(error))
+            self._noted = True
