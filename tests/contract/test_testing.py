@@ -511,6 +511,15 @@ class Descending(PGD):
         return -super().loss(logits, y)
 
 
+class DescendingInL1(PGD):
+    def craft(self, task, x, y, noise):
+        self.sign = -1 if self.threat(task).norm == "l1" else 1
+        return super().craft(task, x, y, noise)
+
+    def loss(self, logits, y):
+        return self.sign * super().loss(logits, y)
+
+
 class Boasting(PGD):
     """Reports other numbers than those of its examples; not where eps is 0."""
 
@@ -563,6 +572,11 @@ class LinfOnly(Attack):
 
 
 EVALUATORS = [
+    (
+        DescendingInL1,
+        "x: an attack must break some of 12 images that the model gets right, in the l1 ball of eps 1; it broke none. "
+        "Does it climb its loss, or descend?",
+    ),
     (
         Descending,
         "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
