@@ -50,13 +50,18 @@ def test_differences_are_paired_over_the_seeds_that_both_have() -> None:
 
 
 def test_each_setting_is_compared_with_the_best_and_the_best_with_the_next_best() -> None:
-    settings = {"worst": {0: 0.25, 1: 0.25}, "best": {0: 0.75, 1: 0.75}, "none": {}, "next": {0: 0.5, 1: 0.5}}
-    assert rivals(settings) == {
-        "worst": Rival("best", False, Difference(-0.5, Interval(-0.5, -0.5), 2)),
-        "best": Rival("next", True, Difference(0.25, Interval(0.25, 0.25), 2)),
-        "next": Rival("best", False, Difference(-0.25, Interval(-0.25, -0.25), 2)),
+    settings = {  # by name, the lowest is first
+        "lowest": {0: 0.25, 1: 0.25},
+        "top": {0: 0.75, 1: 0.75},
+        "none": {},
+        "second": {0: 0.5, 1: 0.5},
     }
-    assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["best"]
+    assert rivals(settings) == {
+        "lowest": Rival("top", False, Difference(-0.5, Interval(-0.5, -0.5), 2)),
+        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 2)),
+        "second": Rival("top", False, Difference(-0.25, Interval(-0.25, -0.25), 2)),
+    }
+    assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["top"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"one": {0: 0.5}}, {"one": {0: 0.5}, "none": {}}])

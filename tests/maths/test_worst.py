@@ -23,7 +23,7 @@ def test_classes_without_test_examples_and_clients_without_others_are_left_out()
     assert worst_clients((None, None), [[1, 1]]) is None
 
 
-@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (20, 2), (30, 3), (100, 10)])
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (20, 2), (30, 3), (100, 10), (101, 11)])
 def test_ten_percent_of_the_clients_are_rounded_up(clients: int, worst: int) -> None:
     """Client k has k : K - k examples of a class that is always right and one that is never."""
     found = worst_clients((1.0, 0.0), [[k, clients - k] for k in range(clients)])

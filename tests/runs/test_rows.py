@@ -155,10 +155,18 @@ def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp
 
 def test_a_column_of_any_length_is_kept_on_resume(tmp_path: Path) -> None:
     file = written(tmp_path, of_three_clients(1))
-    changed = file.path.read_text(encoding="utf-8").replace("loss_1", "x" * 200_000)
-    file.path.write_text(changed, encoding="utf-8")
+    changed = file.path.read_bytes().replace(b"loss_1", b"x" * 200_000)
+    file.path.write_bytes(changed)
     file.keep_until(1)
-    assert file.path.read_text(encoding="utf-8") == changed
+    assert file.path.read_bytes() == changed
+
+
+def test_what_plugins_measure_has_its_columns(tmp_path: Path) -> None:
+    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 3, ["distance", "kept"])
+    file.append(of_three_clients(1, metrics={"distance": 1 / 3, "kept": 2.0}))
+    file.append(of_three_clients(2))
+    rows = read_rounds(file.path)
+    assert [(row["distance"], row["kept"]) for row in rows] == [("0.3333333333333333", "2.0"), ("", "")]
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
