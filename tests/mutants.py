@@ -592,6 +592,7 @@ def copied(target: Path) -> None:
     for name in listed.stdout.decode().split("\0")[:-1]:
         if (ROOT / name).exists():  # not one that was just deleted
             (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).unlink(missing_ok=True)  # a link of an earlier copy cannot be written over
             shutil.copyfile(ROOT / name, target / name, follow_symlinks=False)
 
 

@@ -25,6 +25,15 @@ def test_a_place_that_is_gone_is_reported(tmp_path: Path) -> None:
     )
 
 
+def test_a_copy_can_be_made_again_over_an_older_one(tmp_path: Path) -> None:
+    """As ``mutation.py`` does, which continues in its folder."""
+    for _ in range(2):
+        copied(tmp_path)
+    link = tmp_path / "calfat_plugin" / "shipped" / "recipes"
+    assert link.is_symlink()
+    assert (link / "calfat_digits.yaml").read_bytes() == (ROOT / "recipes" / "calfat_digits.yaml").read_bytes()
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the working tree."""
