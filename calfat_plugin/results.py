@@ -19,11 +19,8 @@ State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
 RESULTS_FORMAT = 1
-_OPTIONAL = (
-    "metrics",
-    "worst_class",
-    "worst_clients",
-)  # keys of an evaluation that are not written where there is none
+#: Keys of an evaluation that are not written where there is nothing.
+_OPTIONAL = ("metrics", "worst_class", "worst_clients")
 
 
 @dataclass(frozen=True)
