@@ -169,7 +169,8 @@ def test_one_run_of_a_randomised_model_decides_nothing(kind: str, folder: Path) 
     assert "One run decides nothing" in content["verdict"]["sentence"]
     (answers,) = content["checks"]
     assert answers["facts"]["changed"] == 1.0
-    assert len({row["accuracy"] for row in answers["rows"]}) > 1
+    left = [row["left"] for row in answers["rows"]]
+    assert left[-1] < left[0]  # every draw breaks other images, be they as many by chance
 
 
 # --- continuing -------------------------------------------------------------------------------------------------------
