@@ -10,36 +10,19 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.chosen import place_in_grid
 from calfat_plugin.suites.costs import seconds_left
 from calfat_plugin.suites.data import fetch
 from calfat_plugin.suites.files import as_csv, as_json
-from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import INTERVALS, latex, markdown
-from tests.suites.files import CHOOSING, write_suite
+from tests.suites.files import CHOOSING
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
 CALFAT = ("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
-
-
-@pytest.fixture(scope="module")
-def registry():
-    return Registry.load(entry_points=False)
-
-
-@pytest.fixture
-def plan_of(tmp_path, monkeypatch, registry):
-    monkeypatch.chdir(tmp_path)
-
-    def make(text: str = CHOOSING, name: str = "tiny", **asked) -> Plan:
-        return make_plan(load_suite(write_suite(tmp_path, text, name)), registry, **asked)
-
-    return make
 
 
 def finish(run, *rows: dict[str, float], seconds: float = 4.0) -> None:

@@ -5,29 +5,11 @@ from __future__ import annotations
 import pytest
 
 from calfat_plugin.errors import OptionError, RecipeError
-from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import Plan, make_plan
-from tests.suites.files import CHOOSING, write_suite
+from tests.suites.files import CHOOSING
 
 RATES = "grid: {train_args.learning_rate: [0.02, 0.05, 0.1]}"
 NOT_A_METRIC = "expected an evaluator such as pgd20, or several such as mean(natural, pgd20)."
 MEASURED = "this key changes what is measured, so its values could not be compared; remove it."
-
-
-@pytest.fixture(scope="module")
-def registry():
-    return Registry.load(entry_points=False)
-
-
-@pytest.fixture
-def plan_of(tmp_path, monkeypatch, registry):
-    monkeypatch.chdir(tmp_path)
-
-    def make(text: str = CHOOSING, **asked) -> Plan:
-        return make_plan(load_suite(write_suite(tmp_path, text)), registry, **asked)
-
-    return make
 
 
 @pytest.mark.parametrize(

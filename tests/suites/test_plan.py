@@ -9,7 +9,6 @@ import pytest
 from calfat_plugin.errors import OptionError, RecipeError, RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
-from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
@@ -25,11 +24,6 @@ GRID = SUITE.replace(
 @pytest.fixture(autouse=True)
 def _in_tmp(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def registry():
-    return Registry.load(entry_points=False)
 
 
 def plan_of(tmp_path, registry, text=SUITE, **asked):

@@ -1,0 +1,29 @@
+"""What tests of suites share: the built-in plugins, and plans of small suites in a directory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import Plan, make_plan
+from tests.suites.files import CHOOSING, write_suite
+
+
+@pytest.fixture(scope="session")
+def registry() -> Registry:
+    return Registry.load(entry_points=False)
+
+
+@pytest.fixture
+def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Callable[..., Plan]:
+    """Write a suite that chooses, or another text, to the working directory of the test, and plan it."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(text: str = CHOOSING, name: str = "tiny", **asked) -> Plan:
+        return make_plan(load_suite(write_suite(tmp_path, text, name)), registry, **asked)
+
+    return make
