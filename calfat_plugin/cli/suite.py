@@ -43,6 +43,9 @@ _MAX_SEED = 2**32 - 1
     metavar="SELECTOR",
     help="Run only these cells: 'CIFAR-10/CalFAT', 'SVHN/*', or a label: CalFAT. Repeatable.",
 )
+@click.option(
+    "--versus", metavar="LABEL", help="Show how all other rows differ from the rows of this label, such as FedPGD."
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -55,6 +58,7 @@ def suite(
     overrides: tuple[str, ...],
     plugins: tuple[Path, ...],
     only: tuple[str, ...],
+    versus: str | None,
     out: Path | None,
     dry_run: bool,
     download: bool,
@@ -68,9 +72,12 @@ def suite(
     from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.data import fetch
     from calfat_plugin.suites.plan import make_plan
+    from calfat_plugin.suites.versus import check_versus
 
     with json_output(as_json) as show, user_errors():
         loaded = load_suite(file, plugins)
+        if versus is not None:
+            check_versus(loaded, versus)
         registry = Registry.for_recipe(loaded.base_document)
         asked = None if seeds is None else _seeds(seeds)
 
@@ -88,7 +95,7 @@ def suite(
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, out, show)
+        _run(now, jobs, workers, out, versus, show)
 
 
 def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
@@ -106,7 +113,12 @@ def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
 
 
 def _run(
-    now: Callable[[], Plan], jobs: int | None, workers: str | None, out: Path | None, show: Callable[[Any], None]
+    now: Callable[[], Plan],
+    jobs: int | None,
+    workers: str | None,
+    out: Path | None,
+    versus: str | None,
+    show: Callable[[Any], None],
 ) -> None:
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
     from rich.console import Console
@@ -131,7 +143,7 @@ def _run(
         finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
         plan = now()
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
-    _show_and_write(plan, outcomes, out, console)
+    _show_and_write(plan, outcomes, out, versus, console)
     show(read_json(plan.directory / SUITE))
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
@@ -204,13 +216,15 @@ def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[s
         yield f"cost: {runs} to do, about {duration(seconds)} of one process{beside}"
 
 
-def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, console: Console) -> None:
+def _show_and_write(
+    plan: Plan, outcomes: list[Outcome], out: Path | None, versus: str | None, console: Console
+) -> None:
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import remarks, suite_table
     from calfat_plugin.report import write_comparison
     from calfat_plugin.suites.files import write_tables
     from calfat_plugin.suites.summary import summarise
-    from calfat_plugin.suites.tables import markdown
+    from calfat_plugin.suites.tables import markdown, versus_markdown
 
     summary = summarise(plan, outcomes)
     folders = write_tables(summary, out)
@@ -220,6 +234,8 @@ def _show_and_write(plan: Plan, outcomes: list[Outcome], out: Path | None, conso
             console.print(remark, markup=False, soft_wrap=True)
     else:
         click.echo("\n" + markdown(summary))
+    if versus is not None:
+        click.echo("\n" + versus_markdown(summary, versus))
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(cell.finished for cell in summary.cells):
         write_page(lambda: write_comparison([plan.directory]), plan.directory)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, points, points_interval
 from calfat_plugin.suites.chosen import chosen_text, how_chosen
 from calfat_plugin.suites.schema import Suite
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
+from calfat_plugin.suites.versus import versus
 
 NOTHING = "-"
 CHOSEN = "chosen"
@@ -65,10 +67,7 @@ def interval_of(score: Score) -> str:
 
 def difference(score: Score) -> str:
     """``-3.21 [-4.10, -2.32]``: to its rival in points, paired over seeds; ``-`` for fewer than two seeds."""
-    found = None if score.rival is None else score.rival.difference
-    if found is None or found.interval is None:
-        return NOTHING
-    return f"{points(found.mean)} {points_interval(*found.interval)}"
+    return _points(None if score.rival is None else score.rival.difference)
 
 
 def caption(summary: SuiteSummary) -> str:
@@ -117,17 +116,27 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
     rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
-    text = f"# {_in_markdown(summary.suite.title)}\n\n{_pipe_table(summary, rows)}\n{_in_markdown(caption(summary))}\n"
+    title, table = _in_markdown(summary.suite.title), _pipe_table(summary, columns(summary.suite), rows)
+    text = f"# {title}\n\n{table}\n{_in_markdown(caption(summary))}\n"
     compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
-    rows = [[*names(summary, cell), count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
-    text += f"\n{_pipe_table(summary, rows)}\n{DIFFERENCES}\n" if rows else ""
+    rows = [[*cell.cell.labels, count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
+    text += f"\n{_pipe_table(summary, [*summary.suite.axes], rows)}\n{DIFFERENCES}\n" if rows else ""
     remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
 
 
-def _pipe_table(summary: SuiteSummary, body: Iterable[Sequence[str]]) -> str:
-    """Rows of names, which are texts of others, then of numbers, which are Markdown of ours."""
-    axes = columns(summary.suite)
+def versus_markdown(summary: SuiteSummary, label: str) -> str:
+    """A pipe table of the differences of the other rows to those of ``label``, and which are of another problem."""
+    compared = list(versus(summary, label))
+    rows = [[*each.row.cell.labels, count(each.row), *map(_points, each.differences.values())] for each in compared]
+    unlike = [f"{each.row.cell.name} ({', '.join(each.unlike)})" for each in compared if each.unlike]
+    text = f"Each row minus {label}, in points with 95 % intervals (Student's), paired over the seeds that both have."
+    text += f" Measured on another problem: {'; '.join(unlike)}." if unlike else ""
+    return f"{_pipe_table(summary, [*summary.suite.axes], rows)}\n{_in_markdown(text)}\n"
+
+
+def _pipe_table(summary: SuiteSummary, axes: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """Rows of names under ``axes``, which are texts of others, then of numbers, which are Markdown of ours."""
     head = [_in_markdown(text).replace("|", "\\|") for text in (*axes, "n", *summary.suite.metrics.values())]
     rows = [head]
     for row in body:
@@ -189,6 +198,12 @@ def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
 def count(cell: CellSummary) -> str:
     """How many seeds a row's numbers are over."""
     return NOTHING if cell.cell.skipped else str(cell.finished)
+
+
+def _points(difference: Difference | None) -> str:
+    if difference is None or difference.interval is None:
+        return NOTHING
+    return f"{points(difference.mean)} {points_interval(*difference.interval)}"
 
 
 def _line(text: str) -> str:
