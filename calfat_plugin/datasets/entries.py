@@ -115,7 +115,7 @@ ENTRIES = (
     _published("cifar100", "50,000 + 10,000 colour images of 100 classes", 100, (3, 32, 32), _CIFAR),
     _published("svhn", "73,257 + 26,032 house numbers, without the 'extra' split", 10, (3, 32, 32), _SVHN),
     _published("mnist", "60,000 + 10,000 handwritten digits", 10, (1, 28, 28), _MNIST),
-    _published("fmnist", "60,000 + 10,000 pieces of clothing", 10, (1, 28, 28), _FMNIST),
+    _published("fmnist", "60,000 + 10,000 pieces of clothing; Debian has them", 10, (1, 28, 28), _FMNIST),
     DatasetEntry(
         "imagenet_subset",
         build="calfat_plugin.datasets.folders:load_imagenet_subset",
