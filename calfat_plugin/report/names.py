@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from calfat_plugin.experiment.compare import PLUGIN_PLACE, flat
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.words import aggregator, method, option_words, plain
 
@@ -31,14 +32,14 @@ _PROBLEM = (
     "calfat.partition.",
     "calfat.threat.",
 )
-_FIRST = {  # said before all others
-    "data_args.dataset": "{}",
-    "data_args.partition_method": "{}",
-    "data_args.partition_alpha": "β {}",
-    "train_args.client_num_in_total": "{} clients",
-    "model_args.model": "{}",
-    "train_args.comm_round": "{} rounds",
-    "calfat.threat.eps": "ε {}",
+_FIRST: Mapping[str, Callable[[Any], str]] = {  # said before all others
+    "data_args.dataset": plain,
+    "data_args.partition_method": plain,
+    "data_args.partition_alpha": lambda value: f"β {plain(value)}",
+    "train_args.client_num_in_total": lambda value: counted(value, "client"),
+    "model_args.model": plain,
+    "train_args.comm_round": lambda value: counted(value, "round"),
+    "calfat.threat.eps": lambda value: f"ε {plain(value)}",
 }
 _PARTICIPANTS = ("train_args.client_num_per_round", "train_args.client_num_in_total")
 _MOST = 3  # further values in a name; more are listed under "What differs"
@@ -128,5 +129,5 @@ def _told_apart(names: Sequence[str], runs: Sequence[RunFiles], settings: Sequen
 
 def _words(key: str, value: Any) -> str:
     if value is not None and key in _FIRST:
-        return _FIRST[key].format(plain(value))
+        return _FIRST[key](value)
     return option_words(key.rpartition(".")[2], plain(value))
