@@ -87,7 +87,7 @@ def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | Non
 
     suite, seeds = parse_suite(document, plugins), None if seed is None else (seed,)
     plan = make_plan(suite, Registry.for_recipe(suite.base_document), overrides=overrides, seeds=seeds)
-    choosing = len(plan.choosing.runs)
+    choosing = len(plan.choosing.runs) + plan.num_finals
     runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"
     text = f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}."
     content = {"kind": "suite", "cells": len(plan.cells), "runs": plan.num_runs}

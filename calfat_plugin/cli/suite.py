@@ -142,6 +142,9 @@ def _run(
             click.echo(line)
         finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
         plan = now()
+        if finished and plan.choosing.left and plan.has_finals:  # only now it is known whose they are
+            finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
+            plan = now()
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
     _show_and_write(plan, outcomes, out, versus, console)
     show(read_json(plan.directory / SUITE))
@@ -205,7 +208,7 @@ def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[s
         return
     if choose is not None:
         yield how_chosen(choose, plan.choices)
-    choosing, table = len(plan.choosing.left), len(plan.left) + plan.num_waiting
+    choosing, table = len(plan.choosing.left) + plan.num_finals, len(plan.left) + plan.num_waiting
     runs = f"{counted(choosing, 'choice run')} and {counted(table, 'run')}" if choosing else counted(table, "run")
     seconds, at_a_time = seconds_left(plan), _at_a_time(plan, choosing + table, jobs, workers)
     if seconds is None:
@@ -251,7 +254,7 @@ def _show_plan(plan: Plan, jobs: int | None, workers: str | None) -> None:
         click.echo(f"the first one: {shlex.join(['calfat', *command(plan, left[0], workers)])}")
     for line in _cost_lines(plan, jobs, workers):
         click.echo(line)
-    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_waiting, "run")
+    cells, runs = counted(len(plan.cells), "cell"), counted(len(left) + plan.num_finals + plan.num_waiting, "run")
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
 
@@ -274,7 +277,7 @@ def _plan_as_json(plan: Plan) -> dict[str, Any]:
     skipped = {cell.name: cell.skipped for cell in plan.cells if cell.skipped}
     content = {"file": plan.suite.document.file, "cells": len(plan.cells), "runs": described(plan), "skipped": skipped}
     if plan.choices:
-        waiting = {"waiting": list(plan.waiting), "seconds_left": seconds_left(plan)}
+        waiting = {"waiting": list(plan.waiting), "finals": plan.num_finals, "seconds_left": seconds_left(plan)}
         content |= {"choice_runs": described(plan.choosing), **waiting}
     return content
 

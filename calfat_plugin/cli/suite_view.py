@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin.cli.progress import Lines, clock
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
@@ -160,6 +161,10 @@ def plan_lines(plan: Plan) -> Iterable[str]:
     for run in (*plan.choosing.runs, *plan.runs):
         state = run.state if not run.to_do or run.cell.name in plan.selected else "left out"
         yield f"{state:<10}  {run.name}  {run.directory}"
+    for name, choice in plan.choices.items():
+        if choice.finals:
+            runs = counted(choice.finals, "choice run")
+            yield f"{'waiting':<10}  {name}, {runs}: until the first seed has tried all values"
     for cell in plan.cells:
         if cell.skipped:
             yield f"{'skipped':<10}  {cell.name}: {cell.skipped}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ class Try:
 
     Attributes:
         point: a setting a key.
-        runs: one a seed.
+        runs: one a seed; the first seed's alone where the suite has finalists and this is none of them, or not yet.
         values: of each run what the suite's metric measured on the validation split, a fraction; :data:`LOST` for a
             lost run; None for one that has not ended.
     """
@@ -71,15 +72,20 @@ class Choice:
     Attributes:
         grid: the values of each key.
         tries: one for each point, in the order of the grid, the last key running fastest.
+        seeds: how many each try has that may be chosen.
+        finals: choice runs that cannot be planned yet, because it is not known which tries they are of.
     """
 
     grid: Grid
     tries: tuple[Try, ...]
+    seeds: int
+    finals: int = 0
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
         """All choice runs of the cell; the first seed of each point before the second of any."""
-        return tuple(itertools.chain.from_iterable(zip(*(each.runs for each in self.tries), strict=True)))
+        by_seed = itertools.zip_longest(*(each.runs for each in self.tries))
+        return tuple(run for run in itertools.chain.from_iterable(by_seed) if run is not None)
 
     @property
     def open(self) -> bool:
@@ -94,7 +100,7 @@ class Choice:
     @property
     def best(self) -> Try | None:
         """The try with the highest mean, of equals the first; None while runs are left, and where all were lost."""
-        worth = [each for each in self.tries if each.lost < len(each.runs)]
+        worth = [each for each in self.tries if each.lost < len(each.runs) == self.seeds]
         return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
 
 
@@ -141,7 +147,23 @@ def choice_of(
         runs = look_again(*(PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds))
         tries.append(Try(point, runs, tuple(_value(run, choose) for run in runs)))
     _refuse_twins(suite, cell, tries)
-    return Choice(grid, tuple(tries))
+    return _with_finalists(Choice(grid, tuple(tries), len(choose.seeds)), choose.finalists)
+
+
+def _with_finalists(choice: Choice, number: int | None) -> Choice:
+    """The choice without the further seeds of tries that are not among the best by the first; equals in order."""
+    if number is None or number >= len(choice.tries):
+        return choice
+    firsts = [each.values[0] for each in choice.tries]
+    alive = [index for index, each in enumerate(choice.tries) if each.runs[0].state != "lost"]
+    known = None not in firsts
+    best = sorted(alive, key=lambda index: -(firsts[index] or LOST))[:number] if known else []
+    tries = [
+        each if index in best else dataclasses.replace(each, runs=each.runs[:1], values=each.values[:1])
+        for index, each in enumerate(choice.tries)
+    ]
+    finals = 0 if known else min(number, len(alive)) * (choice.seeds - 1)
+    return dataclasses.replace(choice, tries=tuple(tries), finals=finals)
 
 
 def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Setting, ...]:

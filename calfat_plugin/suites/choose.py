@@ -15,7 +15,7 @@ from calfat_plugin.suites.schema import Axes, Choose, Grid, Selector, Setting
 
 AT: KeyPath = ("choose",)
 MOST_TRIES = 100  # of a cell; a product of grids grows fast
-KEYS = ("metric", "by", "seeds", "grid", "own")
+KEYS = ("metric", "by", "seeds", "finalists", "grid", "own")
 _WAYS = ("last", "best")
 _EXAMPLE = "{train_args.learning_rate: [0.02, 0.05, 0.1]}"
 _METRIC = "an evaluator such as pgd20, or several such as mean(natural, pgd20)"
@@ -52,6 +52,7 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
         seeds=seeds_at(document, (*AT, "seeds")),
         grid=_grid(document, (*AT, "grid")),
         own=_own(document, axes),
+        finalists=_finalists(document),
     )
     in_axes = [(f"axes.{axis}", each) for axis in axes for changes in axes[axis].values() for each in changes]
     _refuse_set_elsewhere(document, choose, [("set", each) for each in settings] + in_axes)
@@ -77,6 +78,20 @@ def _way(document: Document) -> str:
             path, f"got {describe(way)}, expected last (the last round's value) or best (any round's)."
         )
     return str(way)
+
+
+def _finalists(document: Document) -> int | None:
+    path = (*AT, "finalists")
+    if not document.has(path):
+        return None
+    number = document.get(path)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise document.error(
+            path, f"got {describe(number)}, expected how many values reach the seeds after the first, >= 1."
+        )
+    if len(seeds_at(document, (*AT, "seeds"))) == 1:
+        raise document.error(path, "there is one seed only, so there is no final; add seeds, or remove this key.")
+    return number
 
 
 def _grid(document: Document, path: KeyPath) -> Grid:

@@ -66,13 +66,14 @@ def _reason(run: PlannedRun) -> str:
 
 def tries_text(choice: Choice) -> str:
     """``learning_rate 0.02: 61.30; learning_rate 0.5: 12.10, 1 of 2 runs lost``; the chosen one is marked."""
-    return "; ".join(_try_text(each) + (" (chosen)" if each is choice.best else "") for each in choice.tries)
+    return "; ".join(_try_text(each, choice) + (" (chosen)" if each is choice.best else "") for each in choice.tries)
 
 
-def _try_text(each: Try) -> str:
+def _try_text(each: Try, choice: Choice) -> str:
     number = percent(each.mean) if each.mean is not None else "not finished"
+    one = " with the first seed" if len(each.runs) < choice.seeds else ""
     lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
-    return f"{each.name}: {number}{lost}"
+    return f"{each.name}: {number}{one}{lost}"
 
 
 def how_chosen(choose: Choose, choices: Mapping[str, Choice]) -> str:
@@ -85,6 +86,9 @@ def how_chosen(choose: Choose, choices: Mapping[str, Choice]) -> str:
         f"Values are chosen for each row by {metric} on the validation split {when}, the mean over {seeds}, in runs "
         "that never see the test split; a run that failed counts as 0."
     )
+    if choose.finalists is not None:
+        finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
+        text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."
     numbers = {name: len(choice.tries) for name, choice in choices.items()}
     if len(set(numbers.values())) <= 1:
         return text + f" Tries of every row: {max(numbers.values(), default=0)}."

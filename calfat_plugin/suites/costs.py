@@ -27,6 +27,8 @@ def seconds_left(plan: Plan) -> float | None:
         if cell.experiment is not None and cell.name in plan.waiting and cell.name in plan.selected:
             costs.append(per_round(cell.name, False))
             rounds.append(len(plan.seeds) * cell.experiment.num_rounds)
+            costs.append(per_round(cell.name, True))
+            rounds.append(plan.choices[cell.name].finals * cell.experiment.num_rounds)
     known = [cost * number for cost, number in zip(costs, rounds, strict=True) if cost is not None]
     return sum(known) if len(known) == len(costs) else None
 

@@ -124,6 +124,7 @@ class Choose:
         seeds: seeds of the choice runs.
         grid: what every cell tries.
         own: for the cells of a selector: further keys, or other values of a key of ``grid``.
+        finalists: how many values of a cell, the best by the first seed, are tried with the other seeds; None: all.
     """
 
     metric: tuple[str, ...]
@@ -131,6 +132,7 @@ class Choose:
     seeds: tuple[int, ...]
     grid: Grid
     own: Mapping[Selector, Grid] = field(default_factory=dict)
+    finalists: int | None = None
 
     def grid_of(self, labels: tuple[str, ...]) -> Grid:
         """What the cell with these labels tries."""

@@ -47,8 +47,8 @@ def test_a_file_in_this_folder_comes_before_the_shipped_one_and_a_folder_does_no
 def test_a_suite_is_found_by_name() -> None:
     ended = calfat("suite", "digits_table1", "--dry-run")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("digits_table1.yaml: good. 16 cells, 176 runs to do.\n")
-    assert calfat("check", "digits_table1").out.endswith("good. A suite of 16 cells, 128 choice runs and 48 runs.\n")
+    assert ended.out.endswith("digits_table1.yaml: good. 16 cells, 240 runs to do.\n")
+    assert calfat("check", "digits_table1").out.endswith("good. A suite of 16 cells, 192 choice runs and 48 runs.\n")
 
 
 @pytest.mark.parametrize(

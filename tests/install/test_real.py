@@ -66,7 +66,7 @@ def test_a_recipe_runs_where_only_the_wheel_was_installed(
         assert done.code == 0, done
         assert json.loads((elsewhere / command / "results.json").read_text())["rounds"] == 1
         assert (elsewhere / command / "report.html").exists()
-    assert call("calfat", "suite", "digits_table1", "--dry-run").out.endswith("good. 16 cells, 176 runs to do.\n")
+    assert call("calfat", "suite", "digits_table1", "--dry-run").out.endswith("good. 16 cells, 240 runs to do.\n")
     install("--reinstall" if tool == "uv" else "--force-reinstall", "--no-deps", "fedml==0.9.6")
     assert call("fedml", "run", "missing.yaml") == Ended(2, "", "error: missing.yaml: no such file.\n")
     assert call("fedml", "version").out == "fedml version: 0.9.6\n"

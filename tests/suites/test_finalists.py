@@ -1,0 +1,166 @@
+"""``choose.finalists``: all values with the first seed, the best of them with the others."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.cli.check import check
+from calfat_plugin.cli.suite import suite
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.suites import runner
+from calfat_plugin.suites.chosen import how_chosen, tries_text
+from calfat_plugin.suites.costs import seconds_left
+from calfat_plugin.suites.plan import Plan
+from tests.suites.files import CHOOSING, FAKE_RUN, write_suite
+from tests.suites.test_choices import finish
+from tests.suites.test_cli import ROOT
+
+TEXT = CHOOSING.replace("seeds: [100, 101]", "seeds: [100, 101, 102]\n  finalists: 2")
+RATES = (0.02, 0.05, 0.1)
+
+
+def end(plan: Plan, seed: int, *values: float | None) -> None:
+    """The choice runs of one seed end, with these PGD-20 accuracies at the three rates in every cell; None: lost."""
+    for run in plan.choosing.left:
+        value = dict(zip(RATES, values, strict=True))[run.experiment.recipe.train.learning_rate]
+        if run.seed == seed and value is None:
+            run.lost.parent.mkdir(parents=True, exist_ok=True)
+            run.lost.write_text("round 1: it diverged\n")
+        elif run.seed == seed:
+            finish(run, {"pgd20": value})
+
+
+def left(plan: Plan, cell: str = "FedPGD") -> list[str]:
+    return [f"{run.cell.tried} seed {run.seed}" for run in plan.choosing.left if run.cell.name == cell]
+
+
+def test_the_first_seed_tries_all_values_and_the_others_the_best_of_them(plan_of):
+    plan = plan_of(TEXT)
+    assert left(plan) == [f"learning_rate {rate} seed 100" for rate in RATES]
+    assert (plan.num_finals, plan.waiting) == (8, ("CalFAT", "FedPGD"))
+    end(plan, 100, 0.3, 0.5, 0.6)
+    plan = plan_of(TEXT)
+    assert left(plan) == [f"learning_rate {rate} seed {seed}" for seed in (101, 102) for rate in (0.05, 0.1)]
+    assert (plan.num_finals, plan.waiting, plan.runs) == (0, ("CalFAT", "FedPGD"), ())
+
+
+def test_a_rate_at_which_one_seed_learns_and_the_next_collapses_is_not_chosen(plan_of):
+    end(plan_of(TEXT), 100, 0.3, 0.5, 0.6)
+    end(plan_of(TEXT), 101, None, 0.5, 0.1)
+    end(plan_of(TEXT), 102, None, 0.5, 0.6)
+    plan = plan_of(TEXT)
+    choice = plan.choices["FedPGD"]
+    assert choice.best.name == "learning_rate 0.05"
+    assert tries_text(choice) == (
+        "learning_rate 0.02: 30.00 with the first seed; learning_rate 0.05: 50.00 (chosen); learning_rate 0.1: 43.33"
+    )
+    assert {run.experiment.recipe.train.learning_rate for run in plan.left} == {0.05}
+
+
+def test_only_a_finalist_is_chosen(plan_of):
+    """0.02 has the best value in the end, but was not among the best by the first seed."""
+    end(plan_of(TEXT), 100, 0.4, 0.5, 0.6)
+    end(plan_of(TEXT), 101, None, 0.2, 0.1)
+    end(plan_of(TEXT), 102, None, 0.2, 0.1)
+    assert plan_of(TEXT).choices["FedPGD"].best.name == "learning_rate 0.05"
+
+
+def test_of_equal_values_the_first_are_finalists(plan_of):
+    end(plan_of(TEXT), 100, 0.5, 0.5, 0.5)
+    assert left(plan_of(TEXT))[:2] == ["learning_rate 0.02 seed 101", "learning_rate 0.05 seed 101"]
+
+
+def test_a_lost_value_is_no_finalist(plan_of):
+    end(plan_of(TEXT), 100, None, 0.5, None)
+    assert left(plan_of(TEXT)) == ["learning_rate 0.05 seed 101", "learning_rate 0.05 seed 102"]
+    end(plan_of(TEXT), 101, None, 0.5, None)
+    end(plan_of(TEXT), 102, None, None, None)
+    choice = plan_of(TEXT).choices["FedPGD"]
+    assert (choice.best.name, choice.best.mean) == ("learning_rate 0.05", pytest.approx(1 / 3))
+    assert "learning_rate 0.02: 0.00 with the first seed, 1 of 1 run lost" in tries_text(choice)
+
+
+def test_where_all_are_lost_there_is_no_final(plan_of):
+    end(plan_of(TEXT), 100, None, None, None)
+    plan = plan_of(TEXT)
+    assert (left(plan), plan.choices["FedPGD"].hopeless, plan.choices["FedPGD"].best) == ([], True, None)
+
+
+def test_as_many_finalists_as_values_are_all_of_them(plan_of):
+    plan = plan_of(TEXT.replace("finalists: 2", "finalists: 3"))
+    assert (len(left(plan)), plan.num_finals) == (9, 0)
+
+
+def test_the_estimate_counts_the_finals(plan_of):
+    """3 firsts, 4 finals and 2 runs a cell, of one round at 10 s."""
+    assert seconds_left(plan_of(TEXT + "seconds_per_round: 10\n")) == pytest.approx(2 * 9 * 10)
+
+
+def test_the_caption_says_how(plan_of):
+    plan = plan_of(TEXT)
+    assert how_chosen(plan.suite.choose, plan.choices) == (
+        "Values are chosen for each row by pgd20 on the validation split after the last round, the mean over seeds "
+        "100, 101, 102, in runs that never see the test split; a run that failed counts as 0. The first seed tries all "
+        "values, the others the 2 best values by it, and the choice is among these. Tries of every row: 3."
+    )
+    one = plan_of(TEXT.replace("finalists: 2", "finalists: 1"))
+    assert "the others the best value by it" in how_chosen(one.suite.choose, one.choices)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "finalists: 2",
+            "finalists: 0",
+            "13: choose.finalists: got 0 (int), expected how many values reach the seeds ",
+        ),
+        (
+            "finalists: 2",
+            "finalists: yes",
+            "13: choose.finalists: got True (bool), expected how many values reach the ",
+        ),
+        (
+            "[100, 101, 102]",
+            "[100]",
+            "13: choose.finalists: there is one seed only, so there is no final; add seeds, or ",
+        ),
+    ],
+)
+def test_what_is_refused(old, new, complaint, plan_of):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(TEXT.replace(old, new))
+    assert f"tiny.yaml:{complaint}" in str(caught.value)
+
+
+def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path, monkeypatch):
+    """With a stand-in for ``calfat run``, to which rates nearer to 0.05 and 0.1 are better."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.02, "fedpgd": 0.1}))
+    write_suite(tmp_path, TEXT.replace("[100, 101, 102]", "[100, 101]").replace("[0, 1]", "[0]"))
+    assert CliRunner().invoke(check, ["tiny.yaml"]).stdout.endswith("A suite of 2 cells, 10 choice runs and 2 runs.\n")
+    listed = CliRunner().invoke(suite, ["tiny.yaml", "--dry-run"]).stdout
+    assert "waiting     FedPGD, 2 choice runs: until the first seed has tried all values\n" in listed
+    assert listed.endswith("tiny.yaml: good. 2 cells, 12 runs to do.\n")
+    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "cost: 10 choice runs and 2 runs to do; " in done.stdout
+    started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
+    firsts = [f"running {cell}, learning_rate {rate}, seed 100" for cell in ("CalFAT", "FedPGD") for rate in RATES]
+    finals = [("CalFAT", 0.02), ("CalFAT", 0.05), ("FedPGD", 0.05), ("FedPGD", 0.1)]
+    assert started == [
+        *firsts,
+        *(f"running {cell}, learning_rate {rate}, seed 101" for cell, rate in finals),
+        *("running CalFAT seed 0", "running FedPGD seed 0"),
+    ]
+    assert "| CalFAT | learning_rate 0.02, lower edge of the grid |" in done.stdout
+    again = CliRunner().invoke(suite, ["tiny.yaml"])
+    assert "tiny: no choice run to do" in again.stdout
