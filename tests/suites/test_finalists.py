@@ -122,7 +122,7 @@ def test_the_caption_says_how(plan_of):
         (
             "finalists: 2",
             "finalists: yes",
-            "13: choose.finalists: got True (bool), expected how many values reach the ",
+            "13: choose.finalists: got true (true/false), expected how many values reach ",
         ),
         (
             "[100, 101, 102]",
