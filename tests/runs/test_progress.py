@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from rich.cells import cell_len
@@ -65,7 +66,8 @@ def live(events: Callable[[LiveProgress], None], columns: int = 80) -> tuple[lis
     stream = io.StringIO()
     # The file is no terminal, so say that it is one; nothing here depends on the machine's own.
     console = Console(file=stream, force_terminal=True, width=columns, height=24, _environ={}, highlight=False)
-    with LiveProgress(console) as progress:
+    # Without the thread that draws ten times a second: on a busy machine it may draw between a line and its end.
+    with patch("rich.live._RefreshThread"), LiveProgress(console) as progress:
         events(progress)
     until_end = stream.getvalue().rpartition("\x1b[?25h")[0]  # then come the cursor, and the bars are wiped away
     pictures = [ANSI.sub("", part).split("\n") for part in re.split(r"\x1b\[2K", until_end)]
