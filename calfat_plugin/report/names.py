@@ -36,9 +36,9 @@ _FIRST: Mapping[str, Callable[[Any], str]] = {  # said before all others
     "data_args.dataset": plain,
     "data_args.partition_method": plain,
     "data_args.partition_alpha": lambda value: f"β {plain(value)}",
-    "train_args.client_num_in_total": lambda value: counted(value, "client"),
+    "train_args.client_num_in_total": lambda value: _several(value, "client"),
     "model_args.model": plain,
-    "train_args.comm_round": lambda value: counted(value, "round"),
+    "train_args.comm_round": lambda value: _several(value, "round"),
     "calfat.threat.eps": lambda value: f"ε {plain(value)}",
 }
 _PARTICIPANTS = ("train_args.client_num_per_round", "train_args.client_num_in_total")
@@ -131,3 +131,8 @@ def _words(key: str, value: Any) -> str:
     if value is not None and key in _FIRST:
         return _FIRST[key](value)
     return option_words(key.rpartition(".")[2], plain(value))
+
+
+def _several(value: Any, one: str) -> str:
+    """``5 clients``; a recipe that was edited by hand may say anything."""
+    return counted(value, one) if isinstance(value, int) else f"{plain(value)} {one}s"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
+from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import Plan, make_plan
-from tests.suites.files import CHOOSING, write_suite
+from tests.cli.runner import ROOT
+from tests.suites.files import CHOOSING, FAKE_RUN, write_suite
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,13 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry)
         return make_plan(load_suite(write_suite(tmp_path, text, name)), registry, **asked)
 
     return make
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`calfat suite tiny.yaml` in the directory of the test, with a stand-in for ``calfat run`` on one thread."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
+    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -17,9 +17,8 @@ from calfat_plugin.datasets import digits
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.request import Request
-from calfat_plugin.suites import runner
-from tests.suites.files import BASE, CHOOSING, FAKE_RUN, write_suite
-from tests.suites.test_cli import ROOT, kill_the_suite_in
+from tests.suites.files import BASE, CHOOSING, write_suite
+from tests.suites.test_cli import kill_the_suite_in
 
 TEXT = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.05, 0.1]").replace("[100, 101]", "[100]").replace("[0, 1]", "[0]")
 HOW = (
@@ -30,12 +29,7 @@ UNKNOWN = "no round was measured yet; the key seconds_per_round of the suite may
 
 
 @pytest.fixture(autouse=True)
-def _stand_in(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
-    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def _stand_in(tmp_path, monkeypatch, stand_in):
     monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.05, "fedpgd": 0.1}))
     write_suite(tmp_path, TEXT)
 

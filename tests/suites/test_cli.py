@@ -47,12 +47,7 @@ report: runs/suites/tiny/report.html
 
 
 @pytest.fixture(autouse=True)
-def _stand_in(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
-    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def _stand_in(tmp_path, stand_in):
     write_suite(tmp_path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -11,13 +10,11 @@ from click.testing import CliRunner
 from calfat_plugin.cli.check import check
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.suites import runner
 from calfat_plugin.suites.chosen import how_chosen, tries_text
 from calfat_plugin.suites.costs import seconds_left
 from calfat_plugin.suites.plan import Plan
-from tests.suites.files import CHOOSING, FAKE_RUN, write_suite
+from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
-from tests.suites.test_cli import ROOT
 
 TEXT = CHOOSING.replace("seeds: [100, 101]", "seeds: [100, 101, 102]\n  finalists: 2")
 RATES = (0.02, 0.05, 0.1)
@@ -137,13 +134,8 @@ def test_what_is_refused(old, new, complaint, plan_of):
     assert f"tiny.yaml:{complaint}" in str(caught.value)
 
 
-def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path, monkeypatch):
+def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path, monkeypatch, stand_in):
     """With a stand-in for ``calfat run``, to which rates nearer to 0.05 and 0.1 are better."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
-    monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.02, "fedpgd": 0.1}))
     write_suite(tmp_path, TEXT.replace("[100, 101, 102]", "[100, 101]").replace("[0, 1]", "[0]"))
     assert CliRunner().invoke(check, ["tiny.yaml"]).stdout.endswith("A suite of 2 cells, 10 choice runs and 2 runs.\n")
