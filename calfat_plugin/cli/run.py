@@ -130,9 +130,8 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     from rich.console import Console
 
     from calfat_plugin.cli.progress import choose_progress
-    from calfat_plugin.cli.results import results_table, show_alarms, worst_lines
+    from calfat_plugin.cli.results import show_final
     from calfat_plugin.disk import read_json
-    from calfat_plugin.evaluators.alarms import find_alarms
     from calfat_plugin.report.spending import spending_text
     from calfat_plugin.runs import session
 
@@ -142,11 +141,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
             result = session.run(request, directory, progress, progress.warn)
         finally:
             hint.begun, hint.in_rounds = progress.begun, progress.in_rounds
-    title = "global model after the final round, full test split"
-    console.print(results_table(result.evaluations, title=title))
-    for line in worst_lines(result.evaluations):
-        console.print(line, soft_wrap=True, markup=False)
-    show_alarms(console, find_alarms(result.evaluations))
+    show_final(console, result.evaluations)
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)

@@ -80,11 +80,12 @@ def run_page(run: RunFiles, figures: Path) -> str:
 
 
 def _tiles(run: RunFiles) -> list[tuple[str, str]]:
-    """(accuracy, evaluator) of the final model; of the last round while there is none."""
+    """(accuracy, evaluator) of the final model; without a final evaluation, of the last round that was monitored."""
     if run.evaluations:
         return [(unbroken_percent(float(e["accuracy"])), str(e["label"])) for e in run.evaluations]
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
-    return [(unbroken_percent(value), f"{label}, round {number}") for label, (number, value) in last]
+    split = f"{run.monitored_split} split"
+    return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
 
 
 def _final(run: RunFiles) -> dict[str, Any] | None:

@@ -296,3 +296,14 @@ def test_the_page_of_a_run_says_how_many_examples_its_bars_are_about(
     assert charts["per_class"][1].startswith(
         "Final global model: natural on all 359 test examples, pgd20 on 32 of 359 test examples. Under pgd20 from "
     )
+
+
+@pytest.mark.parametrize(("share", "split"), [("0.2", "validation"), ("0", "test")])
+def test_without_a_final_evaluation_a_page_begins_with_the_last_monitored_round(
+    tmp_path: Path, charts: dict[str, tuple[str, str]], share: str, split: str
+) -> None:
+    overrides = (f"data_args.validation_share={share}", "calfat.evaluators=[]")
+    made_run(tmp_path / "a", *overrides, final={}, rounds=[{"natural": 0.25}, {"natural": 0.5}])
+    write_run_report(tmp_path / "a")
+    text = Page.read(tmp_path / "a" / "report.html").text
+    assert f" 50.0 % natural, round 2, {split} split " in text

@@ -209,7 +209,7 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     scores = rf"natural {number} %  fgsm {number} %  "
     assert re.fullmatch(rf"round 2/3  {scores}loss {number}+  {number} s  ETA 0:0\d", lines[1])
     assert re.fullmatch(rf"round 3/3  {scores}loss {number}+  {number} s  ETA 0:00", lines[2])
-    assert lines[3].rstrip() == "global model after the final round, full test split"
+    assert lines[3].rstrip() == "global model after the final round, test split"
     assert lines[-1] == "results: run"
     for line, name in zip(lines[-3:-1], ("class", "clients"), strict=True):
         assert re.fullmatch(rf"worst {name}: natural {number} % \(\d\), fgsm {number} % \(\d\)", line)

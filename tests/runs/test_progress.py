@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock
-from calfat_plugin.cli.results import results_table
+from calfat_plugin.cli.results import results_table, show_final
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo
 
@@ -244,3 +244,10 @@ def test_results_table_says_how_each_number_was_made() -> None:
         ["pgd20 (linf 8/255)", "73.5 %", "[68.7, 77.8]", "36.7 %", "359", "1.2"],
     ]
     assert max(map(cell_len, table.splitlines())) <= 80
+
+
+def test_a_run_without_a_final_evaluation_says_so_and_names_no_test_split() -> None:
+    """Such as a choice run of a suite, which must never see it."""
+    stream = io.StringIO()
+    show_final(Console(file=stream, width=80, _environ={}), [])
+    assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"
