@@ -31,6 +31,8 @@ PLUGIN_RUNS = "tests/runs/test_plugin_file.py"
 CHECKS = "tests/contract/test_testing.py"
 GRAPHS = "tests/maths/test_graphs.py"
 CHOICES = "tests/suites/test_choices.py"
+FINALISTS = "tests/suites/test_finalists.py"
+VERSUS = "tests/suites/test_versus.py"
 GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
 OPTIMIZERS = "tests/methods/test_optimizers.py"
 TRUST = "tests/evaluators/test_trust.py"
@@ -402,6 +404,76 @@ MUTANTS = (
         'rows[-1:] if choose.by == "last" else rows',
         "rows",
         CHOICES,
+    ),
+    Mutant(
+        "finalists are the worst by the first seed",
+        "suites/choices.py",
+        "key=lambda index: -(firsts[index] or LOST)",
+        "key=lambda index: (firsts[index] or LOST)",
+        FINALISTS,
+    ),
+    Mutant(
+        "finalists are picked before the first seed has tried all",
+        "suites/choices.py",
+        "known = None not in firsts",
+        "known = any(firsts)",
+        FINALISTS,
+    ),
+    Mutant(
+        "a value that was lost with the first seed is a finalist",
+        "suites/choices.py",
+        'if each.runs[0].state != "lost"',
+        "if True",
+        FINALISTS,
+    ),
+    Mutant(
+        "a value that is no finalist is chosen",
+        "suites/choices.py",
+        "if each.lost < len(each.runs) == self.seeds",
+        "if each.lost < len(each.runs)",
+        FINALISTS,
+    ),
+    Mutant(
+        "the finals are not run",
+        "cli/suite.py",
+        "if finished and plan.choosing.left and plan.has_finals:",
+        "if False:",
+        FINALISTS,
+    ),
+    Mutant(
+        "the cost leaves the finals out",
+        "cli/suite.py",
+        "len(plan.choosing.left) + plan.num_finals,",
+        "len(plan.choosing.left),",
+        FINALISTS,
+    ),
+    Mutant(
+        "--versus compares with the first row instead of the named one",
+        "suites/versus.py",
+        "wanted = (*labels[:axis], label, *labels[axis + 1 :])",
+        "wanted = next(iter(rows))",
+        VERSUS,
+    ),
+    Mutant(
+        "--versus pairs seeds by their order",
+        "suites/versus.py",
+        "dict(zip(score.seeds, score.values, strict=True))",
+        "dict(enumerate(score.values))",
+        VERSUS,
+    ),
+    Mutant(
+        "--versus takes the named row from the others",
+        "suites/versus.py",
+        "for score in (one, other)]",
+        "for score in (other, one)]",
+        VERSUS,
+    ),
+    Mutant(
+        "--versus does not say that the problems differ",
+        "suites/versus.py",
+        "yield Compared(row, pairs, _unlike(row, named))",
+        "yield Compared(row, pairs, ())",
+        VERSUS,
     ),
     Mutant(
         "who resumes a run is not told its --plugin",
