@@ -55,7 +55,9 @@ def _sign(number: Fraction) -> int:
 
 
 def choice_notes(choice: Choice) -> list[str]:
-    """What every try measured, and why runs were lost, a line each."""
+    """What every try measured, and why runs were lost, a line each; nothing before the first run has ended."""
+    if all(value is None for each in choice.tries for value in each.values):
+        return []
     lost = [f"{run.cell.tried}, seed {run.seed} was lost: {_reason(run)}" for run in choice.runs if run.state == "lost"]
     return [f"tried {tries_text(choice)}", *lost]
 

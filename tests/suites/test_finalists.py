@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.check import check
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.suites.chosen import how_chosen, tries_text
+from calfat_plugin.suites.chosen import choice_notes, how_chosen, tries_text
 from calfat_plugin.suites.costs import seconds_left
 from calfat_plugin.suites.plan import Plan
 from tests.suites.files import CHOOSING, write_suite
@@ -95,6 +95,17 @@ def test_as_many_finalists_as_values_are_all_of_them(plan_of):
 def test_the_estimate_counts_the_finals(plan_of):
     """3 firsts, 4 finals and 2 runs a cell, of one round at 10 s."""
     assert seconds_left(plan_of(TEXT + "seconds_per_round: 10\n")) == pytest.approx(2 * 9 * 10)
+
+
+def test_a_row_of_which_nothing_was_tried_yet_has_no_notes(plan_of):
+    assert choice_notes(plan_of(TEXT).choices["FedPGD"]) == []
+    finish(plan_of(TEXT).choosing.left[0], {"pgd20": 0.25})
+    plan = plan_of(TEXT)
+    assert choice_notes(plan.choices["FedPGD"]) == []
+    assert choice_notes(plan.choices["CalFAT"]) == [
+        "tried learning_rate 0.02: 25.00 with the first seed; learning_rate 0.05: not finished with the first seed; "
+        "learning_rate 0.1: not finished with the first seed"
+    ]
 
 
 def test_the_caption_says_how(plan_of):
