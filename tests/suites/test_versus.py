@@ -65,6 +65,15 @@ def test_rows_are_compared_with_the_named_one_over_the_seeds_that_both_have(summ
     )
 
 
+def test_each_seed_is_compared_with_the_same_seed(summary):
+    """Seeds 1 and 2: 90 - 72 and 93 - 74, t interval 18.5 ± 12.706 x 0.5; by their order it would be 20.5."""
+    found = summary(
+        ROWS,
+        {"CalFAT": {1: (90, 20), 2: (93, 21)}, "Normalised": {}, "FedPGD": {0: (70, 50), 1: (72, 51), 2: (74, 52)}},
+    )
+    assert "|   2 | +18.50 [+12.15, +24.85] | -31.00 [-31.00, -31.00] |" in versus_markdown(found, "FedPGD")
+
+
 def test_a_row_is_compared_at_its_own_other_labels(summary):
     """0.3/CalFAT with 0.3/FedPGD, whatever 0.1/FedPGD measured."""
     found = summary(
