@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         "the finals are not run",
         "cli/suite.py",
-        "if finished and plan.choosing.left and plan.has_finals:",
+        "if finished and finals and plan.choosing.left:",
         "if False:",
         FINALISTS,
     ),

@@ -140,9 +140,10 @@ def _run(
     if plan.choices:
         for line in _cost_lines(plan, jobs, workers):
             click.echo(line)
+        finals = plan.num_finals
         finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
         plan = now()
-        if finished and plan.choosing.left and plan.has_finals:  # only now it is known whose they are
+        if finished and finals and plan.choosing.left:  # only now is it known whose they are
             finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
             plan = now()
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)

@@ -23,7 +23,8 @@ from calfat_plugin.suites.tables import columns, latex, markdown, names
 
 _CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
 _CSV_INTERVALS = ("low_percent", "high_percent", "rival", "rival_points", "rival_low_points", "rival_high_points")
-_CSV_FIGURES = ("mean", "std")  # of what is no accuracy; only in tables that have such a column
+_CSV_SEEDS = ("seeds", "values_percent")  # one value a seed, for paired comparisons
+_CSV_FIGURES = ("mean", "std", "values")  # of what is no accuracy; only in tables that have such a column
 
 
 def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
@@ -56,29 +57,33 @@ def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    axes = columns(summary.suite)
     figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
     more = _CSV_FIGURES if figures else ()
-    writer.writerow([*axes, "metric", "n", *_CSV_NUMBERS, "beyond", "source", "note", *_CSV_INTERVALS, *more])
+    head = (*_CSV_NUMBERS, "beyond", "source", "note", *_CSV_INTERVALS, *_CSV_SEEDS, *more)
+    writer.writerow([*columns(summary.suite), "metric", "n", *head])
     for cell in summary.cells:
         for label, score in cell.scores.items():
-            numbers = (score.mean, score.std, score.reported, score.difference)
-            plain = ("",) * 2 if score.is_accuracy else tuple("" if n is None else repr(n) for n in numbers[:2])
-            numbers = numbers if score.is_accuracy else (None,) * 4
             writer.writerow(
                 [
                     *names(summary, cell),
                     label,
                     len(score.values),
-                    *_in_hundredths(numbers),
+                    *_numbers(score),
                     "" if score.beyond is None else str(score.beyond).lower(),
                     (cell.source or "") if score.reported is not None else "",
                     "; ".join(cell.notes),
                     *_intervals(score),
-                    *plain[: len(more)],
+                    *_seeds(score),
+                    *_figures(score)[: len(more)],
                 ]
             )
     return text.getvalue()
+
+
+def _numbers(score: Score) -> list[str]:
+    """The values of ``_CSV_NUMBERS``; empty for a figure."""
+    numbers = (score.mean, score.std, score.reported, score.difference)
+    return _in_hundredths(numbers if score.is_accuracy else (None,) * len(numbers))
 
 
 def _intervals(score: Score) -> list[str]:
@@ -88,6 +93,21 @@ def _intervals(score: Score) -> list[str]:
     difference = None if score.rival is None else score.rival.difference
     found = [None] * 3 if difference is None else [difference.mean, *(difference.interval or (None, None))]
     return [*_in_hundredths(own or (None, None)), rival, *_in_hundredths(found)]
+
+
+def _seeds(score: Score) -> list[str]:
+    """The values of ``_CSV_SEEDS``."""
+    return [" ".join(map(str, score.seeds)), " ".join(_in_hundredths(score.values if score.is_accuracy else ()))]
+
+
+def _figures(score: Score) -> list[str]:
+    """The values of ``_CSV_FIGURES``; empty for an accuracy."""
+    if score.is_accuracy:
+        return [""] * len(_CSV_FIGURES)
+    return [
+        *("" if number is None else repr(number) for number in (score.mean, score.std)),
+        " ".join(map(repr, score.values)),
+    ]
 
 
 def as_json(summary: SuiteSummary) -> dict[str, Any]:

@@ -80,11 +80,6 @@ class Plan:
         return len(self.selected.intersection(self.waiting)) * len(self.seeds)
 
     @property
-    def has_finals(self) -> bool:
-        """Whether some choice runs can only be planned when others have ended."""
-        return self.suite.choose is not None and self.suite.choose.finalists is not None
-
-    @property
     def num_finals(self) -> int:
         """Choice runs of the selected cells that wait until it is known whose they are."""
         return sum(choice.finals for name, choice in self.choices.items() if name in self.selected)

@@ -91,8 +91,10 @@ def test_rows_do_not_compare_by_what_may_be_better_if_it_is_less(tmp_path: Path)
 def test_csv_has_columns_for_them(summary: SuiteSummary) -> None:
     fog, ece, margin, *_ = csv.DictReader(io.StringIO(as_csv(summary)))
     assert (fog["mean_percent"], fog["mean"]) == ("50.0000", "")
+    assert (fog["seeds"], fog["values_percent"], fog["values"]) == ("0 1", "50.0000 50.0000", "")
     assert (ece["mean_percent"], ece["mean"], ece["std"]) == ("", "0.0625", "")
     assert (margin["n"], margin["mean"], margin["std"]) == ("2", "2.0", repr(0.5**0.5))
+    assert (margin["seeds"], margin["values_percent"], margin["values"]) == ("0 1", "", "1.5 2.5")
 
 
 def test_one_that_no_plugin_declares_is_refused(tmp_path: Path) -> None:

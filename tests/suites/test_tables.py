@@ -167,15 +167,15 @@ def test_latex(summary):
 
 CSV = """\
 data_set,method,metric,n,mean_percent,std_percent,reported_percent,difference_points,beyond,source,note,low_percent,high_percent,rival,\
-rival_points,rival_low_points,rival_high_points
-A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,
-A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,
-A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,
-A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,
-C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,
-C|D,CalFAT,pgd20,0,,,,,,,,,,,,,
-C|D,FedPGD,natural,0,,,,,,,skipped: too slow,,,,,,
-C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow,,,,,,
+rival_points,rival_low_points,rival_high_points,seeds,values_percent
+A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,,0 1,80.0000 84.0000
+A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,,0 1,40.0000 41.0000
+A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,,0,60.0000
+A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,,0,25.5000
+C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,,,
+C|D,CalFAT,pgd20,0,,,,,,,,,,,,,,,
+C|D,FedPGD,natural,0,,,,,,,skipped: too slow,,,,,,,,
+C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow,,,,,,,,
 """  # noqa: E501
 
 
