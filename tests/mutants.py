@@ -39,6 +39,9 @@ TRUST = "tests/evaluators/test_trust.py"
 VERDICTS = "tests/evaluators/test_trust_verdict.py"
 CORRUPTED = "tests/evaluators/test_corruptions.py"
 INTERVALS = "tests/maths/test_intervals.py"
+TABLES = "tests/suites/test_tables.py"
+CONSOLE = "tests/runs/test_progress.py"
+PAGE = "tests/report/test_measures.py"
 
 
 class Mutant(NamedTuple):
@@ -634,6 +637,55 @@ MUTANTS = (
         "sum(figures.values()) / len(figures)",
         "min(figures.values())",
         CORRUPTED,
+    ),
+    Mutant(
+        "a table's seeds are not those of its values",
+        "suites/files.py",
+        '" ".join(map(str, score.seeds))',
+        '" ".join(map(str, range(len(score.seeds) + 1)))',
+        TABLES,
+    ),
+    Mutant(
+        "a table's values are fractions",
+        "suites/files.py",
+        '" ".join(_in_hundredths(score.values if score.is_accuracy else ()))',
+        '" ".join(map(str, score.values))',
+        TABLES,
+    ),
+    Mutant(
+        "a run without a final evaluation shows an empty table",
+        "cli/results.py",
+        "    if not results:\n",
+        "    if False:\n",
+        CONSOLE,
+    ),
+    Mutant(
+        "the console does not say whom a model fails",
+        "cli/results.py",
+        "    for line in worst_lines(results):\n",
+        "    for line in ():\n",
+        CONSOLE,
+    ),
+    Mutant(
+        "the console leaves the alarms out",
+        "cli/results.py",
+        "    show_alarms(console, find_alarms(results))\n",
+        "",
+        CONSOLE,
+    ),
+    Mutant(
+        "a page's first numbers say that they are of the test split",
+        "report/run_page.py",
+        'split = f"{run.monitored_split} split"',
+        'split = "test split"',
+        PAGE,
+    ),
+    Mutant(
+        "a page's first numbers are of the first round",
+        "report/run_page.py",
+        "run.curve(label)[-1]",
+        "run.curve(label)[0]",
+        PAGE,
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from collections.abc import Callable
@@ -251,3 +252,16 @@ def test_a_run_without_a_final_evaluation_says_so_and_names_no_test_split() -> N
     stream = io.StringIO()
     show_final(Console(file=stream, width=80, _environ={}), [])
     assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"
+
+
+def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_suspicious() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, _environ={})
+    natural = dataclasses.replace(result("natural", 0.5, attack="none"), per_class=(0.75, 0.25))
+    show_final(console, [natural, result("pgd20", 0.75, attack="pgd", norm="linf", eps="8/255")])
+    title, *rest = stream.getvalue().splitlines()
+    assert title.strip() == "global model after the final round, test split"
+    after = rest[rest.index(next(line for line in rest if line.startswith("└"))) + 1 :]
+    assert after[:2] == ["worst class: natural 25.0 % (1)", "1 finding about these numbers:"]
+    assert after[2].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 37.5 % right")
+    assert len(after) == 3
