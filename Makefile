@@ -9,8 +9,11 @@ VENV ?= .venv
 BROUGHT := 3.11
 UV_FOLDER := $(VENV)-uv
 RECIPE ?= recipes/calfat_digits.yaml
+DATA ?= ~/data
 # Further arguments of `calfat run`, as in: make run ARGS="--seed 1 --set train_args.comm_round=5"
 ARGS ?=
+# Seed of the noise on the weights of stored models
+NOISE ?= 0
 # More than the cores: tests also wait, for processes, time-outs and disks.
 WORKERS ?= 3
 
@@ -23,11 +26,13 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constr
 # An environment of a version before 0.1 loses its `fedml` with that version.
 LINK = @$(BIN)/calfat link-fedml >/dev/null
 
-.PHONY: help run quick test slow lint docs clean
+.PHONY: help run cifar10 quick noise test slow lint docs clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
+	@echo "make cifar10 download CIFAR-10 to ~/data and check its sums (DATA=... for another folder)"
 	@echo "make quick   the tests of the maths, of recipes and of the inputs: under a minute"
+	@echo "make noise   the tests that attack stored models, with noise on their weights (NOISE=1 for another seed)"
 	@echo "make test    the tests, without those marked slow"
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
@@ -37,8 +42,14 @@ help:
 run: $(VENV)/.installed
 	$(BIN)/calfat run $(RECIPE) $(ARGS)
 
+cifar10: $(VENV)/.installed
+	$(BIN)/calfat download cifar10 --to $(DATA)
+
 quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" tests/maths tests/recipe tests/inputs
+
+noise: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow" --weight-noise $(NOISE) tests/evaluators
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

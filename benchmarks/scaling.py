@@ -36,7 +36,7 @@ train_args:
 calfat:
   trainer: calfat
   dataset: {{verify: false}}
-  threat: {{eps: 0.1, step_size: 0.025, steps: {steps}}}
+  threat: {{eps: 0.1, step_size: eps/4, steps: {steps}}}
   evaluators: [natural]
   monitor: {{evaluators: [natural], max_examples: 1}}
   runtime: {{threads: {threads}}}

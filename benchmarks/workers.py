@@ -69,7 +69,7 @@ def _ways(text: str) -> list[int]:
 def main(arguments: list[str] | None = None) -> None:
     """Run and print."""
     parser = command(__doc__)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "calfat_digits.yaml")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "calfat_release_digits.yaml")
     parser.add_argument("--workers", type=_ways, default=[0, 1, 2], help="0: in one process; default: 0,1,2")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of calfat run")
     given = parser.parse_args(arguments)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.analyses.on_tensors import attack as attack
     from calfat_plugin.analyses.on_tensors import evaluate as evaluate
     from calfat_plugin.api import Run as Run
+    from calfat_plugin.api import load_dataset as load_dataset
     from calfat_plugin.api import load_model as load_model
     from calfat_plugin.api import load_run as load_run
     from calfat_plugin.api import run as run
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.models.base import ImageClassifier as ImageClassifier
     from calfat_plugin.options import NoOptions as NoOptions
     from calfat_plugin.options import option as option
+    from calfat_plugin.recipe.schema import Recipe as Recipe
     from calfat_plugin.registry import Registry as Registry
     from calfat_plugin.results import EvaluationResult as EvaluationResult
     from calfat_plugin.results import LocalUpdate as LocalUpdate

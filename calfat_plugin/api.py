@@ -1,11 +1,11 @@
-"""What Python programs and notebooks do with runs: make one, read it back, load its model."""
+"""What Python programs and notebooks do: make a run, read it back, load its model or a data set."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from calfat_plugin.errors import RecipeError, RunError
+from calfat_plugin.errors import RecipeError, RunError, one_line
+from calfat_plugin.evaluators.alarms import Alarm, read_alarms
+from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe.document import Document, parse_document, read_document
+from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult, evaluation_from_json
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from calfat_plugin.evaluators.alarms import Alarm
+    from calfat_plugin.datasets import Dataset
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,11 +41,13 @@ class Run:
         directory: the run directory.
         recipe: as run, every default written out.
         results: label to final result, in the recipe's order; empty while the run is not finished.
+        alarms: findings about results that look too good; each has a ``code`` and a ``text``.
     """
 
     directory: Path
     recipe: Mapping[str, Any]
     results: Mapping[str, EvaluationResult]
+    alarms: tuple[Alarm, ...] = ()
 
     @property
     def rounds(self) -> Any:
@@ -56,13 +62,6 @@ class Run:
         except ImportError:
             return rows
         return pandas.DataFrame(rows)
-
-    @property
-    def alarms(self) -> tuple[Alarm, ...]:
-        """Findings about results that look too good; each has a ``code`` and a ``text``."""
-        from calfat_plugin.evaluators.alarms import find_alarms
-
-        return find_alarms(tuple(self.results.values()))
 
     @property
     def report(self) -> Path:
@@ -105,7 +104,8 @@ def run(
     Args:
         recipe: a recipe file, or its sections as a mapping.
         seed: instead of the recipe's.
-        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's.
+        set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's; or sections, such
+            as ``{"train_args": {"comm_round": 5}}``, which set the keys in them and leave the others.
         plugins: files with plugins, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
@@ -125,9 +125,9 @@ def run(
     from calfat_plugin.runs.directory import RunDirectory
 
     document = Document("recipe", _as_read(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
-    values = {f"set {key}={value!r}": (key, value) for key, value in _as_read(set or {}).items()}
+    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(_as_read(set or {}))}
     if seed is not None:
-        values[f"seed={seed!r}"] = "common_args.random_seed", seed
+        values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
         values["download=True"] = "calfat.dataset.download", True
     for place, (key, value) in values.items():
@@ -158,6 +158,36 @@ def run(
     return load_run(directory.path)
 
 
+def load_dataset(
+    name: str, *, root: str | Path | None = None, plugins: Sequence[str | Path] = (), **options: Any
+) -> Dataset:
+    """A data set whole, as a recipe that names it gets it: ``train`` and ``test`` with ``x`` and ``y``.
+
+    Args:
+        name: of a data set; ``calfat plugins`` lists them.
+        root: the folder that holds data sets and receives downloads; None: ``data_args.data_cache_dir``'s default.
+        plugins: files with plugins, as ``calfat run --plugin`` takes them.
+        options: of the data set, as ``calfat.dataset`` takes them, such as ``download=True``.
+
+    Raises:
+        CalfatError: there is no such data set or option, or its files are missing or damaged.
+    """
+    document = with_plugins(Document("load_dataset", {"calfat": {}}), plugins)
+    document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
+    if root is not None:
+        document = document.with_value(("data_args", "data_cache_dir"), str(root), f"root={str(root)!r}")
+    for key, value in _as_read(options).items():
+        document = document.with_value(("calfat", "dataset", key), value, f"{key}={one_line(value)}")
+    return assemble(document, Registry.for_recipe(document)).load_dataset()
+
+
+def _dotted(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of all that sections hold, level by level; a plugin with its options is one value."""
+    for key, value in values.items():
+        is_section = isinstance(value, Mapping) and "." not in key and not (within and "name" in value)
+        yield from _dotted(value, f"{within}{key}.") if is_section else ((within + key, value),)
+
+
 def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of Python values that is held to the rules of a recipe file.
 
@@ -167,7 +197,8 @@ def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text = yaml.safe_dump(dict(values), sort_keys=False)
     except yaml.YAMLError as error:
-        raise RecipeError(f"expected numbers, texts, lists and mappings, as in a recipe file: {error}.") from None
+        found = f"; got {one_line(error.args[-1])}" if error.args else ""
+        raise RecipeError(f"expected numbers, texts, lists and mappings, as in a recipe file{found}.") from None
     return parse_document(text, "recipe").data
 
 
@@ -182,16 +213,23 @@ def load_run(directory: str | Path) -> Run:
     """
     files = read_run(Path(directory))
     results = map(evaluation_from_json, files.evaluations)
-    return Run(files.path, files.recipe, {result.label: result for result in results})
+    return Run(files.path, files.recipe, {result.label: result for result in results}, read_alarms(files.results))
 
 
-def load_model(path: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu") -> nn.Module:
+def load_model(
+    path: str | Path,
+    *,
+    checkpoint: str | None = None,
+    device: str | torch.device = "cpu",
+    trust_plugins: bool = False,
+) -> nn.Module:
     """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
 
     Args:
         path: a run directory, or one of its checkpoints.
         checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
         device: where to put the model.
+        trust_plugins: whether plugin files of the run may be executed that this user has not run before.
 
     Raises:
         CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
@@ -199,5 +237,6 @@ def load_model(path: str | Path, *, checkpoint: str | None = None, device: str |
     from calfat_plugin.analyses.loaded_run import loaded_run
     from calfat_plugin.runs.compute import named_device
 
-    with loaded_run(Path(path), checkpoint, warnings.warn, named_device(str(device), "device")) as found:
+    where = named_device(str(device), "device")
+    with loaded_run(Path(path), checkpoint, warnings.warn, where, trust=lambda file: trust_plugins) as found:
         return found.model()

@@ -7,10 +7,14 @@ imported when a run needs it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
+import reprlib
+import types
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed
@@ -23,13 +27,50 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
 
 
+class _Typed:
+    """A dataclass whose fields are checked against their annotations: a mistake shows while its plugin is loaded."""
+
+    def __post_init__(self) -> None:
+        who = f"{self.kind} '{self.name}'" if isinstance(self, Entry) else type(self).__name__
+        hints = _hints(type(self))  # type: ignore[arg-type]  # mypy: no class has a hash
+        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, each.name)
+            if not _fits(value, hints[each.name]):
+                raise PluginError(f"{who}: its {each.name} is {reprlib.repr(value)}; expected {each.type}.")
+
+
+@functools.cache
+def _hints(of: type) -> dict[str, Any]:
+    return typing.get_type_hints(of, localns={"Recipe": object})  # what a callable takes is not looked at
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation says, looking into mappings and tuples."""
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items()
+        )
+    if kind is tuple:
+        wanted = parts[:1] * len(value) if parts[1:] == (...,) and isinstance(value, tuple) else parts
+        return isinstance(value, tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if hint is int and isinstance(value, bool):
+        return False
+    return hint is Any or isinstance(value, kind or hint)
+
+
 @dataclass(frozen=True)
-class Citation:
+class Citation(_Typed):
     """A paper that a run owes a citation.
 
     Attributes:
         text: short text for tables.
         bibtex: for the reference list.
+
+    Raises:
+        PluginError: a field is not of its type.
     """
 
     text: str
@@ -37,7 +78,7 @@ class Citation:
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preset(_Typed):
     """A named set of defaults.
 
     Attributes:
@@ -45,6 +86,9 @@ class Preset:
         options: values for the options of the entry itself.
         recipe: data set name to defaults for the rest of the recipe, as dotted key to value, such as
             ``{"train_args.weight_decay": 2e-3}``. They fill keys that the recipe leaves out.
+
+    Raises:
+        PluginError: a field is not of its type.
     """
 
     help: str
@@ -53,7 +97,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(_Typed):
     """What every kind of entry has.
 
     Attributes:
@@ -76,7 +120,8 @@ class Entry:
             ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after them.
 
     Raises:
-        PluginError: for a name that recipes could not write, or options that recipes could not express.
+        PluginError: for a field that is not of its type, a name that recipes could not write, or options that recipes
+            could not express.
     """
 
     kind: ClassVar[str] = "entry"
@@ -101,6 +146,7 @@ class Entry:
                 f"{self.kind} name {self.name!r} must begin with a letter and contain only lower-case letters, digits, "
                 "'-', '_'."
             )
+        super().__post_init__()
         try:
             known = {info.name for info in describe_options(self.config)}
         except TypeError as error:

@@ -55,11 +55,29 @@ class HostError(CalfatError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text.
 
-    Case is ignored, so ``FedAvg`` finds ``fedavg``.
+    Case is ignored, so ``FedAvg`` finds ``fedavg``. Where none is near, an abbreviation of just one of them finds it:
+    ``aa`` finds ``autoattack``.
     """
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean '{by_lower[near[0]]}'?" if near else ""
+    by_lower, word = {name.lower(): name for name in known}, word.lower()
+    near = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.61) or [
+        name for name in by_lower if len(word) > 1 and name[:1] == word[0] and _in_order(word, name)
+    ]
+    return f" Did you mean '{by_lower[near[0]]}'?" if len(near) == 1 else ""
+
+
+def _in_order(letters: str, word: str) -> bool:
+    """Whether ``word`` has all the letters, in their order."""
+    rest = iter(word)
+    return all(letter in rest for letter in letters)
+
+
+def one_line(value: object) -> str:
+    """A value for a message: how Python writes it, on one short line; of a tensor or an array its shape."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{'a tensor' if hasattr(value, 'requires_grad') else 'an array'} of shape {tuple(shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def listed(names: Iterable[str]) -> str:

@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from calfat_plugin.errors import OptionError, did_you_mean, listed
-from calfat_plugin.threat import exact_text, parse_number
+from calfat_plugin.errors import OptionError, did_you_mean, listed, one_line
+from calfat_plugin.threat import StepSize, exact_text, parse_number
 
 T = TypeVar("T")
 
 _OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
 
 _MAX_FLOAT = 1e38  # beyond, torch refuses a number for its single-precision tensors
+_MAX_INT = 2**63 - 1  # likewise for its whole numbers
 
 _type_hints = functools.cache(typing.get_type_hints)  # slow, and a recipe may list thousands of evaluators
 
@@ -30,6 +31,7 @@ _TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
     Fraction: "a number or a fraction such as 8/255",
+    StepSize: "a multiple of eps such as eps/4, or a number or a fraction such as 2/255",
     bool: "true or false",
     str: "a text",
 }
@@ -51,10 +53,16 @@ class OptionInfo:
     open_low: bool = False
     choices: tuple[str, ...] = ()
     refused: Mapping[str, str] | None = None
+    many: bool = False  #: a list of such values
 
     @property
     def expected(self) -> str:
-        """The valid values in words: ``a number, 0 <= value <= 1``."""
+        """The valid values in words: ``a number, 0 <= value <= 1``, ``a list, each a whole number, >= 1``."""
+        words = f"a list, each {self._each}" if self.many else self._each
+        return words + (", or null" if self.optional else "")
+
+    @property
+    def _each(self) -> str:
         words = "one of " + ", ".join(self.choices) if self.choices else _TYPE_WORDS[self.type]
         low, high = ("" if end is None else exact_text(end) for end in (self.low, self.high))
         if low and high:
@@ -63,7 +71,7 @@ class OptionInfo:
             words += f", {'>' if self.open_low else '>='} {low}"
         elif high:
             words += f", <= {high}"
-        return words + (", or null" if self.optional else "")
+        return words
 
     def parse(self, value: Any) -> Any:
         """Turn a raw YAML value into the option's type.
@@ -73,6 +81,13 @@ class OptionInfo:
         """
         if value is None and self.optional:
             return None
+        if not self.many:
+            return self._parse_one(value)
+        if not isinstance(value, (list, tuple)):
+            raise OptionError(f"got {describe(value)}, expected {self.expected}. Write it as [a, b].")
+        return tuple(map(self._parse_one, value))
+
+    def _parse_one(self, value: Any) -> Any:
         parsed = _convert(value, self.type)
         refused = parsed is None or (self.choices and parsed not in self.choices) or _is_too_large(parsed)
         if not refused and self.low is not None:
@@ -88,7 +103,8 @@ class OptionInfo:
         if self.type is str:
             hint += quoting_hint(value)
         if _is_too_large(_convert(value, self.type)):
-            hint = f" Tensors hold numbers up to {_MAX_FLOAT:g}."
+            limit = f"whole numbers up to {_MAX_INT}" if self.type is int else f"numbers up to {_MAX_FLOAT:g}"
+            hint = f" Tensors hold {limit}."
         return f"got {describe(value)}, expected {self.expected}.{hint}"
 
 
@@ -143,15 +159,20 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         optional = len(members) < len(typing.get_args(hint))
         hint = members[0] if len(members) == 1 else hint
+    many = typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,)
+    if many:
+        hint = typing.get_args(hint)[0]
     details = dict(field.metadata.get(_OPTION, {}))
     if typing.get_origin(hint) is typing.Literal and all(isinstance(word, str) for word in typing.get_args(hint)):
         details["choices"], hint = typing.get_args(hint), str
     if hint not in _TYPE_WORDS:
         raise TypeError(
-            f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}"
+            f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}, or a list "
+            "of these, such as tuple[int, ...]"
         )
     required = field.default is dataclasses.MISSING
-    return OptionInfo(field.name, hint, optional, None if required else field.default, required, **details)
+    default = None if required else field.default
+    return OptionInfo(field.name, hint, optional, default, required, many=many, **details)
 
 
 def parse_options(
@@ -201,6 +222,10 @@ def options_to_plain(options: Any) -> dict[str, Any]:
 
 def to_plain(value: Any) -> Any:
     """Turn a parsed value into what YAML and JSON can hold, losing nothing: fractions become exact text."""
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, StepSize):
+        return value.text
     return exact_text(value) if isinstance(value, Fraction) else value
 
 
@@ -209,6 +234,8 @@ def written(value: Any) -> str:
     value = to_plain(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(written, value)) + "]"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -222,6 +249,8 @@ def describe(value: Any) -> str:
         return f"{str(value).lower()} (true/false)"
     if isinstance(value, str):
         return f"'{_short(value if value.isprintable() else repr(value)[1:-1])}' (text)"
+    if isinstance(getattr(value, "shape", None), tuple):
+        return one_line(value)
     words = {int: "int", float: "float", list: "list", dict: "mapping"}
     return f"{_short(_text(value))} ({words.get(type(value), type(value).__name__)})"
 
@@ -246,7 +275,8 @@ def _short(text: str) -> str:
 
 
 def _is_too_large(value: Any) -> bool:
-    return isinstance(value, (float, Fraction)) and not -_MAX_FLOAT <= value <= _MAX_FLOAT
+    limit = _MAX_INT if isinstance(value, int) else _MAX_FLOAT
+    return isinstance(value, (int, float, Fraction)) and not -limit <= value <= limit
 
 
 def _convert(value: Any, wanted: type) -> Any:
@@ -254,7 +284,7 @@ def _convert(value: Any, wanted: type) -> Any:
     if wanted in (bool, str):
         return value if isinstance(value, wanted) else None
     try:
-        number = parse_number(value)
+        number = StepSize(value) if wanted is StepSize else parse_number(value)
     except ValueError:  # no number, or one beyond every float
         return None
     if wanted is int:

@@ -2,7 +2,7 @@
 
 Built-ins come through the same hooks as anyone's. Third parties are found through the entry-point group
 ``calfat_plugin``; a plugin that cannot be imported, breaks the contract or misspells a hook is reported and left out,
-and a name offered twice is an error that names both distributions.
+and so is a damaged distribution. A name offered twice is an error that names both distributions.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distribution
 from typing import Any, TypeVar, cast
 
 import pluggy
 
 from calfat_plugin import __version__, entries, hookspecs
+from calfat_plugin.compat import all_entry_points, folder_of
 from calfat_plugin.errors import PluginError, did_you_mean, listed
+from calfat_plugin.peer_text import printable
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PluginFile, plugin_files
 
@@ -38,6 +40,7 @@ KINDS: Mapping[type[entries.Entry], str] = {
 _PASSED_IN = "passed in"
 _SHA256 = "sha256:"  # begins the version of a plugin that is a single file
 _NO_FILES: Mapping[str, PluginFile] = {}
+_MOST_ENTRIES = 1000  # of a kind that a plugin may offer: more come from a loop without an end
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -85,7 +88,7 @@ class Registry:
     A ``kind`` is the class of its entries, such as ``TrainerEntry``.
 
     Attributes:
-        failures: installed plugins that could not be loaded, and why.
+        failures: installed plugins that could not be loaded, and damaged distributions, and why.
     """
 
     def __init__(self) -> None:
@@ -208,11 +211,15 @@ class Registry:
             raise PluginError(f"{file.path}: {' '.join(str(error).split())}") from None
 
     def _discover(self, blocked: set[str], files: Container[str]) -> None:
-        for point, provider in sorted(_entry_points(), key=lambda found: (str(found[1]), found[0].name)):
-            if _normal(provider.distribution) in blocked or _normal(point.name) in blocked or point.module in files:
+        for provider, found in sorted(_installed(), key=lambda each: (str(each[0]), each[0].plugin)):
+            if not blocked.isdisjoint({_normal(provider.distribution), _normal(provider.plugin)}):
                 continue
             try:
-                plugin = point.load()
+                if isinstance(found, PluginError):
+                    raise found
+                if found.module in files:
+                    continue
+                plugin = found.load()
                 self._register(plugin, provider)
                 self._check_hooks(plugin)
             except (Exception, SystemExit) as error:  # a third party's import may raise anything
@@ -282,7 +289,7 @@ class Registry:
 
 def _reason(error: BaseException) -> str:
     """What went wrong in a plugin, in one line."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
@@ -297,31 +304,44 @@ def _checked(offered: Any, kind: type[entries.Entry], hook: str) -> Iterator[ent
         raise PluginError(f"{wanted}, got nothing; is a 'yield' or 'return' missing?")
     if isinstance(offered, entries.Entry) or not isinstance(offered, Iterable):
         raise PluginError(f"{wanted}, got one {type(offered).__name__} that is not in a list.")
-    for entry in offered:
+    for number, entry in enumerate(offered):
+        if number == _MOST_ENTRIES:
+            raise PluginError(f"{hook} yields more than {_MOST_ENTRIES} entries; has its loop no end?")
         if not isinstance(entry, kind):
             found = f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
             raise PluginError(f"{wanted}, got {found}.")
         yield entry
 
 
-def _entry_points() -> Iterator[tuple[EntryPoint, Provider]]:
-    """Entry points of our group, each with the distribution that has it.
+def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
+    """Entry points of our group, each with the distribution that has it; of a damaged distribution what is wrong.
 
     ``importlib.metadata.entry_points`` would do, but it fails once the host's importlib-metadata 1.7 is imported, which
-    takes over the search for distributions. Metadata is read only where needed: that is most of the time.
+    takes over the search for distributions. Other metadata is read only where needed: that is most of the time.
     """
     seen: set[str] = set()
-    for found in distributions():
-        if not any(point.group == GROUP for point in found.entry_points):
+    for found, points in all_entry_points():
+        if isinstance(points, Exception):
+            yield _damaged(found, _reason(points))
             continue
-        name = found.metadata["Name"] or "unknown"
-        if _normal(name) in seen:
+        if not any(point.group == GROUP for point in points):
             continue
-        seen.add(_normal(name))
-        first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
-        for point in first.entry_points:
-            if point.group == GROUP:
-                yield point, Provider(name, first.version, point.name)
+        name = found.metadata["Name"]
+        if not name:
+            yield _damaged(found, "METADATA has no name")
+        elif _normal(name) not in seen:
+            seen.add(_normal(name))
+            first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
+            for point in first.entry_points:
+                if point.group == GROUP:
+                    yield Provider(name, first.version or "?", point.name), point
+
+
+def _damaged(found: Distribution, reason: str) -> tuple[Provider, PluginError]:
+    """A distribution whose metadata cannot be read, called as the folder of these is."""
+    folder = folder_of(found)
+    name, _, version = folder.stem.partition("-")
+    return Provider(name, version or "?", name), PluginError(f"{folder} is damaged ({reason})")
 
 
 def _clash(kind: type[entries.Entry], name: str, first: Provider, second: Provider) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import PluginError
+from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.maths.worst import Worst, worst_class, worst_clients
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ class EvaluationResult:
         """``accuracy`` of the worst class; None where nothing is known of classes."""
         return worst_class(self.per_class)
 
+    @property
+    def target_success(self) -> float | None:
+        """Share of examples that a targeted attack got classified as their target; None of an untargeted one."""
+        reached = self.details.get("reached_target")
+        return None if reached is None else float(reached / self.num_examples)
+
     def over_clients(self, class_counts: Sequence[Sequence[int]]) -> EvaluationResult:
         """The same with ``worst_clients``.
 
@@ -99,20 +106,23 @@ class RoundRecord:
         round: 1-based number of the round.
         clients: ids of the clients whose updates were used, ascending.
         refused: client id to reason, for updates that were not used.
-        losses: client id to mean training loss.
+        losses: client id to the mean training loss that it claims.
         update_norms: client id to the L2 norm of (local - global) over trainable parameters.
         heterogeneity: s^2 of the CalFAT paper, section 3.2, over trainable parameters before aggregation.
         evaluations: label to result; empty in rounds that are not monitored.
         seconds: wall-clock time of the round, evaluation included.
         bytes_down: payload sent to all clients, in bytes.
         bytes_up: payload received from all clients, in bytes.
-        alarms: findings about the updates that were used, a sentence each.
+        alarms: findings about the clients whose updates were used, a code and a sentence each
+            (``federation.outliers``).
         peak_memory_mb: largest resident memory of the server's process in the round, in 10^6 bytes; None where the
             system does not measure it.
         peak_gpu_memory_mb: largest memory of torch's tensors on the server's GPU, likewise; None without one.
         metrics: what plugins measured beside: ``train/<name>``, the mean over clients by their examples;
             ``server/<name>``, the aggregator's; ``<label>/<name>``, a monitored evaluator's.
         learning_rate: of the clients' optimisers, by ``train_args``; None where it is not known.
+        num_examples: client id to the number of training examples that it claims.
+        weights: client id to the share of the average that its update got; empty where the aggregator says nothing.
     """
 
     round: int
@@ -130,6 +140,14 @@ class RoundRecord:
     peak_gpu_memory_mb: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     learning_rate: float | None = None
+    num_examples: Mapping[int, int] = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """The mean of the plausible losses (``maths.metrics.plausible_losses``); nan without any."""
+        kept = plausible_losses(self.losses)
+        return math.fsum(kept.values()) / len(kept) if kept else math.nan
 
     def accuracy(self, label: str) -> float | None:
         """The monitored accuracy, in [0, 1], of the evaluator ``label`` in this round, or None."""

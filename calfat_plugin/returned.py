@@ -5,11 +5,13 @@ A check looks at types and shapes alone, so that none of them waits for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from calfat_plugin.errors import PluginError, listed
+from calfat_plugin.errors import PluginError, listed, one_line
+from calfat_plugin.peer_text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +23,8 @@ T = TypeVar("T")
 def naming(who: str, options: type) -> Iterator[None]:
     """Let errors about a plugin begin with its name; one that has a name keeps it.
 
-    An option that the code reads and the entry does not declare is the plugin's mistake, too, and no bug of ours.
+    An option that the code reads and the entry does not declare is the plugin's mistake, too, and no bug of ours; so is
+    an attempt to end the process.
 
     Args:
         who: kind, name and distribution of the plugin.
@@ -36,13 +39,19 @@ def naming(who: str, options: type) -> Iterator[None]:
         if not error.named:
             error.args, error.named = (f"{who}: {error}",), True
         raise
-    except AttributeError as error:
-        if type(error.obj) is not options:
+    except (AttributeError, SystemExit) as error:
+        if isinstance(error, SystemExit):
+            code = "" if error.code is None else printable(" ".join(str(error.code).split()))
+            found = f"its code ends the process, sys.exit({code}). Raise an error of calfat_plugin.errors instead."
+        elif type(error.obj) is options:
+            found = (
+                f"its code reads the option '{error.name}', which its entry does not declare: the config is "
+                f"{options.__name__}. Add the option to that class, or give the entry the class that has it "
+                "(config=...)."
+            )
+        else:
             raise
-        named = PluginError(
-            f"{who}: its code reads the option '{error.name}', which its entry does not declare: the config is "
-            f"{options.__name__}. Add the option to that class, or give the entry the class that has it (config=...)."
-        )
+        named = PluginError(f"{who}: {found}")
         named.named = True
         raise named from error
 
@@ -53,10 +62,8 @@ def described(value: object) -> str:
         return "nothing (None)"
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple):
-        kind = "a tensor" if hasattr(value, "requires_grad") else f"a {type(value).__name__}"
-        return f"{kind} of shape {tuple(shape)}"
+    if isinstance(getattr(value, "shape", None), tuple):
+        return one_line(value)
     text = f" ({value!r})" if isinstance(value, int | float | str) else ""
     name = type(value).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}{text[:60]}"
@@ -150,6 +157,20 @@ def tensors(value: Any, what: str) -> Mapping[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise PluginError(f"{what} {described(tensor)} under {name!r}; expected tensors, each under a text.")
     return checked
+
+
+def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]:
+    """Finite numbers, each of one of these clients.
+
+    Raises:
+        PluginError: something else; ``what`` as in :func:`instance`.
+    """
+    checked = mapping(value, what)
+    for client, number in checked.items():
+        right = isinstance(number, int | float) and math.isfinite(number)
+        if not right or client not in clients:
+            raise PluginError(f"{what} {described(number)} of {client!r}; expected a number of a client of the round.")
+    return {client: float(number) for client, number in checked.items()}
 
 
 def metrics(value: Any, declared: Mapping[str, str], what: str) -> dict[str, float]:

@@ -15,6 +15,7 @@ STRICT = "_strict"
 WORST = ("_worst_class", "_worst_clients")
 #: What the columns of a monitored evaluator have after its label, beside the column of its accuracy.
 SUFFIXES = (STRICT, *WORST)
+_LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
 
 
@@ -67,6 +68,8 @@ def _check_row(row: Mapping[str, str], columns: int) -> None:
     """Refuse with ``ValueError`` or ``KeyError``."""
     if None in row or None in row.values():
         raise ValueError(f"expected {columns} values")
-    int(row["round"]), float(row["seconds"]), [int(client) for client in row["clients"].split()]
+    int(row["round"]), [int(client) for client in row["clients"].split()]
     for column in row.keys() - set(TEXT_COLUMNS):
         float(row[column] or 0)
+    if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # a sum of others would not fit into results.json
+        raise ValueError(f"seconds is {row['seconds']}")

@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 from calfat_plugin import l1_ball
-from calfat_plugin.errors import BudgetError, OptionError, did_you_mean
+from calfat_plugin.errors import BudgetError, OptionError, did_you_mean, one_line
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 Norm = Literal["linf", "l2", "l1"]
+Number = TypeVar("Number", bound=Fraction)
 
 _DECIMAL = r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 _NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
@@ -54,7 +55,7 @@ def parse_number(value: object) -> Fraction:
     elif isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         number = Fraction(value)
     else:
-        raise ValueError(f"{value!r} is not a number; write 8/255, 0.1 or 1e-3")
+        raise ValueError(f"{one_line(value)} is not a number; write 8/255, 0.1 or 1e-3")
     try:
         float(number)
     except OverflowError:
@@ -75,7 +76,74 @@ def exact_text(value: Fraction | float) -> str:
     """
     exact = parse_number(value)
     decimal = repr(float(exact)).removesuffix(".0")
-    return decimal if Fraction(decimal) == exact else f"{exact.numerator}/{exact.denominator}"
+    return decimal if Fraction(decimal) == exact else str(exact)
+
+
+class StepSize(Fraction):
+    """The length of a step of an attack, which may follow eps: ``eps``, ``eps/4``, ``0.25 eps``, ``2/3 eps``.
+
+    Any other number is a length of its own, which stays whatever eps becomes. A multiple of eps has the value for an
+    eps of 1 until a threat model says which eps; a threat model of another eps, such as a copy by
+    ``dataclasses.replace``, then has another step. Calculations give plain fractions.
+
+    Attributes:
+        factor: how many eps it is; None for a length of its own.
+
+    Raises:
+        ValueError: neither a number nor a multiple of eps.
+    """
+
+    __slots__ = ("factor",)
+    factor: Fraction | None
+
+    def __new__(cls, value: object, eps: Fraction | None = None) -> StepSize:
+        """``value`` as users write it; ``eps``: what a multiple is a multiple of."""
+        factor = value.factor if isinstance(value, StepSize) else _factor_of_eps(value)
+        number = parse_number(value) if factor is None else factor * (1 if eps is None else eps)
+        step = super().__new__(cls, number)
+        step.factor = factor
+        return step
+
+    @property
+    def text(self) -> str:
+        """As a recipe writes it, without loss: ``eps/4``, ``2/255``."""
+        if self.factor is None:
+            return exact_text(self)
+        numerator, denominator = self.factor.as_integer_ratio()
+        if numerator == 1:
+            return "eps" if denominator == 1 else f"eps/{denominator}"
+        return f"{exact_text(self.factor)} eps"
+
+    # A fraction makes copies of itself from numerator and denominator, which would forget the factor.
+
+    def __copy__(self) -> StepSize:
+        return self
+
+    def __deepcopy__(self, memo: object) -> StepSize:
+        return self
+
+    def __reduce__(self) -> tuple[type[StepSize], tuple[str, Fraction | None]]:
+        return StepSize, (self.text, Fraction(self) / self.factor if self.factor else None)
+
+
+def _factor_of_eps(value: object) -> Fraction | None:
+    """1/4 for ``eps/4`` and for ``0.25 eps``; None where there is no eps.
+
+    Raises:
+        ValueError: something else than one number beside it.
+    """
+    if not isinstance(value, str) or "eps" not in value:
+        return None
+    before, _, after = (part.strip() for part in value.partition("eps"))
+    try:
+        if after[:1] not in ("", "/"):
+            raise ValueError
+        return parse_number((before or "1") + after)
+    except ValueError:
+        raise ValueError(f"{value!r} is no multiple of eps; write eps/4 or 0.25 eps") from None
+
+
+QUARTER = StepSize("eps/4")  #: the default: the paper's 2/255 at 8/255
 
 
 class Bounds(NamedTuple):
@@ -93,13 +161,14 @@ class ThreatModel:
     """Norm, budget and schedule of an attack.
 
     ``eps`` and ``step_size`` may be given as int, float, text or Fraction; they are kept as exact fractions, so that a
-    result file says 8/255 and not 0.03137254901960784. Both are fractions of the pixel range, never 8.
+    result file says 8/255 and not 0.03137254901960784. Both are fractions of the pixel range, never 8. A step that is
+    given as a multiple of eps (``eps/4``) follows eps, also in copies by ``dataclasses.replace``.
 
     Attributes:
         norm: ``linf`` (largest change of a pixel value), ``l2`` (Euclidean length of the change of an image) or ``l1``
             (sum of the changes of an image's values).
         eps: radius of the ball, >= 0. For ``linf`` at most the width of ``bounds``.
-        step_size: length of one ascent step in ``norm``, > 0, same unit.
+        step_size: length of one ascent step in ``norm``, > 0 (0 only as a multiple of eps 0), same unit.
         steps: ascent steps, >= 1.
         bounds: pixel range. Clean images must lie inside it.
 
@@ -109,25 +178,26 @@ class ThreatModel:
 
     norm: Norm = "linf"
     eps: Fraction = Fraction(8, 255)
-    step_size: Fraction = Fraction(2, 255)
+    step_size: Fraction = QUARTER
     steps: int = 10
     bounds: Bounds = UNIT_RANGE
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             hint = did_you_mean(str(self.norm), get_args(Norm))
-            raise OptionError(f"norm must be 'linf', 'l2' or 'l1'; got {self.norm!r}.{hint}")
+            raise OptionError(f"norm must be 'linf', 'l2' or 'l1'; got {one_line(self.norm)}.{hint}")
         object.__setattr__(self, "bounds", _checked_bounds(self.bounds))
-        object.__setattr__(self, "eps", self._exact("eps", self.eps, "8/255"))
-        object.__setattr__(self, "step_size", self._exact("step_size", self.step_size, "2/255"))
-        if self.step_size == 0:
+        object.__setattr__(self, "eps", self._exact("eps", parse_number, self.eps, "8/255"))
+        step = self._exact("step_size", lambda value: StepSize(value, self.eps), self.step_size, "eps/4 or 2/255")
+        object.__setattr__(self, "step_size", step)
+        if not (step or step.factor):  # a multiple of eps 0 moves nothing, and nothing is to move
             raise OptionError("step_size must be above 0; got 0")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise OptionError(f"steps must be a whole number of at least 1; got {self.steps!r}")
+            raise OptionError(f"steps must be a whole number of at least 1; got {one_line(self.steps)}")
 
-    def _exact(self, name: str, value: object, example: str) -> Fraction:
+    def _exact(self, name: str, read: Callable[[object], Number], value: object, example: str) -> Number:
         try:
-            number = parse_number(value)
+            number = read(value)
         except ValueError as error:
             raise OptionError(f"{name} must be a number such as {example}: {error}") from error
         if number < 0:
@@ -140,6 +210,19 @@ class ThreatModel:
             got = exact_text(number)
             raise OptionError(f"{name} is longer than any image, at most {_LARGEST[self.norm]} pixel ranges; got {got}")
         return number
+
+    def step_problem(self) -> str:
+        """Why an attack of these steps searches the ball badly, and what to do; empty where it need not."""
+        reach, eps, step = self.steps * self.step_size, exact_text(self.eps), exact_text(self.step_size)
+        if self.eps and self.step_size > self.eps:
+            return f"step_size {step} is more than eps {eps}. Take one that follows eps, such as eps/4."
+        if reach < self.eps:
+            enough = StepSize(f"eps/{min(self.steps, 4)}").text
+            return (
+                f"steps x step_size, {self.steps} x {step} = {exact_text(reach)}, is less than eps {eps}, so no image "
+                f"gets to the edge of the ball. Take a step_size that follows eps, such as {enough}, or more steps."
+            )
+        return ""
 
     # Starts. Noise is drawn on the generator's device and in row-major order, so that a CPU
     # generator gives the same start on every device and for every memory layout of x.
@@ -325,7 +408,7 @@ def _checked_bounds(value: object) -> Bounds:
             raise OptionError(f"bounds must be two numbers such as [0, 1]: {error}") from error
         if bounds.low < bounds.high:
             return bounds
-    raise OptionError(f"bounds must be two numbers, the lower one first, such as [0, 1]; got {value!r}")
+    raise OptionError(f"bounds must be two numbers, the lower one first, such as [0, 1]; got {one_line(value)}")
 
 
 def _empty_on(x: Tensor, generator: Generator) -> Tensor:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import Phase, settings
 
 from tests import programs, reaper
 
+# What this user has run before is noted in his home (recipe/plugin_files.py): not what tests run.
+_STATE = tempfile.TemporaryDirectory(prefix="calfat-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: tests share few cores, also through subprocesses
 
 settings.register_profile("house", derandomize=True, deadline=None)
@@ -33,6 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seed", type=int, default=0, help="seed of the mutated inputs of tests/fuzz")
     group.addoption("--fuzz-share", type=float, default=1.0, help="share of the cases of tests/fuzz, such as 0.1")
+    parser.addoption(
+        "--weight-noise",
+        type=int,
+        metavar="SEED",
+        help="run only the tests that use a stored model, with its weights multiplied by 1 + 1e-4 noise of this seed",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,6 +52,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         programs.require(*marker.args)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whole federations are trained last: with ``-x``, as in mutation testing, quick tests find most mistakes first."""
     items.sort(key=lambda item: "reference" in item.path.parts)
+    if config.getoption("--weight-noise") is not None:
+        others = [item for item in items if not _has_stored_model(item)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = filter(_has_stored_model, items)
+
+
+def _has_stored_model(item: pytest.Item) -> bool:
+    return "stored_model" in getattr(item, "fixturenames", ())

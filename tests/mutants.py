@@ -42,6 +42,9 @@ INTERVALS = "tests/maths/test_intervals.py"
 TABLES = "tests/suites/test_tables.py"
 CONSOLE = "tests/runs/test_progress.py"
 PAGE = "tests/report/test_measures.py"
+FLOODS = "tests/silo/test_floods.py"
+OUTLIERS = "tests/host/test_outliers.py"
+DISCOVERY = "tests/contract/test_registry.py"
 
 
 class Mutant(NamedTuple):
@@ -361,8 +364,8 @@ MUTANTS = (
     Mutant(
         "an installed plugin is not replaced by its file",
         "registry.py",
-        " or point.module in files:",
-        ":",
+        "                if found.module in files:\n                    continue\n",
+        "",
         PLUGIN_WORDS,
     ),
     Mutant(
@@ -639,6 +642,34 @@ MUTANTS = (
         CORRUPTED,
     ),
     Mutant(
+        "a threat of a panel forgets the clean image",
+        "evaluators/panel.py",
+        "result.accuracy_strict) for name",
+        "result.accuracy) for name",
+        CORRUPTED,
+    ),
+    Mutant(
+        "the budget curve keeps the step of the budget on trial",
+        "trust/white_box.py",
+        "threat.step_size * eps / threat.eps)",
+        "threat.step_size)",
+        VERDICTS,
+    ),
+    Mutant(
+        "any option of the data set may change on resume",
+        "experiment/compare.py",
+        '"calfat.dataset.download"',
+        '"calfat.dataset."',
+        "tests/recipe/test_shipped.py",
+    ),
+    Mutant(
+        "a client that returns has forgotten what it kept",
+        "host/silo/client.py",
+        "state_after(used)",
+        "state_after(round - 1)",
+        "tests/silo/test_parity.py",
+    ),
+    Mutant(
         "a table's seeds are not those of its values",
         "suites/files.py",
         '" ".join(map(str, score.seeds))',
@@ -655,8 +686,8 @@ MUTANTS = (
     Mutant(
         "a run without a final evaluation shows an empty table",
         "cli/results.py",
-        "    if not results:\n",
-        "    if False:\n",
+        "    if results:\n",
+        "    if True:\n",
         CONSOLE,
     ),
     Mutant(
@@ -669,7 +700,7 @@ MUTANTS = (
     Mutant(
         "the console leaves the alarms out",
         "cli/results.py",
-        "    show_alarms(console, find_alarms(results))\n",
+        "    show_alarms(console, alarms)\n",
         "",
         CONSOLE,
     ),
@@ -686,6 +717,27 @@ MUTANTS = (
         "run.curve(label)[-1]",
         "run.curve(label)[0]",
         PAGE,
+    ),
+    Mutant(
+        "connections of a party are those of its address",
+        "host/transports/guard.py",
+        "party, ranks + _SPARE_OF_A_PARTY",
+        "host, ranks + _SPARE_OF_A_PARTY",
+        FLOODS,
+    ),
+    Mutant(
+        "a round's record lacks the weights",
+        "federation/server.py",
+        "            weights=aggregate.weights,\n        )",
+        "        )",
+        OUTLIERS,
+    ),
+    Mutant(
+        "damage of a distribution ends the import of torch",
+        "compat.py",
+        "            Distribution.discover = staticmethod(_undamaged)  # type: ignore[method-assign]\n",
+        "",
+        DISCOVERY,
     ),
 )
 

@@ -7,26 +7,25 @@ recipe parser checks it, and its errors name the flag.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from calfat_plugin.analyses.loaded_run import find_checkpoint, near
+from calfat_plugin.analyses.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import Document, read_document
+from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import check_device
-from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.threat import exact_text, parse_number
+from calfat_plugin.threat import QUARTER, Number, StepSize, ThreatModel, exact_text, parse_number
 
 NATURAL = "natural"
-DEFAULT_RATIO = Fraction(1, 4)  # step_size over eps where the recipe gives none: 2/255 at 8/255
+_THREAT = ("calfat", "threat")
+_NORM = (*_THREAT, "norm")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -39,7 +38,7 @@ class AttackRequest:
         settings: ``LABEL.OPTION=VALUE`` texts.
         eps: budgets as texts; empty: the recipe's.
         norm: or None for the recipe's.
-        step_size: as text; None: as long in relation to eps as in the recipe.
+        step_size: as text; None: the recipe's; ``eps/4`` in another norm than the recipe's.
         examples: how many test examples, or None for all.
         batch_size: or None for the recipe's.
         seed: or None for the recipe's.
@@ -47,6 +46,7 @@ class AttackRequest:
         data_dir: where data sets are; None: as the recipe says.
         download: whether a missing data set may be fetched.
         plugins: files with plugins, beside those of the recipe.
+        trust: is asked about each plugin file of the run that this user has not run before.
     """
 
     attacks: tuple[str, ...]
@@ -61,6 +61,7 @@ class AttackRequest:
     data_dir: str | None = None
     download: bool = False
     plugins: tuple[Path, ...] = ()
+    trust: Trust = distrust
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> Pl
         RecipeError: the request does not fit, or the run's recipe cannot be read.
     """
     weights, run = find_checkpoint(target, checkpoint)
-    return _plan(weights, run, read_document(RunDirectory(run).recipe), request)
+    return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
 
 def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> Plan:
@@ -127,6 +128,10 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
         check_device(request.device, "--device")
     if request.norm is not None and not request.eps:
         raise OptionError(f"--norm {request.norm} needs --eps beside it; the same eps is another budget in each norm.")
+    step_size = request.step_size and _number(StepSize, "--step-size", request.step_size).text
+    step_place = f"--step-size {request.step_size}"
+    if request.norm not in (None, document.get(_NORM) or ThreatModel.norm) and step_size is None:
+        step_size, step_place = QUARTER.text, f"--norm {request.norm}"
     document = with_plugins(_with_attacks(document, request), request.plugins)
     registry = Registry.for_recipe(document)
     for path, value, flag in (
@@ -134,14 +139,15 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
         (("common_args", "random_seed"), request.seed, "--seed"),
         (("data_args", "data_cache_dir"), request.data_dir, "--data-dir"),
         (("calfat", "dataset", "download"), request.download or None, "--download"),
-        (("calfat", "threat", "norm"), request.norm, "--norm"),
+        (_NORM, request.norm, "--norm"),
     ):
         if value is not None:
             document = document.with_value(path, value, f"{flag} {value}" if value is not True else flag)
-    budgets = sorted({_number("--eps", text): text for text in request.eps}.items())
-    documents = [_with_budget(document, eps, text, request.step_size) for eps, text in budgets]
-    documents = documents or [_with_step(document, request.step_size)]
-    experiments = tuple(assemble(each, registry) for each in documents)
+    if step_size is not None:
+        document = document.with_value((*_THREAT, "step_size"), step_size, step_place)
+    budgets = sorted({_number(parse_number, "--eps", text): text for text in request.eps}.items())
+    documents = [document.with_value((*_THREAT, "eps"), exact_text(eps), f"--eps {text}") for eps, text in budgets]
+    experiments = tuple(assemble(each, registry, trains=False) for each in documents or [document])
     return Plan(weights, run, experiments, request)
 
 
@@ -202,34 +208,8 @@ def _setting(setting: str, labels: Sequence[str]) -> tuple[int, str, object]:
 # --- which budgets ----------------------------------------------------------------------------------------------------
 
 
-def _number(flag: str, text: str) -> Fraction:
+def _number(read: Callable[[object], Number], flag: str, text: str) -> Number:
     try:
-        return parse_number(text)
+        return read(text)
     except ValueError as error:
         raise OptionError(f"{flag} {text}: {error}.") from None
-
-
-def _ratio(document: Document) -> Fraction:
-    """The recipe's step_size in relation to its eps."""
-    threat = document.get(("calfat", "threat"))
-    values = threat if isinstance(threat, Mapping) else {}
-    try:
-        eps, step_size = parse_number(values.get("eps")), parse_number(values.get("step_size"))
-    except ValueError:
-        return DEFAULT_RATIO
-    return step_size / eps if eps > 0 and step_size > 0 else DEFAULT_RATIO
-
-
-def _with_budget(document: Document, eps: Fraction, text: str, step_size: str | None) -> Document:
-    length = eps * _ratio(document)
-    document = document.with_value(("calfat", "threat", "eps"), exact_text(eps), f"--eps {text}")
-    if step_size is None and eps > 0:
-        return document.with_value(("calfat", "threat", "step_size"), exact_text(length), f"--eps {text}")
-    return _with_step(document, step_size)
-
-
-def _with_step(document: Document, step_size: str | None) -> Document:
-    if step_size is None:
-        return document
-    value = exact_text(_number("--step-size", step_size))
-    return document.with_value(("calfat", "threat", "step_size"), value, f"--step-size {step_size}")

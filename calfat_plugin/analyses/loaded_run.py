@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.recipe.document import read_document
-from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.recipe.document import Document, read_document
+from calfat_plugin.recipe.plugin_files import PLUGINS, PluginFile, plugin_files, with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from calfat_plugin.federation.server import Snapshot
 
 Warn = Callable[[str], None]
+Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
 LAST = "last"
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
@@ -65,6 +66,38 @@ def find_checkpoint(target: Path, checkpoint: str | None = None) -> tuple[Path, 
         f"{target}: this file lies in no run directory, so nothing says what model it is of. `calfat attack` takes it "
         f"with its model: --model package.module:factory --weights {target} --dataset NAME."
     )
+
+
+def distrust(file: PluginFile) -> bool:
+    """The ``Trust`` of nobody."""
+    return False
+
+
+def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
+    """The recipe of a run directory, if its plugin files may be executed.
+
+    Those that this user has run before may be, by their content, and those that ``plugins`` name. A run directory from
+    somebody else names code of its own.
+
+    Args:
+        run: the run directory.
+        plugins: files with plugins, beside those of the recipe or instead of them.
+        trust: is asked about each other file.
+
+    Raises:
+        CalfatError: the recipe cannot be read, or a file is not trusted.
+    """
+    document = read_document(RunDirectory(run).recipe)
+    named = {Path(file).stem for file in plugins}
+    for name, file in plugin_files(document).items():
+        if name not in named and not file.is_known() and not trust(file):
+            raise document.error(
+                (*PLUGINS, name),
+                f"this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "
+                "with your permissions: read it, and if you trust it, add --trust-plugins (from Python: "
+                "trust_plugins=True).",
+            )
+    return with_plugins(document, plugins)
 
 
 def near(path: Path) -> str:
@@ -143,6 +176,7 @@ def loaded_run(
     warn: Warn,
     device: torch.device | None = None,
     plugins: Iterable[Path] = (),
+    trust: Trust = distrust,
 ) -> Iterator[LoadedRun]:
     """A finished or unfinished run, with the number of threads that its recipe asks for.
 
@@ -150,13 +184,13 @@ def loaded_run(
         target, checkpoint: as for :func:`find_checkpoint`.
         warn: shows the user a finding that stops nothing.
         device: where to compute; None: as the recipe says.
-        plugins: files with plugins, beside those of the recipe.
+        plugins, trust: as for :func:`recipe_of`.
 
     Raises:
         CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
     """
     weights, run = find_checkpoint(target, checkpoint)
-    document = with_plugins(read_document(RunDirectory(run).recipe), plugins)
+    document = recipe_of(run, plugins, trust)
     experiment = assemble(document, Registry.for_recipe(document))
     with using_threads(experiment):
         yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))

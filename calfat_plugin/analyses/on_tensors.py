@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from calfat_plugin.analyses.attack_plan import DEFAULT_RATIO
-from calfat_plugin.errors import DataError, ModelError, OptionError
+from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.options import to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
@@ -17,97 +18,184 @@ from calfat_plugin.threat import Norm, ThreatModel, exact_text
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor, nn
+    from torch.utils.data import DataLoader
 
     from calfat_plugin.datasets import ImageData
 
+    Labels: TypeAlias = Tensor | ArrayLike
+    Images: TypeAlias = Tensor | ArrayLike | DataLoader[Any] | ImageData
+
 Number = float | str | Fraction
+Budgets = list[Any] | tuple[Any, ...]
 
 
+@overload
 def evaluate(
     model: nn.Module,
-    x: Tensor | ArrayLike,
-    y: Tensor | ArrayLike,
-    evaluators: Sequence[str | Mapping[str, Any]],
+    x: Images,
+    y: Labels | None = ...,
+    evaluators: str | Sequence[str | Mapping[str, Any]] = ...,
     *,
-    eps: Number | None = None,
+    eps: Number | None = ...,
+    norm: Norm = ...,
+    step_size: Number | None = ...,
+    targets: Labels | None = ...,
+    batch_size: int = ...,
+    seed: int = ...,
+    on_progress: Callable[[str, int, int, int], None] | None = ...,
+) -> dict[str, EvaluationResult]: ...
+@overload
+def evaluate(
+    model: nn.Module,
+    x: Images,
+    y: Labels | None = ...,
+    evaluators: str | Sequence[str | Mapping[str, Any]] = ...,
+    *,
+    eps: Budgets,
+    norm: Norm = ...,
+    step_size: Number | None = ...,
+    targets: Labels | None = ...,
+    batch_size: int = ...,
+    seed: int = ...,
+    on_progress: Callable[[str, int, int, int], None] | None = ...,
+) -> dict[Any, dict[str, EvaluationResult]]: ...
+def evaluate(
+    model: nn.Module,
+    x: Images,
+    y: Labels | None = None,
+    evaluators: str | Sequence[str | Mapping[str, Any]] = (),
+    *,
+    eps: Number | Budgets | None = None,
     norm: Norm = "linf",
     step_size: Number | None = None,
+    targets: Labels | None = None,
     batch_size: int = 500,
     seed: int = 0,
     on_progress: Callable[[str, int, int, int], None] | None = None,
-) -> dict[str, EvaluationResult]:
+) -> dict[str, EvaluationResult] | dict[Any, dict[str, EvaluationResult]]:
     """Measure any model, on the device where it is.
 
     Args:
         model: in evaluation mode; it takes pixels in [0, 1] and returns raw logits (N, C).
-        x: (N, C, H, W) images, floats in [0, 1] or uint8.
+        x: (N, C, H, W) images, floats in [0, 1] or uint8; or a ``DataLoader`` of (images, labels) batches, or an
+            ``ImageData`` such as the ``test`` of a data set, without ``y``.
         y: (N,) labels, whole numbers from 0.
         evaluators: as recipes write them: names such as ``"pgd20"``, or mappings with a name and options.
-        eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``.
+        eps: the budget of attacks, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
         norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
-        step_size: of attacks that take steps; None: a quarter of ``eps``.
+        step_size: of attacks that take steps, a number or a multiple of eps such as ``"eps/10"``; None: ``eps/4``.
+        targets: (N,) the wrong label that the attacks aim at for each image; the results then have ``target_success``.
         batch_size: images a batch.
         seed: of random starts.
         on_progress: called with (label, examples done, examples in all, correct so far).
 
     Returns:
-        Label to result, in the order given.
+        Label to result, in the order given; of a list of budgets such a mapping for each, by its eps as given.
 
     Raises:
         CalfatError: something does not fit; the text says what.
     """
-    experiment = _experiment(
-        [evaluators] if isinstance(evaluators, str) else evaluators, eps, norm, step_size, batch_size, seed
-    )
-    return _measure(experiment, model, _images(x, y), on_progress=on_progress or _ignore)
+    picks = [evaluators] if isinstance(evaluators, str) else evaluators
+    if not picks:
+        raise OptionError("evaluators: name at least one, such as natural or pgd20.")
+    budgets = _budgets(eps)
+    experiments = {each: _experiment(picks, each, norm, step_size, batch_size, seed) for each in budgets}
+    data = _images(x, y)
+    found = {
+        each: _measure(experiment, model, data, targets, on_progress=on_progress or _ignore)
+        for each, experiment in experiments.items()
+    }
+    return found if budgets is eps else found[eps]
 
 
+@overload
 def attack(
     name: str | Mapping[str, Any],
     model: nn.Module,
-    x: Tensor | ArrayLike,
-    y: Tensor | ArrayLike,
+    x: Images,
+    y: Labels | None = ...,
     *,
-    eps: Number | None = None,
+    eps: Number | None = ...,
+    norm: Norm = ...,
+    step_size: Number | None = ...,
+    targets: Labels | None = ...,
+    batch_size: int = ...,
+    seed: int = ...,
+) -> Tensor: ...
+@overload
+def attack(
+    name: str | Mapping[str, Any],
+    model: nn.Module,
+    x: Images,
+    y: Labels | None = ...,
+    *,
+    eps: Budgets,
+    norm: Norm = ...,
+    step_size: Number | None = ...,
+    targets: Labels | None = ...,
+    batch_size: int = ...,
+    seed: int = ...,
+) -> dict[Any, Tensor]: ...
+def attack(
+    name: str | Mapping[str, Any],
+    model: nn.Module,
+    x: Images,
+    y: Labels | None = None,
+    *,
+    eps: Number | Budgets | None = None,
     norm: Norm = "linf",
     step_size: Number | None = None,
+    targets: Labels | None = None,
     batch_size: int = 500,
     seed: int = 0,
-) -> Tensor:
+) -> Tensor | dict[Any, Tensor]:
     """Adversarial examples, checked against the budget: those that ``evaluate`` counts with the same arguments.
 
     Args:
         name: an evaluator as recipes write it, such as ``"pgd20"``.
         model: in evaluation mode; it takes pixels in [0, 1] and returns raw logits (N, C).
-        x: (N, C, H, W) images, floats in [0, 1] or uint8.
+        x: (N, C, H, W) images, floats in [0, 1] or uint8; or a ``DataLoader`` of (images, labels) batches that does not
+            shuffle, or an ``ImageData``, without ``y``.
         y: (N,) labels, whole numbers from 0.
-        eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``.
+        eps: the budget, a fraction of the pixel range: 0.1 or ``"8/255"``; or a list of budgets.
         norm: of the budget: ``"linf"``, ``"l2"`` or ``"l1"``.
-        step_size: of attacks that take steps; None: a quarter of ``eps``.
+        step_size: of attacks that take steps, a number or a multiple of eps such as ``"eps/10"``; None: ``eps/4``.
+        targets: (N,) the wrong label to aim at for each image; None: any wrong one.
         batch_size: images a batch.
         seed: of random starts.
 
     Returns:
-        (N, C, H, W) float32 in [0, 1], on the device of ``x``. Images that were not attacked, or that AutoAttack could
-        not break, are as they were.
+        (N, C, H, W) float32 in [0, 1], on the device of ``x``; of a list of budgets such a tensor for each, by its eps
+        as given. Images that were not attacked, or that AutoAttack could not break, are as they were.
 
     Raises:
         CalfatError: something does not fit, or the evaluator makes no adversarial examples (``natural``).
     """
     from calfat_plugin.datasets import pixels
 
-    experiment = _experiment([name], eps, norm, step_size, batch_size, seed)
-    ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
-    if not evaluator.gives_examples:
-        raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
-    data = _images(x, y)
-    found = pixels(data.x).clone()
+    budgets = _budgets(eps)
+    experiments = {each: _experiment([name], each, norm, step_size, batch_size, seed) for each in budgets}
+    for experiment in experiments.values():
+        ((label, evaluator),) = experiment.build_evaluators(experiment.evaluators)
+        if not evaluator.gives_examples:
+            raise OptionError(f"evaluator '{label}' makes no adversarial examples; name an attack, such as pgd20.")
+    data = _images(x, y, keeps_order=True)
+    found = {each: pixels(data.x).clone() for each in experiments}
+    for each, experiment in experiments.items():
+        _measure(experiment, model, data, targets, on_examples=partial(_put, found[each]))
+    return found if budgets is eps else found[eps]
 
-    def keep(where: Tensor, x_adv: Tensor) -> None:
-        found[where.to(found.device)] = x_adv.detach().to(found.device)
 
-    _measure(experiment, model, data, on_examples=keep)
-    return found
+def _put(found: Tensor, where: Tensor, x_adv: Tensor) -> None:
+    found[where.to(found.device)] = x_adv.detach().to(found.device)
+
+
+def _budgets(eps: Number | Budgets | None) -> Sequence[Any]:
+    if not isinstance(eps, (list, tuple)):
+        return (eps,)
+    if not eps:
+        raise OptionError("eps: there is no budget in the list.")
+    return eps
 
 
 def _ignore(*arguments: object) -> None:
@@ -127,19 +215,17 @@ def _experiment(
     Raises:
         CalfatError: an argument is no good, or an attack lacks its eps.
     """
-    budget: dict[str, Any] = {"norm": norm} if eps is None else {"norm": norm, "eps": eps}  # it reads any number
-    threat = ThreatModel(**budget)
-    budget["step_size"] = (threat.eps * DEFAULT_RATIO or threat.step_size) if step_size is None else step_size
-    threat = ThreatModel(**budget)
+    budget: dict[str, Any] = {"norm": norm, "eps": eps, "step_size": step_size}  # it reads any number
+    threat = ThreatModel(**{name: value for name, value in budget.items() if value is not None})
     picks = [dict(pick) if isinstance(pick, Mapping) else pick for pick in evaluators]
     document = Document("evaluators", {}, {})
     for path, value, place in (
-        (("calfat", "evaluators"), picks, f"evaluators {picks!r}"),
-        (("calfat", "threat", "norm"), norm, f"norm={norm!r}"),
-        (("calfat", "threat", "eps"), exact_text(threat.eps), f"eps={eps!r}"),
-        (("calfat", "threat", "step_size"), exact_text(threat.step_size), f"step_size={step_size!r}"),
-        (("calfat", "evaluation", "batch_size"), batch_size, f"batch_size={batch_size!r}"),
-        (("common_args", "random_seed"), seed, f"seed={seed!r}"),
+        (("calfat", "evaluators"), picks, f"evaluators {one_line(picks)}"),
+        (("calfat", "threat", "norm"), norm, f"norm={one_line(norm)}"),
+        (("calfat", "threat", "eps"), exact_text(threat.eps), f"eps={one_line(eps)}"),
+        (("calfat", "threat", "step_size"), to_plain(threat.step_size), f"step_size={one_line(step_size)}"),
+        (("calfat", "evaluation", "batch_size"), batch_size, f"batch_size={one_line(batch_size)}"),
+        (("common_args", "random_seed"), seed, f"seed={one_line(seed)}"),
     ):
         document = document.with_value(path, value, place)
     experiment = assemble(document, Registry.load())
@@ -150,16 +236,30 @@ def _experiment(
     return experiment
 
 
-def _images(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> ImageData:
+def _images(x: Images, y: Labels | None, *, keeps_order: bool = False) -> ImageData:
     """Images and labels, checked; integers of any width become labels, floats of any width pixels.
 
     Raises:
         DataError: they are no images with their labels, or pixels lie outside [0, 1].
     """
     import torch
+    from torch.utils.data import DataLoader, RandomSampler
 
     from calfat_plugin.datasets import ImageData
+    from calfat_plugin.datasets.data import check_pixels
 
+    if isinstance(x, (DataLoader, ImageData)):
+        if y is not None:
+            raise DataError(
+                f"y is given beside a {type(x).__name__}, which has labels of its own; leave one of them out."
+            )
+        if keeps_order and isinstance(x, DataLoader) and isinstance(x.sampler, RandomSampler):
+            raise DataError(
+                "the DataLoader shuffles, so nobody could tell whose examples are whose; take shuffle=False."
+            )
+        x, y = (x.x, x.y) if isinstance(x, ImageData) else _loaded(x)
+    elif y is None:
+        raise DataError("y is missing: the labels of the images. A DataLoader or an ImageData has them with it.")
     try:
         images, labels = torch.as_tensor(x).detach(), torch.as_tensor(y).detach()
     except (TypeError, ValueError, RuntimeError) as error:
@@ -171,20 +271,65 @@ def _images(x: Tensor | ArrayLike, y: Tensor | ArrayLike) -> ImageData:
     data = ImageData(images, labels)
     if not len(data):
         raise DataError("there are no images in x.")
-    if data.x.is_floating_point():
-        low, high = (float(end) for end in data.x.aminmax())
-        if not (low >= 0 and high <= 1):
-            raise DataError(
-                f"pixels run from {low:g} to {high:g}; expected [0, 1]: divide bytes by 255 or give them as uint8, and "
-                "leave normalisation to the model."
-            )
+    check_pixels(data)
     return data
+
+
+def _loaded(loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """All images and labels of a DataLoader, in its order.
+
+    Raises:
+        DataError: its batches are no pairs of tensors, or there is none.
+    """
+    import torch
+
+    found = []
+    for batch in loader:
+        if not isinstance(batch, (tuple, list)) or [type(part) for part in batch] != [torch.Tensor] * 2:
+            parts = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+            raise DataError(f"a batch of the DataLoader is a {type(batch).__name__}{parts}; expected (images, labels).")
+        found.append(batch)
+    if not found:
+        raise DataError("there are no images in x.")
+    try:
+        x, y = (torch.cat(parts) for parts in zip(*found, strict=True))
+    except RuntimeError as error:
+        raise DataError(f"the batches of the DataLoader do not go together: {error}.") from None
+    return x, y
+
+
+def _targets(targets: Labels, data: ImageData, num_classes: int) -> Tensor:
+    """What an attack aims at: (N,) int64 on the CPU.
+
+    Raises:
+        DataError: it is something else than a wrong label for each image.
+    """
+    import torch
+
+    try:
+        found = torch.as_tensor(targets).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"targets must be a tensor or an array of whole numbers: {error}.") from None
+    if found.shape != data.y.shape or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise DataError(
+            f"targets are {tuple(found.shape)} {found.dtype}; expected a label for each image, ({len(data)},) integers."
+        )
+    low, high = int(found.min()), int(found.max())
+    if low < 0 or high >= num_classes:
+        raise DataError(f"targets run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
+    own = int((found == data.y.cpu()).sum())
+    if own:
+        raise DataError(
+            f"targets: {own} of {len(data)} are the images' own labels; leave these images out, or aim elsewhere."
+        )
+    return found.long()
 
 
 def _measure(
     experiment: Experiment,
     model: nn.Module,
     data: ImageData,
+    targets: Labels | None,
     *,
     on_progress: Callable[[str, int, int, int], None] = _ignore,
     on_examples: Callable[[Tensor, Tensor], None] = _ignore,
@@ -206,11 +351,18 @@ def _measure(
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
+    evaluators = experiment.build_evaluators(experiment.evaluators)
+    for label, evaluator in () if targets is None else evaluators:
+        if evaluator.gives_examples and not evaluator.takes_targets:
+            raise OptionError(
+                f"evaluator '{label}' makes no targeted attacks. Those that do: fgsm, bim, pgd, mi-fgsm, cw."
+            )
     return measure(
         model,
         data,
-        experiment.build_evaluators(experiment.evaluators),
+        evaluators,
         num_classes=num_classes,
+        targets=None if targets is None else _targets(targets, data, num_classes),
         threat=experiment.recipe.threat,
         batch_size=experiment.recipe.evaluation.batch_size,
         device=device,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import LoadedRun, Warn, loaded_run
+from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, Warn, distrust, loaded_run
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
@@ -58,6 +58,7 @@ def compare_per_class(
     say: Callable[[str], None],
     warn: Warn,
     plugins: Iterable[Path] = (),
+    trust: Trust = distrust,
 ) -> dict[str, Any]:
     """Run the protocol and write ``per_class.json`` into the run directory.
 
@@ -70,6 +71,7 @@ def compare_per_class(
         say: is called with a line for each local model.
         warn: is called with findings that stop nothing.
         plugins: files with plugins, beside those of the run.
+        trust: is asked about each plugin file of the run that this user has not run before.
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
@@ -80,7 +82,7 @@ def compare_per_class(
     from calfat_plugin.federation.worker import shards_of
 
     started = time.perf_counter()
-    with loaded_run(directory, checkpoint, warn, plugins=plugins) as run:
+    with loaded_run(directory, checkpoint, warn, plugins=plugins, trust=trust) as run:
         variants = _variants(run, methods, evaluators)
         for variant in variants.values():
             run.model(variant)  # refuses what cannot start from these weights before anything is trained

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import Warn, loaded_run
+from calfat_plugin.analyses.loaded_run import Trust, Warn, distrust, loaded_run
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
@@ -24,7 +24,9 @@ PERPLEXITY = 30.0
 SEED = 0  # one choice of examples for all runs, so that their pictures compare
 
 
-def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXAMPLES, warn: Warn) -> dict[str, Any]:
+def write_tsne(
+    directory: Path, *, checkpoint: str = "last", examples: int = EXAMPLES, warn: Warn, trust: Trust = distrust
+) -> dict[str, Any]:
     """Compute the embedding of one run's checkpoint and write it into the run directory.
 
     Args:
@@ -32,6 +34,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
         checkpoint: which global model.
         examples: at most so many clean test examples, as many of each class as can be.
         warn: is called with findings that stop nothing.
+        trust: is asked about each plugin file of the run that this user has not run before.
 
     Returns:
         What was written.
@@ -41,7 +44,7 @@ def write_tsne(directory: Path, *, checkpoint: str = "last", examples: int = EXA
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
-    with loaded_run(directory, checkpoint, warn) as run:
+    with loaded_run(directory, checkpoint, warn, trust=trust) as run:
         chosen = balanced(run.dataset.test, run.dataset.num_classes, examples)
         batch_size = run.experiment.recipe.evaluation.batch_size
         features = penultimate_features(run.model(), chosen.to(run.device), batch_size)

@@ -11,7 +11,7 @@ import click
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
-from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
@@ -39,6 +39,7 @@ _RESUME = "The same command again continues inside AutoAttack where it stopped; 
     help="An option of an attack; repeatable. Example: --set pgd20.restarts=5",
 )
 @plugin_option
+@trust_option
 @click.option("--eps", metavar="EPS,...", help="Budgets such as 8/255; several draw a curve. Default: the recipe's.")
 @model_options
 @click.option("--examples", type=click.IntRange(min=1), metavar="N", help="A fixed random subset of the test split.")
@@ -72,7 +73,7 @@ def attack(
             attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
         plan = planned(target, checkpoint, model, weights, dataset, asked)
-        warn(*plan.experiments[0].recipe.warnings)
+        warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.recipe.warnings))
         outcome = _run(plan, output, plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 

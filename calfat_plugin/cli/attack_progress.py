@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from calfat_plugin.analyses.attack import AttackObserver
 from calfat_plugin.cli.progress import BAR_WIDTH, Lines
 from calfat_plugin.cli.results import with_budget
+from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult
 
@@ -49,7 +50,7 @@ class LiveAttackProgress(AttackObserver):
         self._bar.stop()
 
     def warn(self, message: str) -> None:
-        self._console.print(f"warning: {message}", style="yellow", markup=False)
+        self._console.print(f"warning: {printable(message)}", style="yellow", markup=False)
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
         if name != self._bar.tasks[0].description:

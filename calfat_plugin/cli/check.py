@@ -81,12 +81,11 @@ def _check_recipe(
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:
-    from calfat_plugin.registry import Registry
     from calfat_plugin.suites.parse import parse_suite
-    from calfat_plugin.suites.plan import make_plan
+    from calfat_plugin.suites.plan import make_plan, registry_of
 
     suite, seeds = parse_suite(document, plugins), None if seed is None else (seed,)
-    plan = make_plan(suite, Registry.for_recipe(suite.base_document), overrides=overrides, seeds=seeds)
+    plan = make_plan(suite, registry_of(suite, overrides), overrides=overrides, seeds=seeds)
     choosing = len(plan.choosing.runs) + plan.num_finals
     runs = f", {choosing} choice runs and {plan.num_runs} runs" if choosing else f" and {plan.num_runs} runs"
     text = f"{document.file}: good. A suite of {len(plan.cells)} cells{runs}."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from calfat_plugin.errors import CalfatError
+from calfat_plugin.peer_text import printable
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what shells expect after Ctrl-C
@@ -80,7 +81,7 @@ def warn(*messages: str) -> None:
 def _say(word: str, colour: int, message: str) -> None:
     prefix = f"\x1b[1;{colour}m{word}:\x1b[0m" if coloured(sys.stderr) else f"{word}:"
     with suppress(OSError):  # the exit status remains
-        print(prefix, message, file=sys.stderr)
+        print(prefix, printable(message), file=sys.stderr)  # a plugin may have written it
 
 
 def write_page(write: Callable[[], Path], directory: Path) -> None:

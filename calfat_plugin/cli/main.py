@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import click
 
 from calfat_plugin import __version__
-from calfat_plugin.cli.errors import coloured, user_errors
+from calfat_plugin.cli.errors import INTERRUPTED, coloured, fail, user_errors
 from calfat_plugin.errors import did_you_mean
+from calfat_plugin.peer_text import printable
 
 COMMANDS = {
     "run": "Run a recipe.",
     "check": "Check a recipe without running it.",
     "recipes": "List the recipes and suites that come with the package.",
     "init": "Copy one of them into this folder.",
+    "download": "Download a published data set.",
     "suite": "Run a grid of recipes and set their table beside the paper's.",
     "report": "Make the page of a run, or of several side by side.",
     "per-class": "Train each client an epoch with several methods and compare them class by class.",
@@ -40,6 +44,7 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, and report an output that cannot be written like any other error."""
+        sys.excepthook = _show_traceback
         with user_errors():
             try:
                 return super().main(*args, **kwargs)
@@ -63,8 +68,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _naming_options(ctx):
-            return super().invoke(ctx)
+        try:
+            with _naming_options(ctx):
+                return super().invoke(ctx)
+        except KeyboardInterrupt:  # click itself would exit with 1
+            fail("stopped.", code=INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -79,6 +87,11 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python does it, but for a plugin's text, which must not drive the terminal."""
+    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.runs.request import checked_experiment
 from calfat_plugin.shipped import shipped_files
 
@@ -49,6 +51,24 @@ plugin_option: Decorator = click.option(
     multiple=True,
     metavar="FILE",
     help="A Python file with plugins, which need not be installed; repeatable.",
+)
+
+
+def _ask(file: PluginFile) -> bool:
+    """The user's word on a plugin file, where there is a terminal to ask at."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    click.echo(f"This run executes {file.path}\n(SHA-256 {file.sha256}), which you have not run before.", err=True)
+    return click.confirm("It acts with your permissions. Execute it?", err=True)
+
+
+#: What a command that executes the plugins of a run directory passes on as ``trust``.
+trust_option: Decorator = click.option(
+    "--trust-plugins",
+    "trust",
+    is_flag=True,
+    callback=lambda ctx, param, value: (lambda file: True) if value else _ask,
+    help="Execute plugin files of the run that you have not run before.",
 )
 
 

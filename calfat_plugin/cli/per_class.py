@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import user_errors, warn
-from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.cli.options import plugin_option, trust_option
+
+if TYPE_CHECKING:
+    from calfat_plugin.analyses.loaded_run import Trust
 
 
 @click.command(name="per-class")
@@ -27,9 +31,16 @@ from calfat_plugin.cli.options import plugin_option
     help="Global model to start from: last, best-natural or best-robust.",
 )
 @plugin_option
+@trust_option
 @json_option
 def per_class(
-    run_dir: Path, methods: str, evaluators: str, checkpoint: str, plugins: tuple[Path, ...], as_json: bool
+    run_dir: Path,
+    methods: str,
+    evaluators: str,
+    checkpoint: str,
+    plugins: tuple[Path, ...],
+    trust: Trust,
+    as_json: bool,
 ) -> None:
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
@@ -49,6 +60,7 @@ def per_class(
             say=click.echo,
             warn=warn,
             plugins=plugins,
+            trust=trust,
         )
         page = write_run_report(run_dir)
         results = run_dir / "per_class.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Registry
+from calfat_plugin.threat import StepSize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,9 +92,10 @@ def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
 
 
 def _describe_option(info: OptionInfo) -> dict[str, Any]:
-    words: dict[type, str] = {Fraction: "fraction", str: "text"}
+    words: dict[type, str] = {Fraction: "fraction", StepSize: "fraction or eps/N", str: "text"}
     described = {key: to_plain(getattr(info, key)) for key in _OPTION_KEYS}
-    return {**described, "type": words.get(info.type, info.type.__name__)}
+    each = words.get(info.type, info.type.__name__)
+    return {**described, "type": f"list of {each}" if info.many else each}
 
 
 def _of_this_kind(registry: Registry, entry: entries.Entry) -> dict[str, Any]:
@@ -133,11 +136,11 @@ def _find(registry: Registry, name: str) -> list[entries.Entry]:
             found.append(registry.find(kind, name)[0])
     if found:
         return found
-    known = {entry.name for entry in _offers(registry)}
+    names = [registry.names(kind) for kind in KINDS]
+    # What abbreviates one name among its kind's may abbreviate several among all.
+    hint = did_you_mean(name, itertools.chain(*names)) or next(filter(None, (did_you_mean(name, n) for n in names)), "")
     not_loaded = "".join(f"\nNot loaded: {failure}" for failure in registry.failures)
-    raise PluginError(
-        f"no plugin called '{name}'.{did_you_mean(name, known)} 'calfat plugins' lists them all.{not_loaded}"
-    )
+    raise PluginError(f"no plugin called '{name}'.{hint} 'calfat plugins' lists them all.{not_loaded}")
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------

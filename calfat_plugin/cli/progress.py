@@ -17,6 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import RoundRecord, RunInfo
 
@@ -67,8 +68,7 @@ def _round_line(record: RoundRecord, num_rounds: int) -> str:
 
 def _scores(record: RoundRecord) -> list[str]:
     accuracies = [f"{label} {percent(result.accuracy)}" for label, result in record.evaluations.items()]
-    mean_loss = sum(record.losses.values()) / max(1, len(record.losses))
-    return [*accuracies, f"loss {mean_loss:.3f}"]
+    return [*accuracies, f"loss {record.loss:.3f}"]
 
 
 def _begin(run: RunInfo) -> str:
@@ -129,7 +129,7 @@ class Lines:
 
     def warn(self, message: str) -> None:
         """Show a finding that does not stop anything."""
-        print(f"warning: {message}", file=self._errors, flush=True)
+        print(f"warning: {printable(message)}", file=self._errors, flush=True)
 
     def is_due(self) -> bool:
         """Whether the last line was printed long ago."""
@@ -138,7 +138,7 @@ class Lines:
     def say(self, line: str) -> None:
         """Print a line."""
         self._last_line = time.perf_counter()
-        print(line, file=self._stream, flush=True)
+        print(printable(line), file=self._stream, flush=True)
 
 
 class PlainProgress(Lines, RunProgress):
@@ -209,7 +209,7 @@ class LiveProgress(RunProgress):
         self._live.stop()
 
     def warn(self, message: str) -> None:
-        self._console.print(Text.assemble(("warning: ", "bold yellow"), message))
+        self._console.print(Text.assemble(("warning: ", "bold yellow"), printable(message)))
 
     def run_started(self, run: RunInfo) -> None:
         super().run_started(run)

@@ -29,9 +29,9 @@ _RECIPE_HEAD = """\
 
 A recipe is a FedML configuration file with one additional section, `calfat:`. FedML's own sections keep their names and
 meaning. A key that is not listed here causes a warning if it has no effect. It is an error if it is nearly one of these
-keys, or if it promises privacy, a defence or an attack that a run does not have ([host.md](host.md#keys-of-fedml)). The
-`calfat:` section is strict: an unknown key, name, type or unit is an error. `calfat check --strict` takes every warning
-for an error.
+keys, if it belongs in another section, or if it promises privacy, a defence or an attack that a run does not have
+([host.md](host.md#keys-of-fedml)). The `calfat:` section is strict: an unknown key, name, type or unit is an error.
+`calfat check --strict` takes every warning for an error.
 
 Numbers can be written as `0.1`, `1e-3` or `8/255`. Any value can be overridden on the command line:
 `--set train_args.comm_round=20 --set "calfat.trainer={name: fedpgd}"`.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.options import trust_option
+
+if TYPE_CHECKING:
+    from calfat_plugin.analyses.loaded_run import Trust
 
 
 @click.command()
@@ -16,8 +21,9 @@ from calfat_plugin.cli.errors import user_errors, warn
     "--out", type=click.Path(path_type=Path), metavar="FILE", help="The page to write; default: report.html in DIR."
 )
 @click.option("--tsne", is_flag=True, help="First compute a t-SNE of each run's penultimate features. Takes a while.")
+@trust_option
 @json_option
-def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, as_json: bool) -> None:
+def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, trust: Trust, as_json: bool) -> None:
     """Make one self-contained HTML page.
 
     A run directory gives the page of that run. Several, or a directory with several runs below it such as a suite's,
@@ -34,7 +40,7 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, as_json:
 
             for run in runs:
                 click.echo(f"t-SNE of {run}")
-                write_tsne(run, warn=warn)
+                write_tsne(run, warn=warn, trust=trust)
         alone = len(runs) == 1 and len(directories) == 1 and runs[0] == directories[0]
         page = write_run_report(runs[0], out) if alone else write_comparison(directories, out)
         click.echo(f"report: {page}")

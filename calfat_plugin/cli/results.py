@@ -8,21 +8,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from calfat_plugin.evaluators.alarms import Alarm, find_alarms
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.numbers import counted, interval, listed_ids, percent
 from calfat_plugin.results import EvaluationResult
 
 
-def show_final(console: Console, results: Sequence[EvaluationResult]) -> None:
+def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm]) -> None:
     """Print the final evaluation of a run: its table, whom the model fails, and findings."""
-    if not results:
+    if results:
+        console.print(results_table(results, title="global model after the final round, test split"))
+    else:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
-        return
-    console.print(results_table(results, title="global model after the final round, test split"))
     for line in worst_lines(results):
         console.print(line, soft_wrap=True, markup=False)
-    show_alarms(console, find_alarms(results))
+    show_alarms(console, alarms)
 
 
 def results_table(results: Sequence[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:

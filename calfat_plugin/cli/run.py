@@ -132,6 +132,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     from calfat_plugin.cli.progress import choose_progress
     from calfat_plugin.cli.results import show_final
     from calfat_plugin.disk import read_json
+    from calfat_plugin.evaluators.alarms import read_alarms
     from calfat_plugin.report.spending import spending_text
     from calfat_plugin.runs import session
 
@@ -141,7 +142,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
             result = session.run(request, directory, progress, progress.warn)
         finally:
             hint.begun, hint.in_rounds = progress.begun, progress.in_rounds
-    show_final(console, result.evaluations)
+    show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)

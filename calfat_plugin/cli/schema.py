@@ -24,11 +24,14 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PluginFileOptions, with_plugins
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
 from calfat_plugin.registry import Registry
+from calfat_plugin.threat import StepSize
 
 Schema = dict[str, Any]
 
-_NUMBER_IN_TEXT = r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?(\s*/\s*[0-9.]+)?\s*$"  # 1e-3 is a text in YAML 1.1, 8/255 in all
-_TYPES = {int: "integer", float: "number", Fraction: "number", bool: "boolean", str: "string"}
+_NUMBER = r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?(\s*/\s*[0-9.]+)?"  # 1e-3 is a text in YAML 1.1, 8/255 in all
+_NUMBER_IN_TEXT = rf"^\s*{_NUMBER}\s*$"
+_STEP_IN_TEXT = rf"^\s*({_NUMBER}|({_NUMBER})?\s*eps\s*(/\s*[0-9.]+)?)\s*$"
+_TYPES = {int: "integer", float: "number", Fraction: "number", StepSize: "number", bool: "boolean", str: "string"}
 _TEXT: Schema = {"type": "string"}
 _NULL: Schema = {"type": "null"}
 
@@ -104,20 +107,25 @@ def _options(config: type) -> dict[str, Schema]:
 
 
 def _value(info: OptionInfo) -> Schema:
-    types = [_TYPES[info.type], *(["null"] if info.optional else [])]
     value: Schema = {"description": info.help + (f" ({info.unit})" if info.unit else "")}
-    if info.choices:
-        value["enum"] = [*info.choices, *([None] if info.optional else [])]
-    elif info.type in (int, float, Fraction):
-        types.append("string")
-        value["pattern"] = _NUMBER_IN_TEXT
-        if info.low is not None:
-            value["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
-        if info.high is not None:
-            value["maximum"] = float(info.high)
     if not info.required:
         value["default"] = to_plain(info.default)
-    return value | {"type": types}
+    optional = info.optional and not info.many  # a list may be null, its items may not
+    types = [_TYPES[info.type], *(["null"] if optional else [])]
+    each: Schema = {}
+    if info.choices:
+        each["enum"] = [*info.choices, *([None] if optional else [])]
+    elif info.type in (int, float, Fraction, StepSize):
+        types.append("string")
+        each["pattern"] = _STEP_IN_TEXT if info.type is StepSize else _NUMBER_IN_TEXT
+        if info.low is not None:
+            each["exclusiveMinimum" if info.open_low else "minimum"] = float(info.low)
+        if info.high is not None:
+            each["maximum"] = float(info.high)
+    each["type"] = types
+    if not info.many:
+        return value | each
+    return value | {"type": ["array", "null"] if info.optional else "array", "items": each}
 
 
 def _choice(registry: Registry, kind: type[entries.Entry], default: str | None = None) -> Schema:
@@ -151,7 +159,9 @@ def _names(entry: entries.Entry) -> Schema:
 
 
 def _with_options(registry: Registry, entry: entries.Entry) -> Schema:
-    keys = {"name": {}, "label": {"type": ["string", "null"]}, "preset": {"enum": [*entry.presets, None]}}
+    keys: Schema = {"name": {}, "preset": {"enum": [*entry.presets, None]}}
+    if isinstance(entry, (entries.EvaluatorEntry, entries.LoggerEntry)):
+        keys["label"] = {"type": ["string", "null"]}
     if isinstance(entry, entries.TrainerEntry) and list(defined_modifiers(registry, entry)):
         keys["loss"] = _choice(registry, entries.ModifierEntry)
     return {"properties": {**keys, **_options(entry.config)}, "additionalProperties": False}

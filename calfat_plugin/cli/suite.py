@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ _MAX_SEED = 2**32 - 1
 @click.option(
     "--versus", metavar="LABEL", help="Show how all other rows differ from the rows of this label, such as FedPGD."
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="CSV file with a row for each finished run. A run that has a row is finished, wherever it was run.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -59,6 +65,7 @@ def suite(
     plugins: tuple[Path, ...],
     only: tuple[str, ...],
     versus: str | None,
+    record: Path | None,
     out: Path | None,
     dry_run: bool,
     download: bool,
@@ -68,17 +75,16 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    from calfat_plugin.registry import Registry
     from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.data import fetch
-    from calfat_plugin.suites.plan import make_plan
+    from calfat_plugin.suites.plan import make_plan, registry_of
     from calfat_plugin.suites.versus import check_versus
 
     with json_output(as_json) as show, user_errors():
-        loaded = load_suite(file, plugins)
+        loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         if versus is not None:
             check_versus(loaded, versus)
-        registry = Registry.for_recipe(loaded.base_document)
+        registry = registry_of(loaded, overrides)
         asked = None if seeds is None else _seeds(seeds)
 
         def now() -> Plan:
@@ -126,13 +132,15 @@ def _run(
     from calfat_plugin.disk import read_json
     from calfat_plugin.report.reading import SUITE
     from calfat_plugin.suites.choices import try_again
+    from calfat_plugin.suites.runner import record_runs
     from calfat_plugin.suites.summary import summarise
 
     plan = now()
     for name, choice in plan.choices.items():
         if name in plan.selected:
-            try_again(choice)
+            try_again(choice, plan.suite.record)
     plan = now()
+    record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     console = Console(highlight=False)
     outcomes: list[Outcome] = []

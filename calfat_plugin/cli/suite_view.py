@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin.cli.progress import Lines, clock
+from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import Plan
@@ -37,7 +38,7 @@ def outcome_line(outcome: Outcome, done: int, total: int) -> str:
     if outcome.seconds:
         text += f" {'in' if outcome.status == 'finished' else 'after'} {clock(outcome.seconds)}"
     if outcome.message:
-        text += f": {outcome.message}"
+        text += f": {printable(outcome.message)}"
     if outcome.status in ("failed", "lost"):
         text += f"  ({outcome.run.output})"
     return text

@@ -11,7 +11,7 @@ import click
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
-from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _RESUME = "The same command again continues with the check that was stopped."
     help="Try the adversarial examples of another run's model, too; repeatable.",
 )
 @plugin_option
+@trust_option
 @click.option("--eps", metavar="EPS", help="The budget, such as 8/255. Default: the recipe's.")
 @model_options
 @click.option(

@@ -87,23 +87,26 @@ class Dataset:
         train: training images.
         test: the full test split.
         num_classes: C; labels are 0..C-1.
-        class_names: C names, in the order of the labels.
+        class_names: C names, in the order of the labels; left out: the labels themselves.
         augment: what training images go through.
         validation: what no client trains on, for choices during training; None where the recipe asks for none.
 
     Raises:
-        DataError: splits differ in shape, or a label is not below ``num_classes``.
+        DataError: splits differ in shape, a pixel is outside [0, 1], a label is not below ``num_classes``, or a class
+            name cannot be printed.
     """
 
     name: str
     train: ImageData
     test: ImageData
     num_classes: int
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
     augment: Augmentation = NO_AUGMENTATION
     validation: ImageData | None = None
 
     def __post_init__(self) -> None:
+        if not self.class_names:
+            object.__setattr__(self, "class_names", tuple(map(str, range(self.num_classes))))
         shapes = tuple(self.train.x.shape[1:]), tuple(self.test.x.shape[1:])
         if shapes[0] != shapes[1]:
             raise DataError(
@@ -114,9 +117,15 @@ class Dataset:
             raise DataError(
                 f"data set {self.name}: {len(self.class_names)} class names for {self.num_classes} classes."
             )
+        for name in self.class_names:
+            if not isinstance(name, str) or not name.isprintable():
+                raise DataError(
+                    f"data set {self.name}: got the class name {name!r}, expected a text of printable characters."
+                )
         for split, data in (("training", self.train), ("test", self.test)):
             if len(data) == 0:
                 raise DataError(f"data set {self.name}: no {split} images.")
+            check_pixels(data, f"data set {self.name}: {split} ")
             low, high = int(data.y.min()), int(data.y.max())
             if low < 0 or high >= self.num_classes:
                 raise DataError(
@@ -138,6 +147,25 @@ class Dataset:
     def image_size(self) -> tuple[int, int]:
         """Height and width of an image in pixels."""
         return self.train.x.shape[2], self.train.x.shape[3]
+
+
+def check_pixels(data: ImageData, whose: str = "") -> None:
+    """Refuse images of 0..255 in floating point, normalised ones, and values that are no numbers.
+
+    Args:
+        data: at least one image.
+        whose: what the message begins with.
+
+    Raises:
+        DataError: pixels lie outside [0, 1].
+    """
+    if data.x.is_floating_point():
+        low, high = (float(end) for end in data.x.aminmax())
+        if not (low >= 0 and high <= 1):
+            raise DataError(
+                f"{whose}pixels run from {low:g} to {high:g}; expected [0, 1]: divide bytes by 255 or give them as "
+                "uint8, and leave normalisation to the model."
+            )
 
 
 def pixels(x_batch: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
         train=everything.subset(np.flatnonzero(~test)),
         test=everything.subset(np.flatnonzero(test)),
         num_classes=10,
-        class_names=tuple(str(digit) for digit in range(10)),
     )
 
 

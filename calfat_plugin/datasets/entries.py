@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from calfat_plugin.entries import Citation, DatasetEntry
+from calfat_plugin.errors import OptionError
 from calfat_plugin.options import option
 
 
@@ -20,7 +22,7 @@ class DownloadOptions:
 class SubsetOptions:
     """Options of the ImageNet subset."""
 
-    size: int = option(64, low=8, help="height and width to which images are resized", unit="pixels")
+    size: int = option(64, low=8, high=4096, help="height and width to which images are resized", unit="pixels")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,32 @@ class FolderOptions(SubsetOptions):
         help="class folders in the order of their labels, separated by commas, the same for all parties of "
         "partition_method: silo; null: the folders below train, sorted",
     )
+
+    def __post_init__(self) -> None:
+        if self.crop_padding >= self.size:
+            raise OptionError(
+                f"crop_padding: got {self.crop_padding}, expected less than size, {self.size}; crops would be black."
+            )
+        class_folders(self.classes)
+
+
+def class_folders(classes: str | None) -> tuple[str, ...] | None:
+    """The option ``classes`` as folder names, in the order of the labels; None: it is not given.
+
+    Raises:
+        OptionError: a name is there twice, or is none of a folder in ``train`` and ``test``.
+    """
+    if classes is None:
+        return None
+    names = tuple(name.strip() for name in classes.split(","))
+    for name in names:
+        if not name.strip(".") or name != Path(name).name:
+            raise OptionError(
+                f"classes: got '{name}', expected names of folders in train and test, separated by commas: cat,dog."
+            )
+        if names.count(name) > 1:
+            raise OptionError(f"classes: '{name}' is listed twice; a folder is one class.")
+    return names
 
 
 def _published(

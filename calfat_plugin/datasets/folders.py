@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
+from calfat_plugin.datasets.entries import class_folders
 from calfat_plugin.datasets.files import naming_file
 from calfat_plugin.errors import DataError, OptionError
 
@@ -108,7 +110,7 @@ def load_image_folder(
         raise OptionError(f"data set image_folder: channels is {channels}; expected 1 or 3.")
     train, test = root / "train", root / "test"
     augment = Augmentation(crop_padding=crop_padding, flip=flip)
-    named = None if classes is None else tuple(name.strip() for name in classes.split(","))
+    named = class_folders(classes)
     if only is not None:
         return _load_one(root / only, named, size, channels, augment)
     found = {split: _folder_names(split) for split in (train, test)}
@@ -182,7 +184,15 @@ def _read_split(name: str, parent: Path, folders: Sequence[str], size: int, chan
     import torch
 
     listed = [(path, y) for y, folder in enumerate(folders) for path in _images(parent / folder)]
-    x = np.empty((len(listed), channels, size, size), dtype=np.uint8)
+    shape = (len(listed), channels, size, size)
+    try:
+        x = np.empty(shape, dtype=np.uint8)
+    except MemoryError:
+        raise DataError(
+            f"data set {name}: {parent} has {len(listed)} images, which at size {size} take "
+            f"{math.prod(shape) / 1e9:,.0f} GB of memory, more than there is. Lower calfat.dataset.size, or use fewer "
+            "images."
+        ) from None
 
     def read(position: int) -> None:
         path = listed[position][0]

@@ -10,7 +10,8 @@ pickles, which can run code when read: without the checksum, read only your own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,27 @@ import numpy.typing as npt
 
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
-from calfat_plugin.datasets.files import PublishedFiles, SystemPackage, naming_file, stored, uncompressed
+from calfat_plugin.datasets.files import (
+    NpmPackage,
+    PublishedFiles,
+    SystemPackage,
+    naming_file,
+    stored,
+    uncompressed,
+)
 
 CIFAR_AUGMENTATION = Augmentation(crop_padding=4, flip=True)
-_DIGIT_NAMES = tuple(str(digit) for digit in range(10))
 
+# Of the files whose images and labels are those of torchvision's; the authors publish the archive's sum alone.
+_BINARY_CIFAR10_MD5 = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    "batches.meta.txt": "728051cd483f366e254dddb25bead8b3",
+}
 # torchvision knows the checksums of the compressed files only, and does not look at the others.
 _IDX_MD5 = {
     "mnist": {
@@ -45,11 +62,14 @@ _IDX_MD5 = {
 def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
     """Load CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 images of 3x32x32, 10 classes.
 
-    Augmented by a crop with padding 4 and a flip.
+    Augmented by a crop with padding 4 and a flip. Both layouts of the authors are read: the pickles, as torchvision
+    has them, or where these are missing the binary files (``cifar-10-batches-bin``).
 
     Raises:
         DataError: files are missing, corrupt or unreadable, or the download failed.
     """
+    if _cifar_files("cifar10").seen(root) is None and _binary_cifar10().seen(root) is not None:
+        return _load_binary_cifar10(root, verify)
     return _load_cifar("cifar10", 10, root, download, verify)
 
 
@@ -78,7 +98,7 @@ def load_svhn(root: Path, *, download: bool = False, verify: bool = True) -> Dat
             part = reader(folder, split=split)
             return _image_data(part.data, part.labels)
 
-    return Dataset("svhn", read("train"), read("test"), 10, _DIGIT_NAMES)
+    return Dataset("svhn", read("train"), read("test"), 10)
 
 
 def load_mnist(root: Path, *, download: bool = False, verify: bool = True) -> Dataset:
@@ -124,6 +144,24 @@ def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify:
     )
 
 
+def _load_binary_cifar10(root: Path, verify: bool) -> Dataset:
+    """Records of 3,073 bytes: the label, then the 1,024 values of each colour row by row."""
+    folder = _binary_cifar10().locate(root, verify=verify, download=False)
+
+    def read(files: Iterable[str]) -> ImageData:
+        parts = []
+        for file in files:
+            with naming_file("cifar10", folder / file):
+                parts.append(np.fromfile(folder / file, np.uint8).reshape(-1, 1 + 3 * 32 * 32))
+        records = np.concatenate(parts)
+        return _image_data(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0])
+
+    *train, test, names = _BINARY_CIFAR10_MD5
+    with naming_file("cifar10", folder / names):
+        class_names = tuple((folder / names).read_text(encoding="ascii").split())
+    return Dataset("cifar10", read(train), read([test]), 10, class_names, augment=CIFAR_AUGMENTATION)
+
+
 def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
     """Load with torchvision's readers of MNIST's file format."""
     mnist = _reader(name)
@@ -140,7 +178,7 @@ def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
         x = read(split, "images-idx3", read_image_file)  # (N, H, W) uint8
         return ImageData(x.unsqueeze(1), read(split, "labels-idx1", read_label_file))
 
-    class_names = _DIGIT_NAMES if name == "mnist" else tuple(mnist.classes)
+    class_names = () if name == "mnist" else tuple(mnist.classes)
     return Dataset(name, image_data("train"), image_data("t10k"), 10, class_names)
 
 
@@ -148,6 +186,7 @@ def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
 
 _READERS = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "svhn": "SVHN", "mnist": "MNIST", "fmnist": "FashionMNIST"}
 _MEGABYTES = {"cifar10": 170, "cifar100": 169, "svhn": 246, "mnist": 12, "fmnist": 31}
+_NPM = {"cifar10": NpmPackage("convnetjs@0.1.4", "package/demo/cifar10")}
 _PACKAGES = {"fmnist": SystemPackage("dataset-fashion-mnist", "datasets/fashion-mnist")}
 
 
@@ -163,6 +202,16 @@ def _cifar_files(name: str) -> PublishedFiles:
         folders=(cifar.base_folder, f"{name}/{cifar.base_folder}"),
         md5=dict(listed),
         fetch=lambda into: cifar(into, download=True),
+        npm=_NPM.get(name),
+    )
+
+
+def _binary_cifar10() -> PublishedFiles:
+    """Never fetched: ``_cifar_files`` has the same images."""
+    name, folder = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
+    published = _cifar_files("cifar10")
+    return dataclasses.replace(
+        published, downloads=(name,), folders=(folder, f"cifar10/{folder}"), md5=_BINARY_CIFAR10_MD5, npm=None
     )
 
 

@@ -6,9 +6,10 @@ contradict each other or what the attack could not do, the likely cause, and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import parse_number
@@ -37,6 +38,11 @@ class Alarm:
     code: str
     text: str
     labels: tuple[str, ...]
+
+
+def read_alarms(content: Mapping[str, Any]) -> tuple[Alarm, ...]:
+    """Those that a ``results.json`` has."""
+    return tuple(Alarm(found["code"], found["text"], tuple(found["labels"])) for found in content.get("alarms", ()))
 
 
 def find_alarms(results: Iterable[EvaluationResult]) -> tuple[Alarm, ...]:

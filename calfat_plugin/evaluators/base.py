@@ -20,7 +20,7 @@ from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import Norm, ThreatModel, exact_text
+from calfat_plugin.threat import QUARTER, Norm, StepSize, ThreatModel, exact_text
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
@@ -40,10 +40,12 @@ class AttackEvaluator(Evaluator):
         options: an instance of the entry's options.
         implementation: package and version that make the adversarial examples.
         has_budget: whether a ball bounds the images; where none does, no eps is checked or reported.
+        takes_steps: whether ``craft`` takes the steps of ``threat``, so that a step that does not fit eps is reported.
     """
 
     implementation = f"calfat-plugin {__version__}"
     has_budget: ClassVar[bool] = True
+    takes_steps: ClassVar[bool] = False
     gives_examples = True
 
     def __init__(self, options: Any) -> None:
@@ -100,9 +102,11 @@ class AttackEvaluator(Evaluator):
         noise, threat = generator(task.seed, f"evaluate/{label}", round=task.round), self.threat(task)
         verdicts: list[Tensor] = []
         probabilities = True
-        done = correct = 0
-        for x, y, _ in batches(task.data, task.batch_size, task.device):
-            crafted = self.craft(task, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
+        done = correct = reached = 0
+        for x, y, where in batches(task.data, task.batch_size, task.device):
+            targets = None if task.targets is None else task.targets[where.cpu()].to(y.device)
+            part = dataclasses.replace(task, targets=targets)
+            crafted = self.craft(part, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             x_adv = returned.like(crafted, x, "craft returned")
             if self.has_budget:
                 threat.check(x_adv, x, who=f"evaluator '{label}'")
@@ -111,16 +115,23 @@ class AttackEvaluator(Evaluator):
                 logits = task.model(x_adv)
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
+            reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
             done, correct = done + len(y), correct + int(verdicts[-1].sum())
             task.on_progress(done, len(task.data), correct)
         budget = budget_as_json(threat) if self.has_budget else {}
+        aim = {} if task.targets is None else {"targeted": True}
         details: dict[str, Any] = dict(tally)
-        if probabilities:
-            details["warnings"] = [PROBABILITIES]
+        if task.targets is not None:
+            details["reached_target"] = reached
+        warnings = [PROBABILITIES] if probabilities else []
+        if self.takes_steps and (problem := threat.step_problem()):
+            warnings.append({"code": STEP_SIZE, "text": problem})
+        if warnings:
+            details["warnings"] = warnings
         return EvaluationResult(
             **counts_of(task, torch.cat(verdicts)),
             label=label,
-            settings={**budget, **self.settings(task), **budget},  # first to read, and not a plugin's to change
+            settings={**budget, **self.settings(task), **aim, **budget},  # first to read, and not a plugin's to change
             implementation=self.implementation,
             seconds=time.perf_counter() - started,
             details=details,
@@ -139,18 +150,19 @@ class BudgetOptions:
         batch_size: examples a batch, >= 1.
     """
 
-    norm: Norm | None = option(None, help="norm of the ball; needs eps beside it")
-    eps: Fraction | None = option(None, low=0, help="radius of the ball", unit=PIXELS)
+    norm: Norm | None = option(None, help="norm of the ball; needs eps beside it; null: that of calfat.threat")
+    eps: Fraction | None = option(None, low=0, help="radius of the ball; null: that of calfat.threat", unit=PIXELS)
     max_examples: int | None = option(
         None, low=1, help="attack a fixed random subset of this many test examples; null: all of them"
     )
-    batch_size: int | None = option(None, low=1, help="examples a batch")
+    batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 
     def __post_init__(self) -> None:
         if self.norm is not None and self.eps is None:
             raise OptionError(f"norm: {self.norm} needs an eps beside it; the same eps is another budget in each norm.")
         for name, value in self.lengths().items():
-            if value is not None and value > 1 and self.norm not in ("l2", "l1"):
+            follows_eps = isinstance(value, StepSize) and value.factor is not None
+            if value is not None and value > 1 and not follows_eps and self.norm not in ("l2", "l1"):
                 raise OptionError(
                     f"{name} is a fraction of the pixel range, such as 8/255; got {exact_text(value)}. "
                     "(For an L2 or L1 ball wider than 1, say norm: l2 or norm: l1 beside it.)"
@@ -163,11 +175,14 @@ class BudgetOptions:
     def threat(self, run: ThreatModel) -> ThreatModel:
         """The budget in force: that of ``run``, with this evaluator's own values where given.
 
+        In another norm than the run's the step is a quarter of eps unless there is an own one.
+
         Raises:
             OptionError: both together make no sense.
         """
-        own: dict[str, Any] = {"norm": self.norm, **self.lengths()}
-        return dataclasses.replace(run, **{name: value for name, value in own.items() if value is not None})
+        own: dict[str, Any] = {} if self.norm in (None, run.norm) else {"norm": self.norm, "step_size": QUARTER}
+        own |= {name: value for name, value in self.lengths().items() if value is not None}
+        return dataclasses.replace(run, **own)
 
 
 class BudgetedAttack(AttackEvaluator):
@@ -201,6 +216,7 @@ def narrowed(task: EvaluationTask, max_examples: int | None, batch_size: int | N
         task,
         data=task.data.subset(where.numpy()),
         clean_correct=task.clean_correct[where],
+        targets=None if task.targets is None else task.targets[where],
         on_examples=lambda of_chosen, x_adv: task.on_examples(where[of_chosen], x_adv),
     )
 
@@ -224,6 +240,7 @@ def subset(data: ImageData, max_examples: int | None) -> ImageData:
     return data if where is None else data.subset(where.numpy())
 
 
+STEP_SIZE = "step-size"  #: the code of the finding that steps do not fit eps, of an attack or of training
 #: A finding in ``EvaluationResult.details["warnings"]``: a code for programs and a text for people.
 PROBABILITIES = {
     "code": "probabilities",

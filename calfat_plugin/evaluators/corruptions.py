@@ -29,7 +29,7 @@ class CorruptionOptions:
     max_examples: int | None = option(
         None, low=1, help="measure on a fixed random subset of this many test examples; null: all of them"
     )
-    batch_size: int | None = option(None, low=1, help="examples a batch")
+    batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 
     def __post_init__(self) -> None:
         for name in self.names:

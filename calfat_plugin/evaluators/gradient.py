@@ -17,7 +17,7 @@ from calfat_plugin.maths.attacks import Steering, attack_mode, gradient_ascent
 from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
 from calfat_plugin.maths.passes import micro_batches
 from calfat_plugin.options import option
-from calfat_plugin.threat import ThreatModel, exact_text
+from calfat_plugin.threat import StepSize, ThreatModel, exact_text
 from calfat_plugin.trainers.fedpgd import MADRY
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ _SCALE = "the attack sees this factor times the logits; verdicts do not. 10 undo
 class PGDOptions(BudgetOptions):
     """Options of PGD; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
 
-    step_follows_eps: ClassVar[bool] = False  #: where it does, an own norm needs no own step_size
-    step_size: Fraction | None = option(None, low=0, open_low=True, help="length of a step", unit=PIXELS)
+    step_size: StepSize | None = option(
+        None, low=0, open_low=True, help="length of a step; null: that of calfat.threat", unit=PIXELS
+    )
     steps: int = option(20, low=1, help="gradient steps")
     start: Start = option("uniform", help=_START)
     restarts: int = option(1, low=1, help="independent starts; an example is robust if it survives all of them")
@@ -42,8 +43,6 @@ class PGDOptions(BudgetOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm is not None and self.step_size is None and not self.step_follows_eps:
-            raise OptionError(f"norm: {self.norm} needs a step_size beside it, in the same norm as its eps.")
         if self.start == "x" and self.restarts > 1:
             raise OptionError(
                 f"restarts: {self.restarts} from the clean image would all be the same; say start: uniform, or leave "
@@ -73,9 +72,8 @@ class FGSMOptions(BudgetOptions):
     logit_scale: float = option(1.0, low=0, open_low=True, help=_SCALE)
 
     def threat(self, run: ThreatModel) -> ThreatModel:
-        """The budget with eps as the step; with eps 0 any step does, for none leaves the clean image."""
-        budget = super().threat(run)
-        return dataclasses.replace(budget, steps=1, step_size=budget.eps or budget.step_size)
+        """The budget with eps as the step."""
+        return dataclasses.replace(super().threat(run), steps=1, step_size=StepSize("eps"))
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,8 @@ class PGD(BudgetedAttack):
     """Projected gradient ascent with restarts on CE(f(x'), y); FGSM, CW and MI-FGSM are other settings of it."""
 
     options: PGDOptions | FGSMOptions
+    takes_targets = True
+    takes_steps = True
 
     def settings(self, task: EvaluationTask) -> dict[str, Any]:
         how, threat = self.options, self.threat(task)
@@ -110,6 +110,10 @@ class PGD(BudgetedAttack):
         """What the attack climbs, summed over the batch."""
         return cross_entropy(logits, y, reduction="sum")
 
+    def targeted_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """What the attack climbs towards the targets, summed over the batch; default: it descends ``loss`` of them."""
+        return -self.loss(logits, targets)
+
     def steering(self) -> Steering | None:
         """Where each step of one climb goes; None: along its gradient."""
         return None
@@ -117,36 +121,40 @@ class PGD(BudgetedAttack):
     def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
         """For every example, the point of the last start that it took part in: what is broken is not attacked again.
 
+        With targets, broken is what is classified as its target.
+
         Every restart draws noise for the whole batch, whoever takes part, so no start depends on who was skipped.
         Tallies ``zero_gradients``: examples whose first gradient is exactly zero, in the first start.
         """
         import torch
 
-        how, threat = self.options, self.threat(task)
-        x_adv, y_open = x, y
+        how, threat, targets = self.options, self.threat(task), task.targets
+        x_adv, wanted = x, y if targets is None else targets
         still_open = torch.arange(len(x), device=x.device)
         for restart in range(how.restarts):
             start = threat.random_start(x, noise) if how.start == "uniform" else x
             if len(still_open) == 0:
                 continue  # for the draw alone
-            x_open, y_open, start = x[still_open], y[still_open], start[still_open]
+            x_open, y_open, start = x[still_open], wanted[still_open], start[still_open]
             found, vanished = task.call("attack", partial(self._climb, task, threat), x_open, y_open, start)
             if restart == 0:
                 task.tally("zero_gradients", int(vanished))
             x_adv = x_adv.index_copy(0, still_open, found)
             if restart + 1 < how.restarts:
                 with torch.no_grad():
-                    still_open = still_open[task.model(found).argmax(dim=1) == y_open]
+                    still_open = still_open[(task.model(found).argmax(dim=1) == y_open) == (targets is None)]
         return x_adv
 
     def _climb(
         self, task: EvaluationTask, threat: ThreatModel, x: Tensor, y: Tensor, start: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The points from one start, and how many first gradients were exactly zero."""
+        """The points from one start, and how many first gradients were exactly zero; ``y`` has the targets, if any."""
         import torch
 
+        loss = self.loss if task.targets is None else self.targeted_loss
+
         def climbed(y: Tensor, logits: Tensor) -> Tensor:
-            return self.loss(logits * self.options.logit_scale, y)
+            return loss(logits * self.options.logit_scale, y)
 
         found, vanished = torch.empty_like(x), y.new_zeros(())
         with attack_mode(task.model):
@@ -182,9 +190,17 @@ class CW(PGD):
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
-        logits = wide(logits)
-        margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
-        return -(margin + self.options.kappa).clamp_min(0.0).sum()
+        return -(_margin(logits, y) + self.options.kappa).clamp_min(0.0).sum()
+
+    def targeted_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """kappa controls how far beyond the target's boundary an example keeps moving."""
+        return -(self.options.kappa - _margin(logits, targets)).clamp_min(0.0).sum()
+
+
+def _margin(logits: Tensor, y: Tensor) -> Tensor:
+    """(N,) the logit of class y above the largest of the others."""
+    logits = wide(logits)
+    return true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
 
 
 def _watched(model: nn.Module, vanished: Tensor) -> Callable[[Tensor], Tensor]:

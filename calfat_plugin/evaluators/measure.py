@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.errors import ModelError, PluginError
+from calfat_plugin.errors import ModelError, PluginError, one_line
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.graphs import Graphs, graphs_of
+from calfat_plugin.maths.losses import cross_entropy
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.profiling import timed
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
+
+_WATCHED = 64  # examples of each attack whose loss is compared with that of the clean images
+_FEWEST_FALLING = 10  # of them; with fewer, chance could look like a wrong sign
+_ROUNDING = 1e-5  # of a loss in float32, between batches of two sizes
 
 
 def measure(
@@ -37,6 +42,7 @@ def measure(
     seed: int,
     round: int = 0,
     correct: Tensor | None = None,
+    targets: Tensor | None = None,
     graphs: Graphs | None = None,
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
@@ -48,6 +54,7 @@ def measure(
         evaluators: (label, evaluator) pairs; labels are unique.
         round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
+        targets: see ``EvaluationTask``.
         graphs: what captured CUDA graphs of the run share; None: there are none.
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
@@ -70,6 +77,7 @@ def measure(
     sample = pixels(data.x[:PROBED].to(device))
     with float32_as("fp32", device), fast_passes(model, sample) as rows_at_once:
         for label, evaluator in evaluators:
+            first = _FirstExamples(on_examples)
             task = EvaluationTask(
                 model=model,
                 data=data,
@@ -80,10 +88,11 @@ def measure(
                 seed=seed,
                 round=round,
                 clean_correct=correct.clone(),
+                targets=targets if evaluator.takes_targets else None,
                 rows_at_once=rows_at_once,
                 scratch=scratch,
                 on_progress=partial(on_progress, label),
-                on_examples=on_examples,
+                on_examples=first,
             )
             before = _versions(model)
             with timed(label), graphs_of(graphs, model, label) as call:
@@ -93,8 +102,53 @@ def measure(
                     f"evaluator '{label}' changed the model it was to measure (weights, buffers or training mode), so "
                     "no number after it would be about the same model."
                 )
-            results[label] = _checked(result, label)
+            result = _checked(result, label)
+            if task.targets is None and getattr(evaluator, "has_budget", True):
+                found = [*result.details.get("warnings", ()), *first.findings(model, data, device)]
+                result = replace(result, details={**result.details, "warnings": found}) if found else result
+            results[label] = result
     return results
+
+
+class _FirstExamples:
+    """The first adversarial examples of an evaluator, noted on their way to ``on_examples``.
+
+    An attack that climbs, however weakly, raises the loss of the true label; noise lets it fall for about half of the
+    images. Where it falls for nearly all, the attack goes down, and the accuracy under it is no upper bound.
+    """
+
+    def __init__(self, on_examples: Callable[[Tensor, Tensor], None]) -> None:
+        self._on_examples = on_examples
+        self._where: list[Tensor] = []
+        self._x_adv: list[Tensor] = []
+        self._room = _WATCHED
+
+    def __call__(self, where: Tensor, x_adv: Tensor) -> None:
+        if self._room > 0:
+            self._where.append(where[: self._room].cpu())
+            self._x_adv.append(x_adv[: self._room].detach().clone())
+            self._room -= len(where)
+        self._on_examples(where, x_adv)
+
+    def findings(self, model: nn.Module, data: ImageData, device: torch.device) -> list[dict[str, str]]:
+        """A finding if the loss of the true label falls where it should rise; the global generators stay."""
+        if sum(map(len, self._where)) < _FEWEST_FALLING:
+            return []
+        few = data.subset(torch.cat(self._where).numpy()).to(device)
+        gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+        with torch.no_grad(), torch.random.fork_rng(devices=gpus):
+            clean = cross_entropy(model(pixels(few.x)), few.y, reduction="none")
+            attacked = cross_entropy(model(torch.cat(self._x_adv)), few.y, reduction="none")
+        rise = (attacked - clean).where((attacked - clean).abs() > _ROUNDING, 0)
+        fell, rose = int((rise < 0).sum()), int((rise > 0).sum())
+        if fell < _FEWEST_FALLING or fell <= 3 * rose or not float(rise.sum()) < 0:
+            return []
+        text = (
+            f"on the first {len(few)} examples the loss of the true label falls from {float(clean.mean()):.3g} to "
+            f"{float(attacked.mean()):.3g}, for {fell} of them: the attack goes down where it should climb. Has its "
+            "loss the wrong sign? The accuracy under it says nothing."
+        )
+        return [{"code": "loss-falls", "text": text}]
 
 
 def clean_correct(
@@ -168,5 +222,5 @@ def _checked(result: object, label: str) -> EvaluationResult:
     for name in ("accuracy", "accuracy_strict"):
         value = getattr(result, name)
         if not (isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1):
-            raise PluginError(f"evaluator '{label}' returned {name} {value!r}; expected a fraction in [0, 1].")
+            raise PluginError(f"evaluator '{label}' returned {name} {one_line(value)}; expected a fraction in [0, 1].")
     return result

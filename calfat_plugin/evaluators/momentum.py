@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.evaluators.base import PIXELS, check_budget
@@ -13,26 +12,22 @@ from calfat_plugin.evaluators.gradient import PGD, BIMOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import Steering, momentum
 from calfat_plugin.options import option
-from calfat_plugin.threat import ThreatModel
+from calfat_plugin.threat import StepSize, ThreatModel
 
 
 @dataclass(frozen=True)
 class MIFGSMOptions(BIMOptions):
     """Options of MI-FGSM; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
 
-    step_follows_eps: ClassVar[bool] = True
-    step_size: Fraction | None = option(
+    step_size: StepSize | None = option(
         None, low=0, open_low=True, help="length of a step; null: eps / steps, as published", unit=PIXELS
     )
     steps: int = option(10, low=1, help="gradient steps")
     decay: float = option(1.0, low=0, help="share of the earlier gradients that a step keeps; 0: none, as BIM")
 
     def threat(self, run: ThreatModel) -> ThreatModel:
-        """The budget with the published step; with eps 0 any step does, for none leaves the clean image."""
-        budget = super().threat(run)
-        if self.step_size is not None or not budget.eps:
-            return budget
-        return dataclasses.replace(budget, step_size=budget.eps / self.steps)
+        """The budget with the published step unless there is an own one."""
+        return dataclasses.replace(super().threat(run), step_size=self.step_size or StepSize(f"eps/{self.steps}"))
 
 
 class MIFGSM(PGD):

@@ -18,14 +18,13 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.threat import Norm, ThreatModel
+from calfat_plugin.threat import QUARTER, Norm, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from calfat_plugin.recipe.schema import Recipe
 
-_STEP = Fraction(1, 4)  # of eps
 _COUNTING = "strict only: right clean and under every threat. The mean is over the threats, of corruptions their mean"
 _BALL = "eps of the threat in {}; null leaves it out"
 
@@ -45,7 +44,7 @@ class PanelOptions:
     max_examples: int | None = option(
         None, low=1, help="measure on a fixed random subset of this many test examples; null: all of them"
     )
-    batch_size: int | None = option(None, low=1, help="examples a batch")
+    batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 
 
 class Panel(Evaluator):
@@ -97,7 +96,7 @@ class Panel(Evaluator):
             if how.attack == "autoattack":
                 yield norm, AutoAttack(AutoAttackOptions(norm=norm, eps=eps))
             else:
-                ball: dict[str, Any] = {"norm": norm, "eps": eps, "step_size": _STEP * eps}
+                ball: dict[str, Any] = {"norm": norm, "eps": eps, "step_size": QUARTER}
                 yield norm, PGD(PGDOptions(**ball, steps=how.steps, restarts=how.restarts))
         yield CORRUPTIONS.name, Corruptions(CorruptionOptions())
 
@@ -154,7 +153,7 @@ def _check(options: PanelOptions, recipe: Recipe) -> None:
     for norm in get_args(Norm):
         eps: Fraction | None = getattr(options, norm)
         if eps is not None:
-            ThreatModel(norm, eps, eps)
+            ThreatModel(norm, eps)
 
 
 ENTRY = EvaluatorEntry(

@@ -109,7 +109,7 @@ class CheckedEvaluator(Evaluator):
 
     def __init__(self, evaluator: Evaluator, entry: EvaluatorEntry, who: str) -> None:
         self.evaluator, self._entry, self._who = evaluator, entry, who
-        self.gives_examples = evaluator.gives_examples
+        self.gives_examples, self.takes_targets = evaluator.gives_examples, evaluator.takes_targets
         self.has_budget: bool = getattr(evaluator, "has_budget", True)
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

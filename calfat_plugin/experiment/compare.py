@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from calfat_plugin.recipe.training import COSINE
+from calfat_plugin.threat import StepSize, parse_number
 
 #: Keys of the places of plugin files; their SHA-256 says whether they are the same.
 PLUGIN_PLACE = re.compile(r"calfat\.plugins\.\w+\.file")
 
 _ROUNDS, _SCHEDULE = "train_args.comm_round", "train_args.lr_schedule"
-_FREE = (
+STEP_SIZE = "calfat.threat.step_size"
+FREE = (
     "device_args.",  # it may move to another machine; environment.json describes each
     "data_args.data_cache_dir",  # the same data in another place
     "comm_args.backend",  # whatever carries the messages: the same bits
@@ -39,8 +42,10 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     may what says where and with whom a run is made rather than what it is.
     """
     flat_first, flat_second = flat(first), flat(second)
+    if comparable(first).get(STEP_SIZE) == comparable(second).get(STEP_SIZE):
+        flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None
     every = sorted(set(flat_first) | set(flat_second))
-    free = _FREE if COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) else (*_FREE, _ROUNDS)
+    free = FREE if COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) else (*FREE, _ROUNDS)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
@@ -56,6 +61,15 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 def why_not(keys: list[str]) -> str:
     """Why a change of these keys matters where that is not plain to see: a sentence and a space, or nothing."""
     return "".join(f"{why}. " for what, why in _REASONS.items() if any(key.startswith(what) for key in keys))
+
+
+def comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """As ``flat``, with the step as a multiple of eps: 0.025 at eps 0.1 is eps/4, as earlier versions wrote it."""
+    found = flat(recipe)
+    with suppress(KeyError, ValueError, ZeroDivisionError):  # no budget, or a recipe that was edited by hand
+        eps = parse_number(found["calfat.threat.eps"])
+        found[STEP_SIZE] = StepSize(f"{StepSize(found[STEP_SIZE], eps) / eps} eps").text
+    return found
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from calfat_plugin.options import options_to_plain, to_plain
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.schema import HOST_SECTIONS, TRAINING_TYPES, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
+from calfat_plugin.recipe.training import TrainArgs, useless
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ class Experiment:
     def num_rounds(self) -> int:
         """Rounds of the whole run."""
         return self.recipe.train.comm_round
+
+    @property
+    def training_step_problem(self) -> str:
+        """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
+        return self.recipe.threat.step_problem() if getattr(self.trainer.entry.build, "attacks", True) else ""
 
     @property
     def metric_columns(self) -> tuple[str, ...]:
@@ -291,7 +297,11 @@ class Experiment:
             for name, values in self.host_sections.items()
         }
         sections["train_args"]["client_num_per_round"] = recipe.clients_per_round
-        del sections["train_args"]["federated_optimizer"]  # calfat.aggregator decides
+        # What has no effect is not written: read again, the file would draw a warning.
+        del sections["train_args"]["federated_optimizer"]
+        sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(recipe.train)}
+        if not self.partition.entry.uses_alpha:
+            del sections["data_args"]["partition_alpha"]
         for name, extra in recipe.host_extra.items():
             sections.setdefault(name, dict(extra))
         sections["calfat"] = {

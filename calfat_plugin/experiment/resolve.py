@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from calfat_plugin import entries
+from calfat_plugin import entries, returned
 from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
+from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment, Pick
 from calfat_plugin.options import describe_options, parse_options
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -19,8 +20,13 @@ from calfat_plugin.registry import Registry
 E = TypeVar("E", bound=entries.Entry)
 
 
-def assemble(document: Document, registry: Registry) -> Experiment:
+def assemble(document: Document, registry: Registry, *, trains: bool = True) -> Experiment:
     """Resolve a recipe.
+
+    Args:
+        document: the recipe.
+        registry: the plugins.
+        trains: whether it will run as it is, so that warnings about training and the monitor matter.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
@@ -47,7 +53,12 @@ def assemble(document: Document, registry: Registry) -> Experiment:
         loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
     )
     _refuse_twin_columns(experiment)
-    warnings = (*recipe.warnings, *_unused_alpha(document, experiment.partition.entry), *_former_names(experiment))
+    warnings = (
+        *recipe.warnings,
+        *_unused_alpha(document, experiment.partition.entry),
+        *_former_names(experiment),
+        *_bad_steps(experiment, trains),
+    )
     return dataclasses.replace(experiment, recipe=dataclasses.replace(recipe, warnings=warnings))
 
 
@@ -99,6 +110,24 @@ def _former_names(experiment: Experiment) -> Iterator[str]:
             )
 
 
+def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
+    """A warning for each way in which steps do not fit eps, with all whom it is about: training and evaluators."""
+    recipe = experiment.recipe
+    found: dict[str, tuple[KeyPath, list[str]]] = {}
+    picked = [*zip(recipe.evaluators, experiment.evaluators, strict=True)]
+    if trains:
+        picked += zip(recipe.monitor_evaluators, experiment.monitor_evaluators, strict=True)
+        if experiment.training_step_problem:
+            found[experiment.training_step_problem] = ("calfat", "threat"), ["training"]
+    for choice, pick in picked:
+        problem = pick.options.threat(recipe.threat).step_problem() if isinstance(pick.options, PGDOptions) else ""
+        if problem:
+            names = found.setdefault(problem, (choice.path, []))[1]
+            names += [pick.label] if pick.label not in names else []
+    for problem, (path, names) in found.items():
+        yield f"{recipe.document.place(path)}: {dotted(path)}: {', '.join(names)}: {problem}"
+
+
 def _pick(
     recipe: Recipe,
     registry: Registry,
@@ -139,9 +168,11 @@ def _pick(
         fail=failing_at(document, choice.path),
         also=tuple(key for key in also if name_at is None and key not in known),
     )
+    who = f"{kind.kind} '{choice.name}' ({registry.provider(kind, entry.name)})"
     try:
-        entry.check(options, recipe)
-    except OptionError as error:
+        with returned.naming(who, entry.config):
+            entry.check(options, recipe)
+    except (OptionError, PluginError) as error:
         raise document.error(choice.path, str(error)) from None
     name = entry.name if choice.name in entry.former_names else choice.name
     label = name if choice.label in ("", choice.name) else choice.label

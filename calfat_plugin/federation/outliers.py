@@ -1,14 +1,22 @@
-"""Updates that are out of proportion: used, for no rule here takes a client's vote away, but never in silence."""
+"""Clients out of proportion: what they send is used, for no rule here takes a vote away, but never in silence.
+
+A finding is a code and a sentence, ``large-update: the update of client 3 has ...``.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import median
+
+from calfat_plugin.maths.metrics import plausible_losses
 
 #: Times the median norm from which an update is reported: a choice, not a measured bound. Honest norms differ with
 #: their number of steps and their classes; an update scaled to replace the mean of n clients is n times as long.
 RATIO = 10.0
 _FEWEST = 3  # clients; of two, nobody can say which is out of proportion
+#: Share of a round's weight above which a client is reported, where others trained as well.
+DOMINANT = 0.9
 
 
 def norm_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
@@ -21,7 +29,38 @@ def norm_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
     if middle <= 0:
         return ()
     return tuple(
-        f"the update of client {client} has the norm {norm:.3g}, {norm / middle:.0f} times the median of its round"
+        f"large-update: the update of client {client} has the norm {norm:.3g}, {norm / middle:.0f} times the median of "
+        "its round"
         for client, norm in norms.items()
         if norm > RATIO * middle
+    )
+
+
+def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int]) -> tuple[str, ...]:
+    """A sentence for the client that has more than :data:`DOMINANT` of the weight of a round of several clients.
+
+    Args:
+        weights: client id to the weight that its update got; empty where the aggregator says nothing.
+        num_examples: client id to the number of training examples that it claims.
+    """
+    total = math.fsum(weights.values())
+    return tuple(
+        f"dominant-client: client {client} has {100 * weight / total:.4g} % of the weight of its round (it claims "
+        f"{num_examples[client]} examples)"
+        for client, weight in weights.items()
+        if len(num_examples) > 1 and weight > DOMINANT * total > 0
+    )
+
+
+def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
+    """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`).
+
+    Args:
+        losses: client id to the mean training loss that it claims; all nan where the method reports none.
+    """
+    kept = plausible_losses(losses)
+    return tuple(
+        f"implausible-loss: client {client} claims a loss of {loss:.3g}"
+        for client, loss in losses.items()
+        if client not in kept and (kept or math.isfinite(loss))
     )

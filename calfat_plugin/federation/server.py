@@ -24,7 +24,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.federation.outliers import norm_alarms
+from calfat_plugin.federation.outliers import loss_alarms, norm_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
@@ -158,14 +158,16 @@ class Server:
         self.broadcast = {**aggregate.broadcast, **extras}
         moved = drift([update.state for update in usable.values()], previous, names)
         norms = dict(zip(usable, moved.norms, strict=True))
-        alarms = norm_alarms(norms)
+        losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
+        num_examples = {client: update.num_examples for client, update in usable.items()}
+        alarms = (*norm_alarms(norms), *weight_alarms(aggregate.weights, num_examples), *loss_alarms(losses))
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
         return RoundRecord(
             round=round,
             clients=tuple(usable),
             refused=dict(sorted(refused.items())),
-            losses={client: update.metrics.get("loss", float("nan")) for client, update in usable.items()},
+            losses=losses,
             update_norms=norms,
             heterogeneity=moved.heterogeneity,
             evaluations={},
@@ -175,6 +177,8 @@ class Server:
             alarms=alarms,
             metrics={**self._of_clients(usable), **{f"server/{n}": value for n, value in aggregate.metrics.items()}},
             learning_rate=self.experiment.recipe.train.learning_rate_of(round),
+            num_examples=num_examples,
+            weights=aggregate.weights,
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
@@ -280,8 +284,9 @@ class Server:
             )
             for name in ("state", "server_state", "broadcast"):
                 returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds")
+            weights = returned.numbers(aggregate.weights, task.updates, "its aggregate has a weight")
             metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
-        return replace(aggregate, metrics=metrics)
+        return replace(aggregate, metrics=metrics, weights=weights)
 
     def _of_clients(self, usable: Mapping[int, LocalUpdate]) -> dict[str, float]:
         """``train/<name>``: the mean over clients, by their examples, of each metric that the trainer declares.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+from calfat_plugin.compat import all_entry_points, make_torchvision_importable
 
-from calfat_plugin.compat import make_torchvision_importable
+if "torch" not in sys.modules:  # in the process that workers are forked from, where no plugins were looked for
+    list(all_entry_points())  # before torch, which fails where one of them is damaged
+
+import torch
 
 make_torchvision_importable()  # before fedml, which imports torchvision
 

@@ -35,6 +35,8 @@ class EvaluationTask:
         rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
             right, but slower.
         clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        targets: (N,) int64 on the CPU, the wrong class that each example shall be taken for; None: any wrong one. In
+            ``craft``, those of the batch, on its device. Only evaluators with ``takes_targets`` are given any.
         call: calls a function of tensors, or replays a captured graph of it; see ``maths.graphs.Caller``.
         scratch: a folder for what a long evaluation needs to continue after a crash; it need not exist yet, other
             evaluators use it too, and it is removed once the results are written. None: nothing is kept.
@@ -55,6 +57,7 @@ class EvaluationTask:
     seed: int
     round: int
     clean_correct: Tensor
+    targets: Tensor | None = None
     rows_at_once: int = sys.maxsize
     call: Caller = lambda name, function, *inputs: function(*inputs)
     scratch: Path | None = None
@@ -69,9 +72,11 @@ class Evaluator(ABC):
 
     Attributes:
         gives_examples: whether ``evaluate`` calls ``task.on_examples``.
+        takes_targets: whether its attack aims at ``task.targets``.
     """
 
     gives_examples: bool = False
+    takes_targets: bool = False
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

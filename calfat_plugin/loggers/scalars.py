@@ -21,8 +21,7 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     numbers |= record.metrics
     measured = ("learning_rate", "peak_memory_mb", "peak_gpu_memory_mb")
     numbers |= {name: value for name in measured if (value := getattr(record, name)) is not None}
-    if record.losses:
-        numbers["loss/mean"] = math.fsum(record.losses.values()) / len(record.losses)
+    numbers["loss/mean"] = record.loss
     numbers |= {f"loss/client_{client}": loss for client, loss in record.losses.items()}
     numbers |= {f"update_norm/client_{client}": norm for client, norm in record.update_norms.items()}
     return {name: number for name, number in numbers.items() if math.isfinite(number)}

@@ -3,14 +3,20 @@
 A batch of a small network takes a GPU less time than the host needs to launch its kernels one by one. The kernels that
 a function launches are captured as a graph, which is replayed on the same memory: the same kernels in the same order,
 and so the same numbers. The function's Python code runs while it is captured, and not when the graph is replayed.
+
+That the numbers are the same is checked: the first two replays of each function and shape in a run are compared with
+single kernels, whose results count. A difference ends capture in the run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 # torch is imported inside functions: recipes are checked without it.
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST = 8  # graphs of a scope: each keeps its inputs and outputs in memory
+_COMPARED = 2  # replays of a function and a shape in a run
+_TOLERANCE = 1e-6  # relative, as benchmarks/gpu.py; or three times the difference of two calls without a graph
 _COPIES = ("_to_copy", "copy_", "_copy_from", "_copy_from_and_resize")
 _BY_INDEX = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 
@@ -73,13 +81,15 @@ class Graphs:
 
     Attributes:
         captured: how many graphs were captured so far.
+        off: whether a replay differed from single kernels, so that there are no graphs any more.
     """
 
     def __init__(self, device: torch.device) -> None:
         """device: a CUDA device."""
         import torch
 
-        self.device, self.captured = device, 0
+        self.device, self.captured, self.off = device, 0, False
+        self._compared: Counter[_Key] = Counter()
         self._refused: set[_Key] = set()
         self._inspected: set[_Key] = set()
         self._logged: set[tuple[_Key, str]] = set()
@@ -95,12 +105,54 @@ class Graphs:
 
     def capturable(self, key: _Key) -> bool:
         """Whether nothing is known that stands against a graph."""
-        return not self._failed and key not in self._refused
+        return not (self.off or self._failed or key in self._refused)
 
     def refuse(self, key: _Key, reason: str) -> None:
         """Leave such calls eager for the rest of the run."""
         self._refused.add(key)
         self.report(key, reason)
+
+    def compared(self, key: _Key, model: nn.Module, replay: Callable[[], T], call: Callable[[], T]) -> T:
+        """The results of a replay; of the first ones those of single kernels, with which they are compared.
+
+        Args:
+            key: of the function.
+            model: whose buffers the function may change.
+            replay: replays the graph.
+            call: launches the same kernels by themselves.
+        """
+        import torch
+
+        if self._compared[key] >= _COMPARED:
+            return replay()
+        self._compared[key] += 1
+        before = _copies(model.buffers())
+
+        def results(function: Callable[[], T]) -> tuple[T, list[Tensor | None]]:
+            for buffer, held in zip(model.buffers(), before, strict=True):
+                if not torch.equal(buffer, held):  # writing would look like a change of the model
+                    buffer.copy_(held)
+            found = function()
+            return found, _copies((*found, *model.buffers()))
+
+        _, replayed = results(replay)
+        outputs, expected = results(call)
+        off = _difference(replayed, expected)
+        if off > _TOLERANCE:  # or kernels that add up in any order, which differ from call to call
+            outputs, again = results(call)
+            allowed = max(_TOLERANCE, 3 * _difference(again, expected))
+            if not off <= allowed:
+                self.off = True
+                log.warning(
+                    "the CUDA graph of the %s of %s gives other numbers than single kernels (relative difference %.1g, "
+                    "at most %.1g is allowed): no graph is used in the rest of this run. Please report this, with GPU, "
+                    "driver and method.",
+                    key[0],
+                    _shape(key),
+                    off,
+                    allowed,
+                )
+        return outputs
 
     def report(self, key: _Key, reason: str) -> None:
         """Log why a call was eager, once a run."""
@@ -173,7 +225,7 @@ class _Scope:
     def __call__(self, name: str, function: Callable[..., T], *inputs: Tensor | None) -> T:
         named = f"{self._owner} {name}".strip()
         key = (named, *(None if each is None else (each.shape, each.stride(), each.dtype) for each in inputs))
-        if not self._graphs.capturable(key) and key not in self._captured:
+        if self._graphs.off or (not self._graphs.capturable(key) and key not in self._captured):
             return function(*inputs)
         self._calls[key] = self._calls.get(key, 0) + 1
         if self._calls[key] == 1:
@@ -185,7 +237,8 @@ class _Scope:
             del self._captured[key]
             self._graphs.refuse(key, "a parameter or buffer of the model was replaced, not changed in place")
             return function(*inputs)
-        return captured.replay(inputs)
+        replay, call = partial(captured.replay, inputs), partial(function, *inputs)
+        return self._graphs.compared(key, self._model, replay, call)
 
     def report_single_calls(self) -> None:
         """Log what was called once, and so never captured."""
@@ -291,6 +344,26 @@ def _random_states(device: torch.device) -> tuple[object, ...]:
     name, words, *rest = np.random.get_state(legacy=True)
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
     return (random.getstate(), name, np.asarray(words).tobytes(), *rest, *(state.numpy().tobytes() for state in states))
+
+
+def _copies(tensors: Iterable[Tensor | None]) -> list[Any]:
+    return [None if each is None else each.detach().clone() for each in tensors]
+
+
+def _difference(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> float:
+    """The largest difference, as a share of the largest value, over tensors in pairs; equal nans are no difference."""
+    import torch
+
+    worst = 0.0
+    for first, second in zip(found, expected, strict=True):
+        if first is None or second is None or not second.numel() or torch.equal(first, second):
+            continue
+        first, second = first.double(), second.double()
+        same = (first == second) | (first.isnan() & second.isnan())
+        off = torch.where(same, 0.0, (first - second).abs()).amax()
+        share = float(off / second.abs().nan_to_num().amax().clamp_min(1e-30))
+        worst = max(worst, math.inf if math.isnan(share) else share)
+    return worst
 
 
 def _addresses(model: nn.Module) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of accuracies: of one run over examples, of a mean over seeds, of paired differences."""
+"""Intervals and tests of accuracies: of one run over examples, of a mean over seeds, of paired differences."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def wilson(share: float, number: int) -> Interval:
     return Interval(min(max(0.0, low), share), max(min(1.0, high), share))
 
 
-def student(values: Sequence[float]) -> Interval | None:
+def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Student's t interval of the mean that values of several seeds estimate; None for fewer than two."""
     if len(values) < 2:
         return None
     from scipy.special import stdtrit  # here, not above: recipes are checked without it
 
     mean, std = mean_std(values)
-    half = float(stdtrit(len(values) - 1, _QUANTILE)) * (std or 0.0) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * (std or 0.0) / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
 
 
@@ -129,3 +129,83 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
         return {}
     versus = {name: others[0] if name == best else best for name in means}
     return {name: Rival(to, name == best, paired(settings[name], settings[to])) for name, to in versus.items()}
+
+
+def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """Two-sided p-value of the paired t test that ``one`` and ``other`` have equal means.
+
+    Args:
+        one, other: seed to value; seeds that only one has do not count.
+
+    Returns:
+        None for fewer than two pairs; 1 where all pairs are equal, 0 where all differ by the same amount.
+    """
+    from scipy.stats import ttest_1samp
+
+    differences = [value - other[seed] for seed, value in one.items() if seed in other]
+    if len(differences) < 2:
+        return None
+    if not mean_std(differences).std:
+        return float(differences[0] == 0)
+    return float(ttest_1samp(differences, 0).pvalue)
+
+
+def sign_p_value(wins: int, losses: int) -> float:
+    """Two-sided p-value of the exact sign test, which is McNemar's exact test for pairs of yes and no.
+
+    Args:
+        wins, losses: pairs in which only the one, only the other is so; the other pairs do not count.
+    """
+    from scipy.stats import binomtest
+
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def holm(p_values: Sequence[float | None], number: int | None = None) -> list[float | None]:
+    """p-values adjusted for their number: one below 0.05 may be called significant with all others like it.
+
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
+
+    Args:
+        p_values: None for a test that was planned and not made, which counts as 1.
+        number: of planned tests, where more were planned than are listed here.
+
+    Returns:
+        In the same order; None where there was None.
+    """
+    number = max(number or 0, len(p_values))
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    highest = 0.0
+    for rank, (p, index) in enumerate(known):
+        highest = max(highest, min(1.0, (number - rank) * p))
+        adjusted[index] = highest
+    return adjusted
+
+
+def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float) -> bool:
+    """Whether two one-sided paired t tests at 5 % (TOST) reject a difference of ``margin`` or more in either direction.
+
+    Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence
+    of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987).
+
+    Args:
+        one, other: seed to value.
+        margin: > 0, in the unit of the values.
+    """
+    differences = [value - other[seed] for seed, value in one.items() if seed in other]
+    interval = student(differences, 0.90)
+    return interval is not None and -margin < interval.low and interval.high < margin
+
+
+def prediction(values: Sequence[float]) -> Interval | None:
+    """95 % prediction interval: where the value of one further seed lies if values are normal; None for fewer than two.
+
+    mean ± t std sqrt(1 + 1/n), Student's t with n - 1 degrees of freedom.
+    """
+    found = student(values)
+    if found is None:
+        return None
+    mean = (found.low + found.high) / 2
+    half = (found.high - mean) * math.sqrt(len(values) + 1)  # sqrt(1 + 1/n) / sqrt(1/n)
+    return Interval(mean - half, mean + half)

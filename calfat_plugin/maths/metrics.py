@@ -1,10 +1,15 @@
-"""Mean and standard deviation over seeds. Accuracies are fractions in [0, 1], never percent."""
+"""Mean and standard deviation over seeds; a round's losses. Accuracies are fractions in [0, 1], never percent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import median_low
+from typing import NamedTuple, TypeVar
+
+Client = TypeVar("Client", bound=Hashable)
+
+_IMPLAUSIBLE, _IMPLAUSIBLE_ALONE = 100.0, 1e6
 
 
 class MeanStd(NamedTuple):
@@ -26,3 +31,18 @@ def mean_std(values: Sequence[float]) -> MeanStd:
     if len(values) == 1:
         return MeanStd(mean, None)
     return MeanStd(mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)))
+
+
+def plausible_losses(losses: Mapping[Client, float]) -> dict[Client, float]:
+    """What of a round's training losses, which clients only claim, enters the mean.
+
+    Left out is what is not finite, and what is larger than 100 times the median of the losses' magnitudes (the lower
+    one of two; at least 1). Honest losses differ less, also where one client diverges first. Where one client alone
+    claims a loss, nothing tells what is usual: the bound is then 1e6.
+
+    Args:
+        losses: client to mean training loss.
+    """
+    sizes = [abs(loss) for loss in losses.values() if math.isfinite(loss)]
+    bound = _IMPLAUSIBLE * max(1.0, median_low(sizes)) if len(sizes) > 1 else _IMPLAUSIBLE_ALONE
+    return {client: loss for client, loss in losses.items() if abs(loss) <= bound}

@@ -41,14 +41,19 @@ class CalibrationOptions:
         "paper", help="paper: frequencies, k = s = 1; release: counts, k = 0.1, s = 10 as in the authors' code"
     )
     prior: Literal["frequencies", "counts"] | None = option(
-        None, help="prior nu: class frequencies + delta, or raw counts with a missing class counted once"
+        None,
+        help="prior nu: class frequencies + delta, or raw counts with a missing class counted once; null: by "
+        "parameterisation",
     )
-    prior_weight: float | None = option(None, low=0, help="k, factor of log nu")
+    prior_weight: float | None = option(None, low=0, help="k, factor of log nu; null: by parameterisation")
     scale: float | None = option(
-        None, low=0, open_low=True, help="s, factor of the outer logits; scales the effective learning rate"
+        None,
+        low=0,
+        open_low=True,
+        help="s, factor of the outer logits; scales the effective learning rate; null: by parameterisation",
     )
     delta: float | None = option(
-        None, low=0, open_low=True, help="floor added to class frequencies; the paper never gives it"
+        None, low=0, open_low=True, help="floor added to class frequencies; null: 1e-6, as the paper never gives it"
     )
 
     def __post_init__(self) -> None:

@@ -12,9 +12,19 @@ from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, REFUSED_SECTIONS, Effect, HostKey
 from calfat_plugin.recipe.sections import options_at, section_at
+from calfat_plugin.recipe.silo import SiloSettings
 
 _OUR_KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
 _HOME = {key: name for name, keys in _OUR_KEYS.items() for key in keys}
+_PARTS = {
+    "threat": schema.ThreatOptions,
+    "monitor": schema.MonitorOptions,
+    "runtime": schema.RuntimeOptions,
+    "silo": SiloSettings,
+}
+_HOME_IN_CALFAT = {info.name: f"calfat.{name}" for name, part in _PARTS.items() for info in describe_options(part)}
+_HOME_IN_CALFAT |= dict.fromkeys(schema.CALFAT_KEYS, "calfat")
+_HOST_HOME = {key: name for name, keys in HOST_KEYS.items() for key in keys}
 _MISSPELT = 0.8  # similarity from which an unknown name must be one of ours: calfta, train_arg, but not server_args
 _MAX_UNKNOWN = 50  # unknown names that are worth a warning each; with more, the file is something else
 
@@ -63,6 +73,7 @@ def _check_names(document: Document, warnings: list[str]) -> None:
     unknown = [name for name in document.data if name not in HOST_KEYS and name not in ours]
     _refuse_many(document, (), unknown, "sections")
     for name in unknown:
+        refuse_misplaced(document, (name,))
         near = _near(name, ours)
         if near:
             raise document.error((name,), f"there is no such section. Did you mean '{near}'?")
@@ -70,6 +81,21 @@ def _check_names(document: Document, warnings: list[str]) -> None:
             f"{document.place((name,))}: {name}: not a section of FedML or calfat_plugin."
             f"{did_you_mean(name, (*HOST_KEYS, 'calfat'))}"
         )
+
+
+def refuse_misplaced(document: Document, path: KeyPath) -> None:
+    """Refuse a key of another section.
+
+    Raises:
+        RecipeError: with the section that it belongs in.
+    """
+    key = str(path[-1])
+    homes = (_HOME, _HOME_IN_CALFAT, _HOST_HOME)
+    if isinstance(document.get(path), Mapping):  # model: {...} are options, model: cnn is a name
+        homes = (_HOME_IN_CALFAT, _HOME, _HOST_HOME)
+    home = next((found[key] for found in homes if key in found), "")
+    if home and home != path[0]:
+        raise document.error(path, f"this key belongs in the section {home}; move it there.")
 
 
 def _refuse_many(document: Document, path: KeyPath, unknown: list[str], what: str) -> None:
@@ -128,6 +154,8 @@ def _report_unknown(document: Document, path: tuple[str, str], warnings: list[st
     section, key = path
     if section not in HOST_KEYS:
         return
+    if key not in _HOST_HOME:
+        refuse_misplaced(document, path)
     acting = [name for name, row in HOST_KEYS[section].items() if row.effect is Effect.ACTS]
     right = (*_OUR_KEYS.get(section, ()), *acting)
     near = _near(key, right)

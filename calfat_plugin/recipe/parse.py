@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,17 @@ from calfat_plugin.options import describe, quoting_hint
 from calfat_plugin.recipe import schema, silo
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
-from calfat_plugin.recipe.host_sections import read_host_sections
+from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
 from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import options_at, section_at
 from calfat_plugin.recipe.training import TrainArgs, check_training
 from calfat_plugin.rounds_csv import SUFFIXES
 from calfat_plugin.threat import ThreatModel, parse_number
 
-CALFAT_KEYS = (
-    "name",
-    "trainer",
-    "aggregator",
-    "threat",
-    "evaluators",
-    "monitor",
-    "partition",
-    "dataset",
-    "model",
-    "evaluation",
-    "runtime",
-    "silo",
-    "loggers",
-    "plugins",
-    "reported",
-)
 DEFAULT_EVALUATORS = ("natural", "fgsm", "pgd20")
 DEFAULT_MONITOR = ("natural", "pgd20")
 _OTHER_COLUMN = re.compile(
-    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm)_[0-9]+"
+    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm|num_examples|weight)_[0-9]+"
 )
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
@@ -60,8 +44,9 @@ def parse_recipe(document: Document) -> schema.Recipe:
         )
     calfat = section_at(document, ("calfat",))
     for key in calfat:
-        if key not in CALFAT_KEYS:
-            hint = did_you_mean(key, CALFAT_KEYS) or f" Known: {listed(CALFAT_KEYS)}."
+        if key not in schema.CALFAT_KEYS:
+            refuse_misplaced(document, ("calfat", key))
+            hint = did_you_mean(key, schema.CALFAT_KEYS) or f" Known: {listed(schema.CALFAT_KEYS)}."
             raise document.error(("calfat", key), f"unknown key.{hint}")
     train: TrainArgs = host["train_args"]
     check_training(document, train, warnings)
@@ -137,8 +122,12 @@ def _choice(document: Document, path: KeyPath, value: Any, default: str | None =
         hint = quoting_hint(value)
         raise document.error(path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{hint}")
     texts = {key: value.get(key) for key in ("name", "preset", "label")}
+    if "label" in value and isinstance(path[-1], str):  # not of a list
+        raise document.error((*path, "label"), "only evaluators and loggers have a label; remove it.")
     for key, text in texts.items():
-        if text is not None and (not isinstance(text, str) or not text.strip() or not text.isprintable()):
+        if key != "name" if text is None else isinstance(text, str) and text.strip() and text.isprintable():
+            continue
+        if key in value:
             raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
     name = texts["name"] or default
     if name is None:
@@ -234,8 +223,11 @@ def _reported(document: Document, labels: list[str], warnings: list[str]) -> sch
 def _threat(document: Document) -> ThreatModel:
     path: KeyPath = ("calfat", "threat")
     options = options_at(document, path, schema.ThreatOptions)
-    for key, example in (("eps", "8/255"), ("step_size", "2/255")):
-        if options.norm == "linf" and getattr(options, key) > 1:
+    given: list[tuple[str, Fraction, str]] = [("eps", options.eps, "8/255")]
+    if options.step_size.factor is None:
+        given.append(("step_size", options.step_size, "eps/4 or 2/255"))
+    for key, length, example in given:
+        if options.norm == "linf" and length > 1:
             found = describe(document.get((*path, key)))
             raise document.error(
                 (*path, key),

@@ -1,16 +1,19 @@
 """Plugins that are a single file: which ones a recipe has (``calfat.plugins``), and how such a file becomes a module.
 
 A recipe as run has each file's place and SHA-256, so a run goes on with the very code that it was started with, in this
-process and in every other one that reads the recipe.
+process and in every other one that reads the recipe. A file of this user notes the content of each plugin that was run:
+a run directory that somebody else made names code that is not among them, and is not followed unasked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +73,7 @@ class PluginFile:
         if loaded is not None and getattr(loaded, "__sha256__", None) == self.sha256:
             return loaded
         self._refuse_taken_name(loaded)
+        self._note()
         module = ModuleType(self.name)
         module.__file__ = str(self.path)
         vars(module)["__sha256__"] = self.sha256
@@ -80,6 +84,23 @@ class PluginFile:
             del sys.modules[self.name]
             raise PluginError(self._failure(error)) from error
         return module
+
+    def is_known(self) -> bool:
+        """Whether this user has run this very content before."""
+        try:
+            known = _known_plugins().read_text(encoding="ascii").splitlines()
+        except (OSError, ValueError):  # there is none, or it is no longer ours to read
+            return False
+        return self.sha256 in known
+
+    def _note(self) -> None:
+        """Note the content as run by this user; where that cannot be written, ``is_known`` says no later."""
+        if self.is_known():
+            return
+        with suppress(OSError):
+            _known_plugins().parent.mkdir(parents=True, exist_ok=True)
+            with _known_plugins().open("a", encoding="ascii") as file:
+                file.write(f"{self.sha256}\n")
 
     def _refuse_taken_name(self, loaded: ModuleType | None) -> None:
         if loaded is not None:
@@ -131,6 +152,12 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         now = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
     return document
+
+
+def _known_plugins() -> Path:
+    """The SHA-256 of plugin files that this user has run, one a line."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "calfat-plugin" / "plugins.sha256"
 
 
 def _beside(path: Path) -> list[str]:

@@ -17,7 +17,7 @@ from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.recipe.training import TrainArgs
-from calfat_plugin.threat import Norm, ThreatModel
+from calfat_plugin.threat import QUARTER, Norm, StepSize, ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
 TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
@@ -110,6 +110,26 @@ HOST_SECTIONS: Mapping[str, type] = {
 }
 
 
+#: The keys of the section ``calfat``.
+CALFAT_KEYS = (
+    "name",
+    "trainer",
+    "aggregator",
+    "threat",
+    "evaluators",
+    "monitor",
+    "partition",
+    "dataset",
+    "model",
+    "evaluation",
+    "runtime",
+    "silo",
+    "loggers",
+    "plugins",
+    "reported",
+)
+
+
 @dataclass(frozen=True)
 class Choice:
     """A plugin picked by name, with its raw options; ``registry`` and ``experiment`` give them meaning.
@@ -142,8 +162,12 @@ class ThreatOptions:
 
     norm: str = option("linf", choices=get_args(Norm), help="norm of the ball")
     eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range")
-    step_size: Fraction = option(
-        Fraction(2, 255), low=0, open_low=True, help="training step", unit="fraction of the pixel range"
+    step_size: StepSize = option(
+        QUARTER,
+        low=0,
+        open_low=True,
+        help="length of a step, in training and of evaluators that set none; a multiple of eps follows eps",
+        unit="fraction of the pixel range",
     )
     steps: int = option(10, low=1, help="training steps K")
 
@@ -178,10 +202,10 @@ class RuntimeOptions:
         "the GPU has units for it, else fp32",
     )
     cuda_graphs: str = option(
-        "auto",
+        "never",
         choices=("auto", "always", "never"),
         help="capture attacks and training steps as CUDA graphs, same numbers; auto: on a GPU; always: refuse to "
-        "train without a GPU",
+        "train without a GPU; never: the default until benchmarks/gpu.py has passed on a card",
     )
 
 
@@ -200,19 +224,35 @@ class Reported:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe whose structure, types and units are right. Names are looked up later, by ``experiment``.
+    """A recipe as an entry's ``check(options, recipe)`` sees it: structure, types and units are right.
+
+    Each section is a field, each of its keys an attribute of that, typed, with its default where the recipe is silent:
+    ``recipe.train.client_num_in_total``, ``recipe.data.partition_alpha``, ``recipe.monitor.every``. A preset of the
+    trainer is filled in. Names of plugins have not been looked up.
 
     Attributes:
         name: ``calfat.name``, or the file's stem; its runs are in a folder of this name.
-        document: raw values with their places, for later errors.
-        common, data, model, train, device, comm, tracking: the host's sections.
+        document: raw values with their places; ``document.error(("calfat", "threat"), text)`` is an error with file,
+            line and key.
+        common: ``common_args``.
+        data: ``data_args``.
+        model: ``model_args``.
+        train: ``train_args``.
+        device: ``device_args``.
+        comm: ``comm_args``.
+        tracking: ``tracking_args``.
         host_extra: section to the keys that we only pass on to the host, which acts on them.
-        trainer, aggregator: the plugins picked.
-        partition, dataset, model_options: raw options for the names picked in the host's sections.
-        threat: the budget.
-        evaluators: at the end of the run.
-        monitor, monitor_evaluators: during the run.
-        evaluation, runtime: how to compute.
+        trainer: the local trainer: ``name``, raw ``options``, ``preset``, and the loss modifier as ``loss`` or None.
+        aggregator: the aggregator: ``name`` and raw ``options``, as of all plugins that follow.
+        partition: ``data_args.partition_method`` with the options in ``calfat.partition``.
+        dataset: ``data_args.dataset`` with the options in ``calfat.dataset``.
+        model_choice: ``model_args.model`` with the options in ``calfat.model``.
+        threat: ``calfat.threat``: the budget of training and evaluation.
+        evaluators: at the end of the run; each has a ``label``.
+        monitor: ``calfat.monitor``: how often, and on how many images.
+        monitor_evaluators: during the run.
+        evaluation: ``calfat.evaluation``: ``batch_size``.
+        runtime: ``calfat.runtime``: ``threads``, ``precision``, ``cuda_graphs``.
         silo: the parties of a cross-silo run.
         loggers: further observers of the run.
         plugins: module name to plugin that is a single file.

@@ -36,7 +36,9 @@ class TrainArgs:
         help="learning rate of a round: step multiplies it by lr_decay_rate every lr_step_size rounds; cosine lowers "
         "it to learning_rate_min over all rounds",
     )
-    lr_step_size: int | None = option(None, low=1, help="rounds between two steps of lr_schedule: step")
+    lr_step_size: int | None = option(
+        None, low=1, help="rounds between two steps of lr_schedule: step; null: not that schedule"
+    )
     lr_decay_rate: float = option(0.1, low=0, open_low=True, high=1, help="factor of each step of lr_schedule: step")
     learning_rate_min: float = option(0.0, low=0, help="where lr_schedule: cosine ends")
     warmup_rounds: int = option(
@@ -88,7 +90,7 @@ def check_training(document: Document, train: TrainArgs, warnings: list[str]) ->
     """
     for key, complaint in _contradictions(train):
         raise document.error(("train_args", key), complaint)
-    for key, needed in _useless(train):
+    for key, needed in useless(train):
         path = ("train_args", key)
         warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: it needs {needed}.")
 
@@ -121,8 +123,11 @@ def _contradictions(train: TrainArgs) -> Iterator[tuple[str, str]]:
         )
 
 
-def _useless(train: TrainArgs) -> list[tuple[str, str]]:
-    """(key, what it needs to have an effect) for every value that is not the default and does nothing."""
+def useless(train: TrainArgs) -> list[tuple[str, str]]:
+    """(key, what it needs to have an effect) for every value that is not the default and does nothing.
+
+    The recipe as run has the default in its place.
+    """
     needs = {
         "epochs": ("local_steps: null", train.local_steps is None),
         "momentum": ("client_optimizer: sgd", train.client_optimizer == "sgd"),

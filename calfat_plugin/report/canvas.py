@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import os
 import sys
 import tempfile
@@ -141,4 +142,7 @@ def _matplotlib() -> Iterator[Any]:
 
             matplotlib.get_cachedir()
             matplotlib.get_configdir()
+        fonts = logging.getLogger("fontTools")  # at the level of a run's log, it has a line for each table of a font
+        stack.callback(fonts.setLevel, fonts.level)
+        fonts.setLevel(logging.WARNING)
         yield matplotlib

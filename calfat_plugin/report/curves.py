@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calfat_plugin.maths.metrics import mean_std
+from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
 from calfat_plugin.report.canvas import Chart, legend_name
 from calfat_plugin.report.numbers import unbroken_percent as percent
@@ -73,13 +73,16 @@ def heterogeneity(run: RunFiles) -> Chart | None:
 def losses(run: RunFiles) -> Chart | None:
     """Training loss: the mean over clients, and every client behind it."""
     clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
-    curves = [curve for curve in map(run.curve, clients) if curve]
-    if len(run.rounds) < 2 or not curves:
+    by_round: dict[int, dict[str, float]] = {}
+    for column in clients:
+        for number, loss in run.curve(column):
+            by_round.setdefault(number, {})[column] = loss
+    kept = {number: losses for number in sorted(by_round) if (losses := plausible_losses(by_round[number]))}
+    if len(run.rounds) < 2 or not kept:
         return None
-    by_round: dict[int, list[float]] = {}
-    for number, loss in (point for curve in curves for point in curve):
-        by_round.setdefault(number, []).append(loss)
-    mean = [(number, sum(values) / len(values)) for number, values in sorted(by_round.items())]
+    found = [[(number, losses[column]) for number, losses in kept.items() if column in losses] for column in clients]
+    curves = [curve for curve in found if curve]
+    mean = [(number, sum(losses.values()) / len(losses)) for number, losses in kept.items()]
     caption = (
         f"Mean over clients (thick) and each of the {len(curves)} clients (thin). The losses of different methods are "
         f"different functions and do not compare. Last round: {mean[-1][1]:.3g}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from calfat_plugin.experiment.compare import PLUGIN_PLACE, flat
+from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.words import aggregator, method, option_words, plain
@@ -52,7 +52,7 @@ def settings_of(run: RunFiles) -> dict[str, Any]:
 
 
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    found = flat(recipe).items()
+    found = comparable(recipe).items()
     return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
 
 

@@ -85,7 +85,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.get('batch_size')}",
         f"Local {_kind(train)}": _optimizer(train),
         "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
-        f"{plain(threat.get('step_size'))}",
+        f"{plain(threat.get('step_size')).replace('eps', 'ε')}",
         "Seed": str(run.seed),
         "Security": UNPROTECTED if _is_unprotected(run) else "",
     }

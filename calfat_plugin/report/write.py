@@ -123,6 +123,8 @@ def _write(out: Path, compose: Callable[[Path], str]) -> Path:
             page = temporary / out.name
             page.write_text(compose(figures), encoding="utf-8")
             final = out.with_name(figures.name)
+            if final.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
+                raise RunError(f"{final}: is a link, and figures are written to no other place. Remove the link.")
             final.mkdir(exist_ok=True)
             for file in figures.iterdir():
                 shutil.move(file, final / file.name)

@@ -42,6 +42,7 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "precision": precision,
@@ -54,6 +55,18 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
         "commit": _commit(),
         "executable": sys.executable,
     }
+
+
+def processor() -> str:
+    """The processor's name and its vector units as torch uses them, which decide how sums are rounded."""
+    import torch
+
+    try:
+        said = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        said = ""
+    name = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("model name")), "")
+    return f"{name or platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _version(distribution: str) -> str | None:

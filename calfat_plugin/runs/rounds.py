@@ -17,6 +17,12 @@ _MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
 _RATE = "learning_rate"
 _LISTED = 5  # rounds whose alarms are quoted on the page
+_LARGE_UPDATE = "large-update"
+_ADVICE = {
+    _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
+    "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
+    "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
+}
 
 
 class RoundsFile:
@@ -54,7 +60,11 @@ class RoundsFile:
     @property
     def _added(self) -> list[str]:
         """The last columns, in this order, some of which files of older versions lack."""
-        return [ALARMS, *_MEMORY, _RATE, *(f"{label}{suffix}" for label in self.labels for suffix in WORST)]
+        return [
+            *(ALARMS, *_MEMORY, _RATE),
+            *(f"{label}{suffix}" for label in self.labels for suffix in WORST),
+            *(f"{name}_{client}" for name in ("num_examples", "weight") for client in range(self.num_clients)),
+        ]
 
     def append(self, record: RoundRecord) -> None:
         """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not.
@@ -117,18 +127,28 @@ class RoundsFile:
             row |= {f"{label}{suffix}": repr(found.accuracy) for suffix, found in worst if found is not None}
         row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})
         row.update({f"update_norm_{client}": repr(norm) for client, norm in record.update_norms.items()})
+        row.update({f"num_examples_{client}": count for client, count in record.num_examples.items()})
+        row.update({f"weight_{client}": repr(weight) for client, weight in record.weights.items()})
         row.update({name: repr(value) for name, value in record.metrics.items()})
         return row
 
 
 def alarms_of(path: Path) -> tuple[Alarm, ...]:
-    """The findings about updates of all rounds in the file, as one alarm; none without any."""
-    found = [f"round {row['round']}: {row[ALARMS]}" for row in read_rounds(path) if row.get(ALARMS)]
-    if not found:
-        return ()
-    more = f" (and {len(found) - _LISTED} more rounds in rounds.csv)" if len(found) > _LISTED else ""
-    advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
-    return (Alarm("large-update", f"{'; '.join(found[:_LISTED])}{more}. {advice}", ()),)
+    """The findings about clients of all rounds in the file, an alarm for each kind; none without any."""
+    found: dict[str, dict[str, list[str]]] = {code: {} for code in _ADVICE}  # code to round to sentences
+    for row in read_rounds(path):
+        for finding in filter(None, row.get(ALARMS, "").split("; ")):
+            code, _, text = finding.partition(": ")
+            if code not in _ADVICE:  # before there were others
+                code, text = _LARGE_UPDATE, finding
+            found[code].setdefault(row["round"], []).append(text)
+    alarms = []
+    for code, rounds in found.items():
+        listed = [f"round {number}: {'; '.join(texts)}" for number, texts in rounds.items()]
+        more = f" (and {len(listed) - _LISTED} more rounds in rounds.csv)" if len(listed) > _LISTED else ""
+        if listed:
+            alarms.append(Alarm(code, f"{'; '.join(listed[:_LISTED])}{more}. {_ADVICE[code]}", ()))
+    return tuple(alarms)
 
 
 def seconds_of(path: Path) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 from calfat_plugin.errors import RunError
 
 #: What reading a file that we did not write, or that was damaged, may raise.
-READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError)
+READ_ERRORS = (SafetensorError, OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError)
 #: What to do about one.
 REMEDY = "Restore it from a copy, or start the run again in another directory."
 #: The key of the file's metadata that is ours.
@@ -53,7 +53,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises:
         RunError: its content is not what was written.
-        SafetensorError, OSError, TypeError, ValueError: it cannot be read.
+        SafetensorError, OSError, TypeError, ValueError, RecursionError: it cannot be read.
     """
     with safe_open(path, framework="pt") as file:
         facts = _facts_of(file)
@@ -68,7 +68,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """The facts alone, which are not checked against the digest.
 
     Raises:
-        SafetensorError, OSError, TypeError, ValueError: they cannot be read.
+        SafetensorError, OSError, TypeError, ValueError, RecursionError: they cannot be read.
     """
     with safe_open(path, framework="pt") as file:
         return _facts_of(file)

@@ -26,6 +26,7 @@ from calfat_plugin.runs.request import Request
 AUTO, OPTION = "auto", "--workers"
 
 _PRELOADED = [
+    "calfat_plugin.host.launch",  # the first to import torch
     "calfat_plugin.runs.party",
     "calfat_plugin.host.mpi_simulation",
     "calfat_plugin.builtin",

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, reporting_disk_errors
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
+from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
@@ -156,9 +157,15 @@ class RunWriter:
         )
         return (Alarm("test-images-used", text, ()),)
 
+    def _training_steps(self) -> tuple[Alarm, ...]:
+        """A finding where the attack of training searches its ball badly."""
+        problem = self.experiment.training_step_problem
+        return (Alarm(STEP_SIZE, f"training: {problem}", ()),) if problem else ()
+
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
-        alarms = (*find_alarms(result.evaluations), *alarms_of(self.directory.rounds), *self._test_images_used())
+        found = (alarms_of(self.directory.rounds), self._test_images_used(), self._training_steps())
+        alarms = (*find_alarms(result.evaluations), *(alarm for alarms in found for alarm in alarms))
         self.directory.write_json(
             self.directory.results,
             {

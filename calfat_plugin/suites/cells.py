@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import settled
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parts import SEED_PATH
+from calfat_plugin.suites.record import Key, Recorded, digest, read_record
 from calfat_plugin.suites.schema import Setting, Suite, slug
 
 _SHOWN = 3  # changed runs that a message names
@@ -58,8 +59,9 @@ class PlannedRun:
 
     Attributes:
         experiment: the cell's recipe resolved.
-        state: ``finished``: its results are there; ``unfinished``: a run directory to resume; ``lost``: a choice run
-            that failed, which counts as the worst; else ``new``.
+        state: ``finished``: its results are there, or in the suite's record; ``unfinished``: a run directory to resume;
+            ``lost``: a choice run that failed, which counts as the worst; else ``new``.
+        recorded: its row of the suite's record; None where its directory is there.
     """
 
     cell: Cell
@@ -67,6 +69,12 @@ class PlannedRun:
     seed: int
     directory: Path
     state: State
+    recorded: Recorded | None = None
+
+    @property
+    def key(self) -> Key:
+        """Names the run in the suite's record."""
+        return self.cell.name, self.cell.tried, self.seed
 
     @property
     def name(self) -> str:
@@ -90,12 +98,18 @@ class PlannedRun:
         return self.state in ("new", "unfinished")
 
 
-def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
+def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]:
     """The runs with their states as they are now: another process may have changed them since the plan was made.
 
+    Args:
+        record: the suite's.
+        runs: of one suite.
+
     Raises:
-        RunError: another recipe was run in a directory of theirs.
+        RunError: another recipe was run in a directory of theirs, or is recorded; a damaged record.
     """
+    rows = {} if record is None else read_record(record)
+    runs = tuple(dataclasses.replace(run, recorded=_row(run, rows, record)) for run in runs)
     states = [_state(run) for run in runs]
     changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
     if changed:
@@ -109,9 +123,25 @@ def look_again(*runs: PlannedRun) -> tuple[PlannedRun, ...]:
     return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
 
 
+def _row(run: PlannedRun, rows: Mapping[Key, Recorded], record: Path | None) -> Recorded | None:
+    """The run's row, unless it is on this machine, too."""
+    row = rows.get(run.key)
+    if row is None or run.lost.exists() or RunDirectory(run.directory).recipe.exists():
+        return None
+    if row.recipe != digest(run.experiment):
+        raise RunError(
+            f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} then, "
+            f"{digest(run.experiment)} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove "
+            "that row to run it again."
+        )
+    return row
+
+
 def _state(run: PlannedRun) -> tuple[State, str]:
     """(state, what has changed since the run was started)."""
     directory, experiment = RunDirectory(run.directory), run.experiment
+    if run.recorded is not None:
+        return run.recorded.state, ""
     if run.lost.exists():
         return "lost", ""
     if not directory.recipe.exists():

@@ -7,11 +7,12 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from calfat_plugin.errors import CalfatError, RunError, listed
-from calfat_plugin.experiment import Experiment
+from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
+from calfat_plugin.experiment import Experiment, same_but_rounds
 from calfat_plugin.options import written
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.schema import Choice as Picked
@@ -20,6 +21,7 @@ from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.choose import AT
+from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
 
 FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
@@ -104,14 +106,20 @@ class Choice:
         return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
 
 
-def try_again(choice: Choice) -> None:
+def try_again(choice: Choice, record: Path | None) -> None:
     """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
 
     Where some of them were not, the lost ones stay lost, because a value was chosen without them.
+
+    Args:
+        choice: the cell's.
+        record: the suite's.
     """
     if choice.hopeless:
         for run in choice.runs:
             run.lost.unlink(missing_ok=True)
+        if record is not None:
+            add_to_record(record, {}, gone=[run.key for run in choice.runs])
 
 
 def choice_of(
@@ -144,8 +152,10 @@ def choice_of(
         made = resolve(suite, registry, f"{cell.name}, {tried}", settings, overrides)
         trying = Cell(cell.labels, settings, made, tried=tried)
         folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
-        runs = look_again(*(PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds))
-        tries.append(Try(point, runs, tuple(_value(run, choose) for run in runs)))
+        runs = look_again(
+            suite.record, *(PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds)
+        )
+        tries.append(Try(point, runs, tuple(value_of_try(run, choose) for run in runs)))
     _refuse_twins(suite, cell, tries)
     return _with_finalists(Choice(grid, tuple(tries), len(choose.seeds)), choose.finalists)
 
@@ -216,27 +226,39 @@ def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) ->
     return name
 
 
-def _value(run: PlannedRun, choose: Choose) -> float | None:
+def value_of_try(run: PlannedRun, choose: Choose) -> float | None:
     """The mean of the metric's accuracies: after the last round, or in the round in which it is highest."""
     if run.state != "finished":
         return LOST if run.state == "lost" else None
+    if run.recorded is not None:
+        return run.recorded.values[CHOICE]
     path = RunDirectory(run.directory).rounds
     rows, metric = read_rounds(path), choose.metric
     used = rows[-1:] if choose.by == "last" else rows
     try:
-        return max(math.fsum(float(row[label]) for label in metric) / len(metric) for row in used)
+        values = [math.fsum(float(row[label]) for label in metric) / len(metric) for row in used]
+        if not all(map(math.isfinite, values)):
+            raise ValueError
+        return max(values)
     except (KeyError, ValueError):
         what = f"there is no value of {' and '.join(metric)} in it"
         raise RunError(f"{path}: {what}. Move {run.directory} away to run it again.") from None
 
 
 def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
-    """Two spellings of one value would be two tries for the price of one."""
+    """Two spellings of one value would be two tries for the price of one, and so would a key without effect."""
     seen: list[tuple[dict[str, Any], Try]] = []
     for each in tries:
-        as_run = each.runs[0].experiment.as_run()
-        twin = next((other for other_run, other in seen if other_run == as_run), None)
-        if twin is not None:
-            what = f"'{twin.name}' and '{each.name}' of the cell '{cell.name}' are the same run; keep one."
-            raise suite.document.error((*AT, "grid"), what)
+        experiment = each.runs[0].experiment
+        starts = tuple(f"{setting.place}: {setting.key}: " for setting in each.point)
+        useless = next((w for w in experiment.recipe.warnings if w.startswith(starts) and "no effect" in w), None)
+        if useless:
+            raise in_cell(RecipeError(f"{useless} So it cannot be chosen; remove it."), cell.name, suite)
+        as_run = experiment.as_run()
+        rounds = as_run["train_args"]["comm_round"]
+        for other_run, twin in seen:
+            if rounds == other_run["train_args"]["comm_round"] and not same_but_rounds(as_run, other_run):
+                why = "" if as_run == other_run else ", for what they differ in changes no result"
+                what = f"'{twin.name}' and '{each.name}' of the cell '{cell.name}' are the same run{why}; keep one."
+                raise suite.document.error((*AT, "grid"), what)
         seen.append((as_run, each))

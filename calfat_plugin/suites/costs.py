@@ -55,6 +55,8 @@ def _rates(runs: Sequence[PlannedRun], figure: float | None) -> Callable[[str, b
 def _rate(run: PlannedRun) -> float | None:
     """Seconds of a round of this run, with its share of the final evaluation where that is done."""
     directory = RunDirectory(run.directory)
+    if run.recorded is not None:
+        return None  # of another machine
     if run.state == "finished":
         return float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
     rows = read_rounds(directory.rounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,15 +12,16 @@ from pathlib import Path
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
-from calfat_plugin.recipe.plugin_files import with_plugins
-from calfat_plugin.recipe.sections import failing_at
+from calfat_plugin.recipe.plugin_files import PLUGINS, with_plugins
+from calfat_plugin.recipe.sections import failing_at, options_at
 from calfat_plugin.shipped import shipped_files
 from calfat_plugin.suites.choose import parse_choose
 from calfat_plugin.suites.parts import check_selector, grid, mapping_at, same_or_below, seeds_at, settings_at
-from calfat_plugin.suites.schema import Axes, Reported, Selector, Setting, Suite, SuiteOptions, slug
+from calfat_plugin.suites.schema import Axes, Compare, Reported, Selector, Setting, Suite, SuiteOptions, slug
 from calfat_plugin.threat import parse_number
 
-STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "reported", "skip")
+STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "reported", "skip")
+MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
 _REPORTED_KEYS = ("source", "percent", "tolerance")
 _FORBIDDEN_IN_LABELS = "/*?[]"
 
@@ -56,10 +58,16 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
     runs = options.runs or name
     if not slug(runs) or "/" in runs or "\\" in runs:
         raise document.error(("runs",), f"got '{runs}', expected the name of a suite, such as table1.")
-    axes = _axes(document)
+    seeds = seeds_at(document, ("seeds",))
+    axes = _axes(document, len(seeds))
     metrics = _metrics(document)
     names = ["/".join(labels) for labels in grid(axes)]
-    settings = settings_at(document, ("set",))
+    settings: list[Setting] = []
+    for setting in settings_at(document, ("set",)):
+        if same_or_below(PLUGINS, setting.path):  # the registry is made of the base recipe
+            base_document = base_document.with_value(setting.path, setting.value, setting.place)
+        else:
+            settings.append(setting)
     reported, tolerance = _reported(document, names, list(metrics))
     return Suite(
         name=name,
@@ -67,11 +75,12 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
         document=document,
         base=base,
         base_document=with_plugins(base_document, plugins),
-        settings=settings,
+        settings=tuple(settings),
         axes=axes,
-        seeds=seeds_at(document, ("seeds",)),
+        seeds=seeds,
         metrics=metrics,
-        choose=parse_choose(document, axes, settings),
+        choose=parse_choose(document, axes, tuple(settings)),
+        compare=_compare(document, axes, list(metrics)),
         reported=reported,
         tolerance=tolerance,
         skip=_skip(document, axes),
@@ -80,7 +89,7 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
     )
 
 
-def _axes(document: Document) -> Axes:
+def _axes(document: Document, num_seeds: int) -> Axes:
     example = "{method: {CalFAT: {}, FedPGD: {calfat.trainer: fedpgd}}}"
     axes: dict[str, Mapping[str, tuple[Setting, ...]]] = {}
     for name in mapping_at(document, ("axes",), example):
@@ -98,6 +107,13 @@ def _axes(document: Document) -> Axes:
         axes[name] = {label: settings_at(document, ("axes", name, label)) for label in written}
     if not axes:
         raise document.error(("axes",), f"there are no axes; expected a mapping such as {example}.")
+    cells = math.prod(map(len, axes.values()))
+    if cells * num_seeds > MOST_RUNS:
+        raise document.error(
+            ("axes",),
+            f"{' x '.join(str(len(labels)) for labels in axes.values())} labels and {num_seeds} seeds are "
+            f"{cells * num_seeds} runs; at most {MOST_RUNS} are allowed. Make several suites of it.",
+        )
     _refuse_wiped_out(document, axes)
     return axes
 
@@ -132,6 +148,11 @@ def _metrics(document: Document) -> dict[str, str]:
             raise document.error(path, f"got {describe(heading)}, expected a text.")
         if label in metrics:
             raise document.error(path, f"the metric '{label}' is listed twice; keep one.")
+        if heading in metrics.values():
+            other = next(known for known in metrics if metrics[known] == heading)
+            raise document.error(
+                path, f"the heading '{heading}' stands over '{other}' already; give each metric one of its own."
+            )
         metrics[label] = heading
     if not metrics:
         raise document.error(
@@ -194,6 +215,38 @@ def _percent(document: Document, path: KeyPath, labels: Sequence[str]) -> float:
     if not 0 <= number <= 100:
         raise document.error(path, f"got {describe(value)}, expected percent, 0 <= value <= 100.")
     return number
+
+
+def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare | None:
+    path: KeyPath = ("compare",)
+    if document.get(path) is None:
+        return None
+    compare = options_at(document, path, Compare)
+    labels = next((list(variants) for variants in axes.values() if compare.row in variants), None)
+    if labels is None:
+        every = [label for variants in axes.values() for label in variants]
+        hint = did_you_mean(compare.row, every) or f" Labels: {', '.join(every)}."
+        raise document.error((*path, "row"), f"no row has the label '{compare.row}'.{hint}")
+    for key in ("exchange", "lead_over"):
+        label = getattr(compare, key)
+        if label is not None and (label not in labels or label == compare.row):
+            others = [other for other in labels if other != compare.row]
+            hint = did_you_mean(label, others) or f" Expected one of: {', '.join(others)}."
+            raise document.error((*path, key), f"got '{label}', which is no other label of the same axis.{hint}")
+    needed = {"metrics": compare.metrics}
+    needed |= {"natural": (compare.natural,)} if (compare.exchange or compare.lead_over or compare.collapsed) else {}
+    needed |= {"robust": (compare.robust,)} if compare.exchange or compare.level else {}
+    for key, named in needed.items():
+        for metric in named:
+            if metric not in metrics:
+                hint = did_you_mean(metric, metrics) or f" Known: {listed(metrics)}."
+                raise document.error((*path, key), f"'{metric}' is not among the suite's metrics.{hint}")
+    if compare.level is not None and compare.robust not in compare.metrics:
+        raise document.error((*path, "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
+    other_axes = [variants for variants in axes.values() if compare.row not in variants]
+    if compare.lead_over is not None and [len(variants) for variants in other_axes] != [2]:
+        raise document.error((*path, "lead_over"), "this needs one other axis with two labels.")
+    return compare
 
 
 def _skip(document: Document, axes: Axes) -> dict[Selector, str]:

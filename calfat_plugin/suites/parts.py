@@ -10,6 +10,7 @@ from typing import Any
 from calfat_plugin.errors import did_you_mean
 from calfat_plugin.options import describe
 from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.recipe.sections import section_at
 from calfat_plugin.suites.schema import Axes, Selector, Setting
 
@@ -51,6 +52,8 @@ def settings_at(document: Document, path: KeyPath) -> tuple[Setting, ...]:
             raise document.error(at, what)
         if steps == SEED_PATH:
             raise document.error(at, "the suite's 'seeds' set the seeds; remove this key.")
+        if same_or_below(PLUGINS, steps) and path != ("set",):
+            raise document.error(at, "plugins are loaded once, for all cells; write this key under 'set'.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):

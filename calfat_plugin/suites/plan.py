@@ -12,7 +12,8 @@ from pathlib import Path
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.choices import Choice, choice_of
@@ -133,11 +134,21 @@ def make_plan(
         overrides=tuple(overrides),
         seeds=chosen_seeds,
         cells=tuple(cells),
-        runs=look_again(*runs),
+        runs=look_again(suite.record, *runs),
         selected=frozenset(selected),
         warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.recipe.warnings)),
         choices=choices,
     )
+
+
+def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
+    """The plugins that cells may name: installed ones, and the files of base recipe, suite and command line.
+
+    Raises:
+        RecipeError, PluginError: as :meth:`Registry.for_recipe`.
+    """
+    files = [text for text in overrides if text.strip().startswith(dotted(PLUGINS))]
+    return Registry.for_recipe(suite.base_document.with_overrides(files))
 
 
 def _choices(

@@ -17,9 +17,15 @@ from typing import IO, Literal
 
 from calfat_plugin.disk import lock, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
+from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.environment import processor
 from calfat_plugin.suites.cells import PlannedRun, look_again
+from calfat_plugin.suites.choices import value_of_try
+from calfat_plugin.suites.parts import same_or_below
 from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured
+from calfat_plugin.suites.schema import Suite
 from calfat_plugin.suites.shares import environment
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
@@ -79,8 +85,11 @@ class SuiteObserver:
 def command(plan: Plan, run: PlannedRun, workers: str | None = None) -> list[str]:
     """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
     words = ["run", str(plan.suite.base)]
-    for override in (*(setting.override for setting in run.cell.settings), *plan.overrides):
-        words += ["--set", override]
+    overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
+    paths = [tuple(override.partition("=")[0].strip().split(".")) for override in overrides]
+    for index, override in enumerate(overrides):
+        if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
+            words += ["--set", override]
     for file in run.experiment.recipe.plugins.values():
         words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
@@ -177,7 +186,7 @@ class _Pool:
             if not self._is_free(run):
                 self._end(Outcome(run, "elsewhere", "another process is writing it"))
                 return
-            (run,) = look_again(run)
+            (run,) = look_again(self.plan.suite.record, run)
             if run.state == "finished":
                 self._end(Outcome(run, "finished"))
                 return
@@ -280,7 +289,34 @@ class _Pool:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        record_runs(self.plan.suite, [outcome.run])
         self.observer.run_ended(outcome)
+
+
+def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
+    """Write a row for each of these runs that has ended into the suite's record, if it has one.
+
+    Raises:
+        RunError: the record, or a file of a run, is damaged or cannot be written.
+    """
+    if suite.record is None:
+        return
+    rows = {}
+    for run in look_again(suite.record, *runs):
+        if run.recorded is None and run.state in ("finished", "lost"):
+            results = read_results(RunDirectory(run.directory).results) if run.state == "finished" else {}
+            if run.cell.tried and suite.choose is not None:
+                values = {CHOICE: value_of_try(run, suite.choose)}
+            else:
+                values = {metric: measured(results, metric) for metric in suite.metrics}
+            rows[run.key] = Recorded(
+                state=run.state,
+                recipe=digest(run.experiment),
+                values={name: value for name, value in values.items() if value is not None},
+                seconds=f"{results['seconds']:.1f}" if results else "",
+                processor=processor(),
+            )
+    add_to_record(suite.record, rows)
 
 
 @contextmanager

@@ -41,13 +41,16 @@ class SuiteOptions:
     )
     title: str = option("", help="one line above the table")
     runs: str | None = option(
-        None, help="name of the suite whose run directories to share; its cells of the same names are not run twice"
+        None,
+        help="name of the suite whose run directories to share; its cells of the same names are not run twice; null: "
+        "directories of its own",
     )
     seconds_per_round: float | None = option(
         None,
         low=0,
         open_low=True,
-        help="what a round costs, the share of the evaluation included, for the estimate before a round was measured",
+        help="what a round costs, the share of the evaluation included, for the estimate before a round was measured; "
+        "null: no estimate then",
         unit="seconds of one process",
     )
 
@@ -148,6 +151,32 @@ class Choose:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """The section ``compare`` of a suite: which comparisons are planned."""
+
+    row: str = option(help="label of the row that all other rows are compared with")
+    metrics: tuple[str, ...] = option(help="metrics of the suite that are compared")
+    natural: str = option("natural", help="the metric with the accuracy on clean images")
+    robust: str = option("autoattack", help="the metric with the robust accuracy")
+    level: float | None = option(
+        None, low=0, open_low=True, help="largest difference in 'robust' that counts as none", unit="points"
+    )
+    exchange: str | None = option(
+        None,
+        help="label of a row that is not compared, such as standard training: 'natural' is then also compared at equal "
+        "'robust', which is exchanged for natural accuracy by answering a share of the images as that row does",
+    )
+    collapsed: float | None = option(
+        None, low=0, high=100, help="runs with at most this in 'natural' are counted, and compared", unit="percent"
+    )
+    lead_over: str | None = option(
+        None,
+        help="label of a row: whether the lead over it in 'natural' is larger at the first than at the second label of "
+        "the other axis",
+    )
+
+
+@dataclass(frozen=True)
 class Suite:
     """A suite file whose structure is right.
 
@@ -156,17 +185,19 @@ class Suite:
         title: one line above the table.
         document: raw values with their places, for later errors.
         base: the base recipe, as a path from the working directory.
-        base_document: its raw values.
+        base_document: its raw values, with the plugin files of the suite.
         settings: changes that all cells share.
         axes: the grid; a cell is one label of each.
         seeds: seeds of every cell.
         metrics: the columns: an evaluator's label in the final evaluation, the same with what the model serves worst
             (``pgd20:worst-class``), or a plugin's figure (``train/margin``, ``pgd20/ece``), to the column's heading.
         choose: how values of each cell are chosen before its runs; None: as the suite says.
+        compare: the comparisons that are planned; None: none are.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
         skip: cells that are not run, with the reason that the table shows.
         runs: name of the suite whose run directories these are; usually ``name``.
+        record: the file with a row for each finished run (``--record``); None: there is none.
         seconds_per_round: what a round costs one process, by the suite's author; None: not said.
     """
 
@@ -180,10 +211,12 @@ class Suite:
     seeds: tuple[int, ...]
     metrics: Mapping[str, str]
     choose: Choose | None = None
+    compare: Compare | None = None
     reported: Mapping[str, Reported] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)
     skip: Mapping[Selector, str] = field(default_factory=dict)
     runs: str = ""
+    record: Path | None = None
     seconds_per_round: float | None = None
 
     @property

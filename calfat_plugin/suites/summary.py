@@ -17,8 +17,9 @@ from calfat_plugin.suites.cells import Cell, PlannedRun
 from calfat_plugin.suites.choices import Choice
 from calfat_plugin.suites.chosen import choice_notes
 from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.record import measured
 from calfat_plugin.suites.runner import Outcome
-from calfat_plugin.suites.schema import WORST, Suite, evaluator_of
+from calfat_plugin.suites.schema import Suite, evaluator_of
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
@@ -95,15 +96,8 @@ class RunSummary:
     def value(self, metric: str) -> float | None:
         """Accuracy of one evaluator by the convention of the paper's tables, of its worst class or clients, or a
         plugin's figure."""
-        found = dict(self.results.get("metrics") or {})
-        for evaluation in self.results.get("evaluations", ()):
-            beside = evaluation.get("metrics") or {}
-            found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
-            worst = {name: evaluation.get(key) for name, key in WORST.items()}
-            found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
-            found[evaluation["label"]] = evaluation["accuracy"]
-        number = found.get(metric)
-        return None if number is None else float(number)
+        recorded = self.run.recorded
+        return measured(self.results, metric) if recorded is None else recorded.values.get(metric)
 
     def num_examples(self, metric: str) -> int | None:
         """Test examples that an evaluator's accuracy is a share of; None for other metrics."""
@@ -246,6 +240,6 @@ def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
 
 def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
     status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
-    if status != "finished":
+    if status != "finished" or run.recorded is not None:
         return RunSummary(run, status, message, {})
     return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))

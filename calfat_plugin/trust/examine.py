@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import AttackObserver, facts_of
 from calfat_plugin.analyses.attack_plan import Plan
-from calfat_plugin.analyses.loaded_run import LoadedRun, find_checkpoint
+from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import assemble
-from calfat_plugin.recipe.document import read_document
-from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
-from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import exact_text
 from calfat_plugin.trust.battery import battery
 from calfat_plugin.trust.check import Check
@@ -193,11 +190,11 @@ def _trial(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
         batch_size=recipe.evaluation.batch_size,
         device=run.device,
         seed=run.experiment.seed,
-        surrogates={str(target): _surrogate(target, run) for target in dict.fromkeys(transfer)},
+        surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},
     )
 
 
-def _surrogate(target: Path, run: LoadedRun) -> nn.Module:
+def _surrogate(target: Path, run: LoadedRun, trust: Trust) -> nn.Module:
     """Another run's model.
 
     Raises:
@@ -205,7 +202,7 @@ def _surrogate(target: Path, run: LoadedRun) -> nn.Module:
         CalfatError: there is none, or it cannot be loaded.
     """
     weights, directory = find_checkpoint(target)
-    document = with_plugins(read_document(RunDirectory(directory).recipe), ())
+    document = recipe_of(directory, (), trust)
     experiment = assemble(document, Registry.for_recipe(document))
     if experiment.dataset.name != run.experiment.dataset.name:
         raise OptionError(

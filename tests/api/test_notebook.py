@@ -18,20 +18,16 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 20, batch_size: 256, learning_rate: 0.05}
 calfat:
   trainer: fedpgd
-  threat: {eps: 0.1, step_size: 0.05, steps: 1}
+  threat: {eps: 0.1, step_size: eps, steps: 1}
   evaluators: [natural, {name: pgd20, max_examples: 20}]
   monitor: {evaluators: [natural]}
   runtime: {threads: 1}
 """
-DATA = """\
-from sklearn.datasets import load_digits
-digits = load_digits()
-x, y = digits.images[:4, None] / 16, digits.target[:4]
-"""
+ALL_IMAGES = 'calfat.load_dataset("digits").test'
 RESULTS = """\
 print(run.results["pgd20"].num_examples, list(run.rounds["round"]))
 print(type(model).__name__, model.training)
-print(float(abs(x_adv.numpy() - x).max()) <= 0.1 + 1e-6, x_adv.shape)
+print(float(abs(x_adv - data.x).max()) <= 0.1 + 1e-6, x_adv.shape)
 """
 PRINTED = "20 [1, 2, 3, 4, 5]\nCNNSmall False\nTrue torch.Size([4, 1, 8, 8])\n"
 
@@ -42,12 +38,14 @@ def lines(tmp_path: Path) -> str:
     (tmp_path / "small.yaml").write_text(RECIPE)
     found = re.search(r"^```python\n(import calfat_plugin as calfat\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None
-    assert len(found[1].replace("\n\n", "\n").splitlines()) == 6  # the import and five lines
-    return found[1].replace("recipes/calfat_digits.yaml", str(tmp_path / "small.yaml"))
+    assert len(found[1].replace("\n\n", "\n").splitlines()) == 7  # the import and six lines
+    assert ALL_IMAGES in found[1]
+    few = found[1].replace(ALL_IMAGES, f"{ALL_IMAGES}.subset(range(4))")
+    return few.replace("recipes/calfat_digits.yaml", str(tmp_path / "small.yaml"))
 
 
 def test_the_lines_of_the_page_run_as_a_script(lines: str, tmp_path: Path) -> None:
-    ended = python("\n".join([DATA, lines, RESULTS]), cwd=tmp_path)
+    ended = python(f"{lines}\n{RESULTS}", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.endswith(PRINTED)
     assert re.findall(r"^round (\d)/5  natural", ended.out, re.MULTILINE) == list("12345")
@@ -59,12 +57,12 @@ def test_the_lines_of_the_page_run_in_a_notebook_with_bars(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    cells = [nbformat.v4.new_code_cell(source) for source in (DATA, lines, RESULTS, "run")]
+    cells = [nbformat.v4.new_code_cell(source) for source in (lines, RESULTS, "run")]
     client = NotebookClient(
         nbformat.v4.new_notebook(cells=cells), timeout=300, resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()
-    _, course, printed, shown = cells
+    course, printed, shown = cells
     told = "\n".join(output.data["text/plain"] for output in course.outputs)  # KeyError: nothing but displays
     assert re.findall(r"^round (\d)/5  natural", told, re.MULTILINE) == list("12345")
     (bars,) = (state["outputs"] for state in client.widget_state.values() if state["_model_name"] == "OutputModel")

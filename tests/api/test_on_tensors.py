@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import calfat_plugin as calfat
+from calfat_plugin.evaluators.alarms import find_alarms
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
 
 BYTES = np.round(load_digits().images[:60, None] / 16 * 255).astype(np.uint8)
 X = torch.from_numpy(BYTES).float() / 255
@@ -87,8 +94,13 @@ def test_budgets_are_exact_and_steps_a_quarter_of_them(model: nn.Module) -> None
     assert (settings["norm"], settings["eps"], settings["step_size"]) == ("linf", "8/255", "2/255")
     settings = calfat.evaluate(model, X, Y, ["pgd2"], eps=1.5, norm="l2", step_size=0.2)["pgd2"].settings
     assert (settings["norm"], settings["eps"], settings["step_size"]) == ("l2", "1.5", "0.2")
+    found = calfat.evaluate(model, X, Y, ["pgd9"], eps=0.3, step_size="eps/10")["pgd9"]
+    assert found.settings["step_size"] == "0.03"
+    (warning,) = found.details["warnings"]
+    assert warning["text"].startswith("steps x step_size, 9 x 0.03 = 0.27, is less than eps 0.3, so no image gets to")
     own = {"name": "pgd", "steps": 2, "eps": "4/255"}
-    assert calfat.evaluate(model, X, Y, ["natural", own])["pgd"].settings["eps"] == "4/255"
+    settings = calfat.evaluate(model, X, Y, ["natural", own])["pgd"].settings
+    assert (settings["eps"], settings["step_size"]) == ("4/255", "1/255")
 
 
 def test_seeds_are_derived_and_the_generators_of_the_caller_stay(model: nn.Module) -> None:
@@ -137,7 +149,311 @@ def test_what_does_not_fit_is_an_error_that_says_what(model: nn.Module, changes:
     assert str(caught.value).startswith(error)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"eps": X}, "eps must be a number such as 8/255: <X> is not a number; write 8/255, 0.1 or 1e-3"),
+        (
+            {"step_size": BYTES},
+            "step_size must be a number such as eps/4 or 2/255: <BYTES> is not a number; write 8/255, 0.1 or 1e-3",
+        ),
+        ({"norm": X}, "norm must be 'linf', 'l2' or 'l1'; got <X>."),
+        ({"batch_size": X}, "batch_size=<X>: calfat.evaluation.batch_size: got <X>, expected a whole number, >= 1."),
+        ({"seed": X}, "seed=<X>: common_args.random_seed: got <X>, expected a whole number, 0 <= value <= 4294967295."),
+    ],
+)
+def test_a_tensor_in_the_place_of_a_number_is_named_by_its_shape(
+    model: nn.Module, changes: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(calfat.CalfatError) as caught:
+        calfat.evaluate(**{"model": model, "x": X, "y": Y, "evaluators": ["fgsm"], "eps": 0.1, **changes})
+    error = error.replace("<X>", "a tensor of shape (60, 1, 8, 8)").replace(
+        "<BYTES>", "an array of shape (60, 1, 8, 8)"
+    )
+    assert str(caught.value) == error
+
+
+def test_a_list_with_a_tensor_is_named_on_one_short_line(model: nn.Module) -> None:
+    with pytest.raises(calfat.CalfatError) as caught:
+        calfat.evaluate(model, X, Y, [{"name": "pgd2", "step_size": X}], eps=0.1)
+    place, _, complaint = str(caught.value).partition(": calfat.evaluators[0].step_size: ")
+    assert place.startswith("evaluators [{'name': 'pgd2', 'step_size': tensor(")
+    assert len(place) <= len("evaluators ") + 60
+    wanted = "a multiple of eps such as eps/4, or a number or a fraction such as 2/255, > 0, or null."
+    assert complaint == f"got a tensor of shape (60, 1, 8, 8), expected {wanted}"
+
+
 def test_what_makes_no_examples_is_refused(model: nn.Module) -> None:
     with pytest.raises(calfat.OptionError) as caught:
         calfat.attack("natural", model, X, Y)
     assert str(caught.value) == "evaluator 'natural' makes no adversarial examples; name an attack, such as pgd20."
+
+
+# --- several budgets, loaders, data sets ------------------------------------------------------------------------------
+
+
+def test_a_list_of_budgets_gives_each_its_results(model: nn.Module) -> None:
+    budgets = [0.05, "8/255", 0.2]
+    found = calfat.evaluate(model, X, Y, ["natural", "pgd2"], eps=budgets)
+    crafted = calfat.attack("pgd2", model, X, Y, eps=tuple(budgets))
+    assert list(found) == list(crafted) == budgets
+    for eps in budgets:
+        alone = calfat.evaluate(model, X, Y, ["natural", "pgd2"], eps=eps)
+        assert [result.per_class for result in found[eps].values()] == [result.per_class for result in alone.values()]
+        assert found[eps]["pgd2"].settings == alone["pgd2"].settings
+        assert torch.equal(crafted[eps], calfat.attack("pgd2", model, X, Y, eps=eps))
+    assert found[0.05]["pgd2"].accuracy > found[0.2]["pgd2"].accuracy
+    assert list(calfat.evaluate(model, X, Y, "pgd2", eps=[0.1])) == [0.1]
+
+
+def test_a_loader_and_image_data_bring_their_labels(model: nn.Module) -> None:
+    """Also one whose last batch is smaller, with images in bytes."""
+    expected = calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1)["fgsm"]
+    data = TensorDataset(torch.from_numpy(BYTES), Y)
+    for images in (DataLoader(data, batch_size=25), calfat.ImageData(X, Y)):
+        assert calfat.evaluate(model, images, evaluators=["fgsm"], eps=0.1)["fgsm"].per_class == expected.per_class
+        x_adv = calfat.attack("fgsm", model, images, eps=0.1)
+        torch.testing.assert_close(x_adv, calfat.attack("fgsm", model, X, Y, eps=0.1))
+    shuffled = DataLoader(data, batch_size=25, shuffle=True, generator=torch.Generator().manual_seed(0))
+    assert calfat.evaluate(model, shuffled, evaluators=["fgsm"], eps=0.1)["fgsm"].per_class == expected.per_class
+
+
+class Named(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Examples that are mappings."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": X[index], "y": Y[index]}
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error"),
+    [
+        (X, None, "y is missing: the labels of the images. A DataLoader or an ImageData has them with it."),
+        (
+            DataLoader(TensorDataset(X, Y)),
+            Y,
+            "y is given beside a DataLoader, which has labels of its own; leave one of them out.",
+        ),
+        (
+            DataLoader(TensorDataset(X, Y), shuffle=True),
+            None,
+            "the DataLoader shuffles, so nobody could tell whose examples are whose; take shuffle=False.",
+        ),
+        (DataLoader(Named()), None, "a batch of the DataLoader is a dict; expected (images, labels)."),
+        (
+            DataLoader(TensorDataset(X, Y, Y)),
+            None,
+            "a batch of the DataLoader is a list of 3; expected (images, labels).",
+        ),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), None, "there are no images in x."),
+    ],
+)
+def test_a_loader_that_does_not_fit(model: nn.Module, x: Any, y: Any, error: str) -> None:
+    with pytest.raises(calfat.DataError) as caught:
+        calfat.attack("fgsm", model, x, y, eps=0.1)
+    assert str(caught.value) == error
+
+
+def test_something_to_measure_has_to_be_named(model: nn.Module) -> None:
+    for arguments, error in (
+        ({}, "evaluators: name at least one, such as natural or pgd20."),
+        ({"evaluators": "fgsm", "eps": []}, "eps: there is no budget in the list."),
+    ):
+        with pytest.raises(calfat.OptionError) as caught:
+            calfat.evaluate(model, X, Y, **arguments)
+        assert str(caught.value) == error
+
+
+def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
+    digits = calfat.load_dataset("digits")
+    assert (digits.name, len(digits.train) + len(digits.test), digits.validation) == ("digits", 1797, None)
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / split / label
+            folder.mkdir(parents=True)
+            Image.fromarray(np.zeros((9, 9), np.uint8)).save(folder / "a.png")
+    found = calfat.load_dataset("image_folder", root=tmp_path, size=8, classes="dog,cat")
+    assert (found.class_names, found.image_size, found.in_channels) == (("dog", "cat"), (8, 8), 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"name": "digit"}, "load_dataset('digit'): data_args.dataset: no data set called 'digit'. Did you mean"),
+        ({"name": "digits", "size": 3}, "size=3: calfat.dataset.size: data set 'digits' has no option 'size'. It has"),
+        ({"name": "cifar10", "verify": 1}, "verify=1: calfat.dataset.verify: got 1 (int), expected true or false."),
+        ({"name": "cifar10", "root": "/nowhere"}, "data set cifar10: /nowhere/cifar-10-batches-py/data_batch_1 is "),
+        ({"name": "digits", "plugins": ["nowhere.py"]}, "--plugin nowhere.py: no such file."),
+    ],
+)
+def test_a_data_set_that_cannot_be_loaded(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(calfat.CalfatError) as caught:
+        calfat.load_dataset(**arguments)
+    assert str(caught.value).startswith(error)
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+TARGETS = (Y + 1) % 10
+TAKES_TARGETS = ("fgsm", "bim", "pgd", "mi-fgsm", "cw")
+
+
+def margin_of(model: nn.Module, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """(N,) how far the label is above the best other one."""
+    with torch.no_grad():
+        logits = model(x)
+    others = logits.scatter(1, label[:, None], -torch.inf).amax(dim=1)
+    return logits.gather(1, label[:, None]).squeeze(1) - others
+
+
+@pytest.mark.parametrize("name", [*TAKES_TARGETS, {"name": "cw", "kappa": 0}], ids=str)
+def test_a_targeted_attack_moves_each_image_towards_its_target(model: nn.Module, name: Any) -> None:
+    how: dict[str, Any] = {"eps": 0.15, "batch_size": 25}
+    x_adv = calfat.attack(name, model, X, Y, targets=TARGETS, **how)
+    natural, result = calfat.evaluate(model, X, Y, ["natural", name], targets=TARGETS, **how).values()
+    assert bool((margin_of(model, x_adv, TARGETS) > margin_of(model, X, TARGETS)).all())
+    with torch.no_grad():
+        reached = float((model(x_adv).argmax(dim=1) == TARGETS).float().mean())
+    assert result.target_success == pytest.approx(reached)
+    assert result.settings["targeted"] is True
+    assert (natural.accuracy, natural.target_success) == (pytest.approx(accuracy(model, X)), None)
+    assert not torch.equal(x_adv, calfat.attack(name, model, X, Y, **how))
+    few = {**({"name": name} if isinstance(name, str) else name), "max_examples": 30}
+    subset = calfat.attack(few, model, X, Y, targets=TARGETS, eps=0.15)
+    moved = (subset != X).flatten(1).any(dim=1)
+    assert bool((margin_of(model, subset, TARGETS) > margin_of(model, X, TARGETS))[moved].all())
+    assert int(moved.sum()) == 30
+
+
+def test_a_restart_goes_on_with_what_is_not_classified_as_its_target(model: nn.Module) -> None:
+    """Of two starts, the second attacks only what the first has not got there."""
+    found: list[torch.Tensor] = []
+    for restarts in (1, 2):
+        name = {"name": "pgd", "steps": 1, "step_size": 0.3, "restarts": restarts}
+        found.append(calfat.attack(name, model, X, Y, eps=0.3, targets=TARGETS))
+    once, twice = found
+    reached = margin_of(model, once, TARGETS) > 0
+    assert 0 < int(reached.sum()) < 60
+    assert torch.equal(once[reached], twice[reached])
+    assert not bool((once[~reached] == twice[~reached]).flatten(1).all(dim=1).any())
+
+
+def test_only_attacks_that_can_aim_take_targets(model: nn.Module) -> None:
+    registry = calfat.Registry.load(entry_points=False)
+    able = {entry.name for entry, _ in registry.offers(calfat.EvaluatorEntry) if takes_targets(entry)}
+    assert able == set(TAKES_TARGETS)
+    for name in ("autoattack", "deepfool", "corruptions", "panel"):
+        with pytest.raises(calfat.OptionError) as caught:
+            calfat.evaluate(model, X, Y, ["natural", name], eps=0.1, targets=TARGETS)
+        assert str(caught.value) == (
+            f"evaluator '{name}' makes no targeted attacks. Those that do: {', '.join(TAKES_TARGETS)}."
+        )
+
+
+def takes_targets(entry: calfat.EvaluatorEntry) -> bool:
+    build: Any = entry.load()
+    return bool(getattr(build, "takes_targets", False))
+
+
+@pytest.mark.parametrize(
+    ("targets", "error"),
+    [
+        (TARGETS[:5], "targets are (5,) torch.int64; expected a label for each image, (60,) integers."),
+        (TARGETS.float(), "targets are (60,) torch.float32; expected a label for each image, (60,) integers."),
+        (TARGETS + 1, "targets run from 1 to 10; the model knows 0 to 9."),
+        (
+            torch.where(torch.arange(60) < 3, Y, TARGETS),
+            "targets: 3 of 60 are the images' own labels; leave these images out, or aim elsewhere.",
+        ),
+        ("three", "targets must be a tensor or an array of whole numbers: "),
+    ],
+)
+def test_targets_that_do_not_fit(model: nn.Module, targets: Any, error: str) -> None:
+    with pytest.raises(calfat.DataError) as caught:
+        calfat.evaluate(model, X, Y, ["fgsm"], eps=0.1, targets=targets)
+    assert str(caught.value).startswith(error)
+
+
+# --- the wrong sign ---------------------------------------------------------------------------------------------------
+
+
+DOWN = """
+from calfat_plugin import EvaluatorEntry, hookimpl
+from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions, PGDOptions
+
+class Down(PGD):
+    def loss(self, logits, y):
+        return -super().loss(logits, y)
+
+class Noise(PGD):
+    def craft(self, task, x, y, noise):
+        threat = self.threat(task)
+        return threat.project(threat.random_start(x, noise), x)
+
+class Mixed(Down):  # down on 36 images, and a little up on the others
+    def craft(self, task, x, y, noise):
+        down, up = super().craft(task, x, y, noise), PGD(self.options).craft(task, x, y, noise)
+        down[36:] = x[36:] + 0.01 * (up - x)[36:]
+        return down
+
+@hookimpl
+def calfat_evaluators():
+    yield EvaluatorEntry("mixed", build=Mixed, config=PGDOptions, summary="wrong for some")
+    yield EvaluatorEntry("down", build=Down, config=PGDOptions, summary="PGD with the wrong sign")
+    yield EvaluatorEntry("noise", build=Noise, config=PGDOptions, summary="no attack at all")
+"""
+
+
+@pytest.fixture
+def wrong_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two more evaluators, as an installed plugin offers them."""
+    (tmp_path / "down.py").write_text(DOWN)
+    files = plugin_files(with_plugins(Document("r", {}), [tmp_path / "down.py"]))
+    registry = calfat.Registry.load(entry_points=False, files=files)
+    monkeypatch.setattr(calfat.Registry, "load", classmethod(lambda cls: registry))
+
+
+@pytest.mark.usefixtures("wrong_way")
+def test_an_attack_that_goes_down_raises_an_alarm(model: nn.Module) -> None:
+    before = torch.random.get_rng_state()
+    attacks = ["down", "mixed", "noise", "pgd20", "cw20", "fgsm", AUTOATTACK]
+    found = calfat.evaluate(model, X, Y, ["natural", *attacks], eps=0.1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    (alarm,) = [alarm for alarm in find_alarms(found.values()) if alarm.code == "loss-falls"]
+    assert re.fullmatch(
+        r"down: on the first 60 examples the loss of the true label falls from 0\.129 to 0\.0\d+, for 60 of them: the "
+        r"attack goes down where it should climb\. Has its loss the wrong sign\? The accuracy under it says nothing\.",
+        alarm.text,
+    )
+    assert found["down"].details["zero_gradients"] == 0
+    few = calfat.evaluate(model, X[:9], Y[:9], "down", eps=0.1)["down"]
+    assert "warnings" not in few.details
+    assert "warnings" not in calfat.evaluate(model, X, Y, "down", eps=0.1, targets=TARGETS)["down"].details
+
+
+class Random(nn.Module):
+    """Draws from the global generator in every pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model(x) + 0 * torch.rand(())
+        return logits
+
+
+def test_looking_at_the_loss_draws_nothing_from_the_generators_of_a_random_model(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = []
+    for fewest in (10, 1000):  # with too few examples it does not look
+        monkeypatch.setattr("calfat_plugin.evaluators.measure._FEWEST_FALLING", fewest)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            calfat.evaluate(Random(model).eval(), X, Y, ["fgsm"], eps=0.1)
+            states.append(torch.get_rng_state())
+    assert torch.equal(*states)

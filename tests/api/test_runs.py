@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import calfat_plugin as calfat
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import COST_COLUMNS
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import COMMAND, python
@@ -129,10 +132,14 @@ def test_a_run_without_a_finished_round_leaves_its_log_alone(tmp_path: Path, mon
             {"set": {"train_args.comm_round": 0}},
             "set train_args.comm_round=0: train_args.comm_round: got 0 (int), expected a whole number, >= 1.",
         ),
+        (
+            {"set": {"train_args": {"comm_round": 0}}},
+            "set train_args.comm_round=0: train_args.comm_round: got 0 (int), expected a whole number, >= 1.",
+        ),
         ({"seed": -1}, "seed=-1: common_args.random_seed: got -1 (int), expected "),
         (
             {"set": {"calfat.evaluators": [object]}},
-            "expected numbers, texts, lists and mappings, as in a recipe file: ",
+            "expected numbers, texts, lists and mappings, as in a recipe file; got <class 'object'>.",
         ),
         ({"set": {"calfat.trainer": "fedpdg"}}, "set calfat.trainer='fedpdg': calfat.trainer: no local trainer called"),
         ({"recipe": {"calfat": {1: 2}}}, "recipe:2: calfat: the key 1 (int) is not a text"),
@@ -158,6 +165,42 @@ def test_what_is_wrong_is_an_error_that_says_where(
         calfat.run(**{"recipe": SECTIONS, **changes})
     assert str(caught.value).startswith(error)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Experiment] = []
+
+    def stop(request: Request) -> None:
+        seen.append(request.experiment)
+        raise calfat.RunError("seen")
+
+    monkeypatch.setattr(RunDirectory, "open", stop)
+    ours = {"threat": {"eps": 0.1, "step_size": 0.05}, "aggregator": "sfat", "trainer": {"preset": "release"}}
+    recipe = {"train_args": {"epochs": 3}, "model_args": {"model": "cnn_small"}, "calfat": ours}
+    for changes in (
+        {
+            "train_args": {"comm_round": 5, "learning_rate": 0.2},
+            "calfat": {"name": "mine", "threat": {"eps": 0.2}, "trainer": {"name": "fedpgd"}, "monitor.every": 2},
+            "calfat.aggregator": "fedavg",
+        },
+        {
+            "train_args.comm_round": 5,
+            "train_args.learning_rate": 0.2,
+            "calfat.name": "mine",
+            "calfat.threat.eps": 0.2,
+            "calfat.trainer": {"name": "fedpgd"},
+            "calfat.monitor.every": 2,
+            "calfat.aggregator": "fedavg",
+        },
+    ):
+        with pytest.raises(calfat.RunError, match="seen"):
+            calfat.run(recipe, set=changes)
+    nested, flat = seen
+    assert nested.as_run() == flat.as_run()
+    train, threat = nested.recipe.train, nested.recipe.threat
+    assert (train.comm_round, train.learning_rate, train.epochs) == (5, 0.2, 3)
+    assert (float(threat.eps), float(threat.step_size)) == (0.2, 0.05)
+    assert (nested.recipe.name, nested.trainer.name, nested.recipe.monitor.every) == ("mine", "fedpgd", 2)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_the_page_lists_the_commands_with_json() -> None:
     with_json = {name for name in COMMANDS if any("--json" in option.opts for option in command(name).params)}
     assert set(re.findall(r"`([a-z-]+)`", names)) == with_json
     assert set(COMMANDS) - with_json == {
-        *("init", "new-plugin", "schema", "completion", "certs", "link-fedml", "unlink-fedml"),
+        *("init", "download", "new-plugin", "schema", "completion", "certs", "link-fedml", "unlink-fedml"),
     }
 
 

@@ -298,10 +298,10 @@ class BrokenPoint:
 
 
 def test_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_entry_points", lambda: iter(()))
+    monkeypatch.setattr(registry, "_installed", lambda: iter(()))
     assert list(diagnosis.check_plugins()) == [Finding("ok", "plugins", "the built-ins")]
-    points = [(BrokenPoint(), Provider("slow-at", "0.2", "slow-at"))]
-    monkeypatch.setattr(registry, "_entry_points", lambda: iter(points))
+    points = [(Provider("slow-at", "0.2", "slow-at"), BrokenPoint())]
+    monkeypatch.setattr(registry, "_installed", lambda: iter(points))
     assert next(diagnosis.check_plugins()) == Finding(
         "warn",
         "plugins",

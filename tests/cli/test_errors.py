@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import pytest
+from rich.console import Console
 
+from calfat_plugin.cli.attack_progress import LiveAttackProgress
 from calfat_plugin.cli.errors import fail, user_errors, warn
-from calfat_plugin.errors import DataError
+from calfat_plugin.cli.progress import Lines, LiveProgress
+from calfat_plugin.errors import DataError, PluginError, did_you_mean
 
 
 def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -15,6 +19,23 @@ def test_a_user_s_error_is_reported_without_a_traceback(capsys: pytest.CaptureFi
         raise DataError("cifar10 is missing.")
     assert stopped.value.code == 2
     assert capsys.readouterr() == ("", "error: cifar10 is missing.\nwhat is left\n")
+
+
+def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), user_errors():
+        raise PluginError("\x1b[31mred\x1b]0;title\x07,\r\nsecond\tline \udcff größe")
+    shown = "\ufffd[31mred\ufffd]0;title\ufffd, \nsecond line \ufffd größe\n"
+    assert capsys.readouterr().err == f"error: {shown}"
+    warn("\x1b[2Jodd.")
+    assert capsys.readouterr().err == "warning: \ufffd[2Jodd.\n"
+    lines = Lines(sys.stdout, sys.stderr)
+    lines.warn("\x1b[2Jodd.")
+    lines.say("\x1b[2Jround 1")
+    assert capsys.readouterr() == ("\ufffd[2Jround 1\n", "warning: \ufffd[2Jodd.\n")
+    for live in (LiveProgress, LiveAttackProgress):
+        console = Console(file=io.StringIO(), force_terminal=False)
+        live(console).warn("\x1b[2Jodd.")
+        assert console.file.getvalue() == "warning: \ufffd[2Jodd.\n"  # type: ignore[attr-defined]
 
 
 def test_a_bug_gets_out() -> None:
@@ -34,3 +55,20 @@ def test_what_is_said_has_colour_on_a_terminal_only(
         fail("wrong.", code=7)
     assert stopped.value.code == 7
     assert capsys.readouterr().err == "\x1b[1;31merror:\x1b[0m wrong.\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "near"),
+    [
+        ("FedAvg", ["fedavg", "fedprox"], "fedavg"),
+        ("betta", ["alpha", "beta", "delta"], "beta"),
+        ("betta", ["alpha", "delta"], ""),  # three of five letters
+        ("aa", ["apgd-ce", "autoattack", "natural"], "autoattack"),
+        ("lr", ["lr_schedule", "learning_rate"], ""),  # of two: it may be either
+        ("a", ["autoattack"], ""),
+        ("tack", ["autoattack"], ""),
+        ("", ["x"], ""),
+    ],
+)
+def test_what_a_word_may_mean(word: str, known: list[str], near: str) -> None:
+    assert did_you_mean(word, known) == (f" Did you mean '{near}'?" if near else "")

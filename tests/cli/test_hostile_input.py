@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from calfat_plugin import disk
 from calfat_plugin.cli.main import COMMANDS
-from tests.cli.runner import COMMAND, RECIPES, Ended, calfat, python
+from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
 
 RECIPE = RECIPES / "calfat_digits.yaml"
 GOOD = "good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0.\n"
@@ -238,3 +239,50 @@ def test_the_help_of_fedml_run_speaks_of_recipes(tmp_path: Path) -> None:
     assert ours.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
     assert "Resume the newest unfinished run of this recipe" in ours
     assert "Usage: fedml run [OPTIONS]" in host
+
+
+# --- plugins ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_text_of_a_plugin_s_exception_drives_the_terminal() -> None:
+    hook = "from calfat_plugin import hookimpl\n\n@hookimpl\ndef calfat_evaluators():\n    raise {}\n"
+    Path("broken.py").write_text(hook.format("ValueError('\\x1b[31mred')"))
+    where = f"{Path.cwd() / 'broken.py'}: ValueError: \ufffd[31mred"
+    assert calfat("plugins", "--plugin", "broken.py") == refused(where)
+    Path("stopping.py").write_text(hook.format("GeneratorExit('\\x1b[31mred')"))  # passes as a bug of ours
+    ended = python(COMMAND, "plugins", "--plugin", "stopping.py")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("Traceback (most recent call last):\n  File ")
+    assert ended.err.endswith("\nGeneratorExit: \ufffd[31mred\n")
+    assert "\x1b" not in ended.err
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        (("check", "pipe.yaml"), "pipe.yaml"),
+        (("suite", "pipe.yaml", "--dry-run"), "pipe.yaml"),
+        (("report", "run"), "run/rounds.csv"),
+    ],
+)
+def test_ctrl_c_ends_every_command_alike(command: tuple[str, ...], read: str) -> None:
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text(RECIPE.read_text())
+    os.mkfifo(read)
+    search = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *command],
+            env={**os.environ, "PYTHONPATH": search},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+        open(read, "w"),
+    ):  # waits until the command reads
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, "", "error: stopped.\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calfat_plugin import __version__
+from calfat_plugin import RecipeError, __version__, load_model
 from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import RECIPES, Ended, calfat
 from tests.contract.distributions import install
+from tests.runs.test_stop import Terminal
 
 METHOD = """\
 from dataclasses import dataclass
@@ -36,11 +39,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(RECIPE)
     Path("my_fat.py").write_text(METHOD.format(name="my-fat", module="my_fat"))
-    before = set(sys.modules)
     yield tmp_path
-    for module in set(sys.modules) - before:
-        if not module.startswith("calfat_plugin"):
-            del sys.modules[module]
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def digest() -> str:
@@ -148,6 +150,144 @@ def test_an_installed_plugin_is_replaced_by_its_file(folder: Path, monkeypatch: 
     del sys.modules["my_fat"]
     assert f"offeredby{folder / 'my_fat.py'}sha256:" in "".join(calfat("plugins", "my-fat", *FLAG).out.split())
     assert "not loaded" not in calfat("plugins", *FLAG).out
+
+
+SUITE = "base: r.yaml\naxes: {{method: {{Mine: {{calfat.trainer: my-fat{axis}}}}}}}\nmetrics: [natural]\nseeds: [0]\n"
+FILES = "{my_fat: {file: my_fat.py}}"
+
+
+@pytest.mark.parametrize("key", [f"calfat.plugins: {FILES}", "calfat.plugins.my_fat.file: my_fat.py"])
+def test_a_suite_may_name_it_for_all_its_cells(key: str, folder: Path) -> None:
+    Path("r.yaml").write_text(RECIPE.replace("my-fat", "calfat"))
+    Path("s.yaml").write_text(SUITE.format(axis="") + f"set: {{{key}}}\n")
+    assert calfat("check", "s.yaml").out == "s.yaml: good. A suite of 1 cells and 1 runs.\n"
+    planned = calfat("suite", "s.yaml", "--dry-run")
+    assert (planned.code, planned.err) == (0, "")
+    assert f"--plugin {folder / 'my_fat.py'}" in planned.out
+
+
+def test_so_may_the_command_line() -> None:
+    Path("r.yaml").write_text(RECIPE.replace("my-fat", "calfat"))
+    Path("s.yaml").write_text(SUITE.format(axis=""))
+    flag = ("--set", "calfat.plugins.my_fat.file=my_fat.py")
+    assert calfat("check", "s.yaml", *flag).out == "s.yaml: good. A suite of 1 cells and 1 runs.\n"
+    assert calfat("suite", "s.yaml", "--dry-run", *flag).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (SUITE.format(axis=f", calfat.plugins: {FILES}"), "2: axes.method.Mine.calfat.plugins"),
+        (
+            SUITE.format(axis="")
+            + f"choose: {{metric: natural, by: last, seeds: [1], grid: {{calfat.plugins: [{FILES}]}}}}\n",
+            "5: choose.grid.calfat.plugins",
+        ),
+    ],
+)
+def test_a_part_of_a_suite_may_not(text: str, key: str) -> None:
+    Path("s.yaml").write_text(text)
+    complaint = "plugins are loaded once, for all cells; write this key under 'set'."
+    assert error("check", "s.yaml") == f"s.yaml:{key}: {complaint}"
+
+
+# --- the run directory of a stranger ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strangers_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory whose plugin, which leaves a mark when it is executed, this user has not run; no weights."""
+    Path("my_fat.py").write_text(METHOD.format(name="my-fat", module="my_fat") + "\nopen('executed', 'w').close()\n")
+    (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "run" / "recipe.yaml").write_text(calfat("check", "r.yaml", *FLAG, "--show").out)
+    (folder / "run" / "checkpoints" / "last.safetensors").write_bytes(b"")
+    (folder / "executed").unlink()
+    forget(folder, monkeypatch)
+    return folder / "run"
+
+
+def forget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user, in another process."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    sys.modules.pop("my_fat", None)
+
+
+REFUSED = "if you trust it, add --trust-plugins"
+COMMANDS = (("attack", "run"), ("trust", "run"), ("per-class", "run"), ("report", "run", "--tsne"))
+
+
+@pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(command: tuple[str, ...]) -> None:
+    ended = calfat(*command)
+    complaint = (
+        f"run/recipe.yaml:LINE: calfat.plugins.my_fat: this run executes HERE/my_fat.py (SHA-256 {digest()}), which "
+        "you have not run before. It would act with your permissions: read it, and if you trust it, add "
+        "--trust-plugins (from Python: trust_plugins=True)."
+    )
+    said = re.sub(r"yaml:\d+", "yaml:LINE", ended.err.replace(str(Path.cwd()), "HERE"))
+    assert (ended.code, said) == (2, f"error: {complaint}\n")
+    assert not Path("executed").exists()
+    with pytest.raises(RecipeError) as caught:
+        load_model("run")
+    assert "this run executes" in str(caught.value)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        *((command, "flag") for command in COMMANDS),
+        *((command, "plugin") for command in COMMANDS if command[0] != "report"),
+        *((command, "known") for command in COMMANDS),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each[0],
+)
+def test_it_is_executed_once_the_user_agrees_or_names_it_or_has_run_it(
+    command: tuple[str, ...], way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What then fails is the rest of the run directory, which is empty."""
+    further: tuple[str, ...] = ("--trust-plugins",)
+    if way == "plugin":
+        further = FLAG
+    elif way == "known":
+        assert calfat("check", "r.yaml", *FLAG).code == 0
+        (folder / "executed").unlink()
+        sys.modules.pop("my_fat")
+        further = ()
+    ended = calfat(*command, *further)
+    assert (ended.code, Path("executed").exists()) == (2, True)
+    assert REFUSED not in ended.err
+    assert REFUSED not in calfat(*command).err, "now it is known"
+    (folder / "my_fat.py").write_text(METHOD.format(name="my-fat", module="my_fat"))
+    changed = (folder / "run" / "recipe.yaml").read_text()
+    (folder / "run" / "recipe.yaml").write_text(re.sub(r"sha256: \w+", f"sha256: {digest()}", changed))
+    assert REFUSED in calfat(*command).err, "other content"
+
+
+@pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize(("answer", "executed"), [("n", False), ("y", True)])
+def test_at_a_terminal_the_user_is_asked(answer: str, executed: bool, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(RECIPES.parent), "TERM": "dumb"}
+    with Terminal("attack", "run", cwd=folder, env=environment, columns=400) as terminal:
+        terminal.read_until(r"It acts with your permissions\. Execute it\? \[y/N\]: ")
+        assert f"This run executes {folder}/my_fat.py" in terminal.text
+        assert f"(SHA-256 {digest()}), which you have not run before." in terminal.text
+        assert not Path("executed").exists()
+        terminal.type(f"{answer}\n")
+        ended = terminal.finish()
+    assert (ended.code, REFUSED in ended.out.replace("\n", " ")) == (2, not executed)
+    assert Path("executed").exists() == executed
+
+
+@pytest.mark.usefixtures("strangers_run")
+def test_where_nothing_can_be_noted_the_user_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "file"))
+    assert REFUSED not in calfat("attack", "run", "--trust-plugins").err
+    assert Path("executed").exists()
+    assert REFUSED in calfat("attack", "run").err
 
 
 def test_fedml_run_takes_it_too() -> None:

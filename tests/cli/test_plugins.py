@@ -30,14 +30,14 @@ class Point:
         return self._plugin
 
 
-Installed = list[tuple[Point, Provider]]
+Installed = list[tuple[Provider, Point]]
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     """What is installed here, in place of what really is; tests add to it."""
     points: Installed = []
-    monkeypatch.setattr(registry, "_entry_points", lambda: iter(points))
+    monkeypatch.setattr(registry, "_installed", lambda: iter(points))
     return points
 
 
@@ -47,7 +47,7 @@ def only_built_ins(installed: Installed) -> None:
 
 
 def add(installed: Installed, distribution: str, plugin: Any) -> None:
-    installed.append((Point(distribution, plugin), Provider(distribution, "1.1", distribution)))
+    installed.append((Provider(distribution, "1.1", distribution), Point(distribution, plugin)))
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -249,11 +249,15 @@ def test_every_explanation_fits_80_columns(name: str) -> None:
     shown = calfat("plugins", name)
     assert shown.code == 0
     assert [line for line in shown.out.splitlines() if len(line) > 80 and line not in bibtex] == []
+    assert "…" not in shown.out  # nothing is cut off
 
 
 def test_an_unknown_name_is_refused(installed: Installed) -> None:
     assert calfat("plugins", "calfatt") == Ended(
         2, "", "error: no plugin called 'calfatt'. Did you mean 'calfat'? 'calfat plugins' lists them all.\n"
+    )
+    assert calfat("plugins", "aa") == Ended(
+        2, "", "error: no plugin called 'aa'. Did you mean 'autoattack'? 'calfat plugins' lists them all.\n"
     )
     add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
     assert calfat("plugins", "zzz") == Ended(

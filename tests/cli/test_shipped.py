@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
 from calfat_plugin.shipped import headline, located, shipped_files
 from tests.cli.runner import RECIPES, ROOT, Ended, calfat
 
@@ -74,10 +76,48 @@ def test_the_list_has_every_name_with_its_first_sentence() -> None:
     (digits,) = (row for row in listed if row["name"] == "calfat_digits")
     assert digits["file"] == str(shipped_files()["calfat_digits"])
     assert digits["summary"] == (
-        "CalFAT on scikit-learn's digits: real data, nothing to download, about a minute on two cores."
+        "CalFAT (Chen et al. 2022) on scikit-learn's digits: real data, nothing to download, "
+        "about a minute on two cores."
     )
     shown = calfat("recipes").out
     assert [row["name"] for row in listed if f"  {row['name']} " not in shown or row["summary"] not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "some", "none"),
+    [
+        (("--dataset", "cifar10"), {"calfat_cifar10", "fedrbn_cifar10", "table1"}, {"calfat_digits", "digits_table1"}),
+        (("--method", "fedrbn"), {"fedrbn_digits", "table1"}, {"fedpgd_digits", "calfat_cifar10"}),
+        (("--aggregator", "scaffold"), {"table3", "digits_table3"}, {"calfat_digits", "table10"}),
+        (("--kind", "suite", "--dataset", "fmnist"), {"fmnist_table1"}, {"calfat_fmnist", "digits_table1"}),
+        (("--dataset", "digits", "--method", "calfat"), {"calfat_digits", "digits_table1"}, {"fedpgd_digits"}),
+    ],
+    ids=lambda each: " ".join(sorted(each)),  # a set has another order in each process, and workers compare names
+)
+def test_the_list_is_narrowed(options: tuple[str, ...], some: set[str], none: set[str]) -> None:
+    rows = json.loads(calfat("recipes", *options, "--json").out)["recipes"]
+    names = {row["name"] for row in rows}
+    assert some <= names
+    assert not none & names
+    shown = calfat("recipes", *options).out
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("  ")} == names
+
+
+def test_the_list_says_what_each_uses_as_checking_finds_it() -> None:
+    for row in json.loads(calfat("recipes", "--json", "--kind", "recipe").out)["recipes"]:
+        experiment = assemble(read_document(row["name"]), Registry.load(entry_points=False))
+        assert row["dataset"] == [experiment.dataset.name]
+        assert row["method"] == [experiment.trainer.name]
+        assert row["aggregator"] == [experiment.aggregator.name]
+
+
+def test_what_nothing_uses_is_named() -> None:
+    assert calfat("recipes", "--dataset", "cifar1") == refused(
+        "--dataset cifar1: nothing that comes with the package uses it. Did you mean 'cifar10'?"
+    )
+    assert calfat("recipes", "--dataset", "fmnist", "--kind", "recipe", "--aggregator", "scaffold") == Ended(
+        0, "Nothing uses all of these together.\n", ""
+    )
 
 
 def test_a_sentence_does_not_end_with_et_al() -> None:

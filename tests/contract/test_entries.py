@@ -17,7 +17,9 @@ from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
 from calfat_plugin.recipe import Recipe
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, MonitorOptions, RuntimeOptions, ThreatOptions
 from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.suites.schema import SuiteOptions
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class WithLoss:
 class Sized:
     """An option of a type that recipes cannot express."""
 
-    sizes: tuple[int, ...] = option((1, 2), help="no")
+    sizes: complex = option(1j, help="no")
 
 
 def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
@@ -63,7 +65,8 @@ def test_a_name_that_recipes_could_not_write_is_refused(name: Any) -> None:
 
 def test_options_that_recipes_could_not_express_are_refused() -> None:
     assert refusal(TrainerEntry, "t", build=dict, config=Sized) == (
-        "local trainer 't': option 'sizes' has type tuple[int, ...]; use one of Fraction, bool, float, int, str."
+        "local trainer 't': option 'sizes' has type <class 'complex'>; use one of Fraction, StepSize, bool, float, "
+        "int, str, or a list of these, such as tuple[int, ...]."
     )
     assert refusal(TrainerEntry, "t", build=dict, config=dict) == (
         "local trainer 't': options must be a dataclass, not <class 'dict'>."
@@ -85,6 +88,55 @@ def test_presets_and_numbers_for_options_that_are_not_there_are_refused() -> Non
     assert refusal(EvaluatorEntry, "e", build=dict, config=Steps, presets={"a": Preset("b", {"step": 1})}) == (
         f"evaluator 'e' refers to the option 'step', {said}"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"build": None}, "build is None; expected str | Callable[..., Any]."),
+        ({"config": Steps()}, "config is Steps(steps=3); expected type."),
+        ({"summary": None}, "summary is None; expected str."),
+        ({"citation": "Me, 2026"}, "citation is 'Me, 2026'; expected Citation | None."),
+        ({"presets": {"a": {}}}, "presets is {'a': {}}; expected Mapping[str, Preset]."),
+        ({"number_option": 5}, "number_option is 5; expected str | None."),
+        ({"former_names": "abc"}, "former_names is 'abc'; expected tuple[str, ...]."),
+        ({"former_names": ("a", 1)}, "former_names is ('a', 1); expected tuple[str, ...]."),
+        ({"check": 5}, "check is 5; expected Callable[[Any, Recipe], None]."),
+        ({"metrics": ["x"]}, "metrics is ['x']; expected Mapping[str, str]."),
+        ({"metrics": {"x": 1}}, "metrics is {'x': 1}; expected Mapping[str, str]."),
+        ({"modifiers": "plain"}, "modifiers is 'plain'; expected tuple[str, ...]."),
+        ({"conflicts": ["fedavg"]}, "conflicts is ['fedavg']; expected Mapping[str, str]."),
+        ({"conflicts": {1: "x"}}, "conflicts is {1: 'x'}; expected Mapping[str, str]."),
+    ],
+)
+def test_a_field_that_is_not_of_its_type_is_refused(fields: dict[str, Any], complaint: str) -> None:
+    assert refusal(TrainerEntry, "t", **{"build": dict, **fields}) == f"local trainer 't': its {complaint}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "complaint"),
+    [
+        (entries.AggregatorEntry, {"uses_monitored_data": 1}, "uses_monitored_data is 1; expected bool."),
+        (entries.DatasetEntry, {"num_classes": True}, "num_classes is True; expected int | None."),
+        (
+            entries.DatasetEntry,
+            {"image_shape": (28, 28)},
+            "image_shape is (28, 28); expected tuple[int, int, int] | None.",
+        ),
+        (entries.ModelEntry, {"min_size": 8}, "min_size is 8; expected Callable[[Any], int]."),
+    ],
+)
+def test_so_is_a_field_of_one_kind(kind: type[Entry], fields: dict[str, Any], complaint: str) -> None:
+    assert refusal(kind, "x", build=dict, **fields) == f"{kind.kind} 'x': its {complaint}"
+
+
+def test_so_are_citations_and_presets() -> None:
+    with pytest.raises(PluginError) as raised:
+        entries.Citation("Me, 2026", None)  # type: ignore[arg-type]
+    assert str(raised.value) == "Citation: its bibtex is None; expected str."
+    with pytest.raises(PluginError) as raised:
+        Preset("as published", recipe={})  # type: ignore[arg-type]
+    assert str(raised.value) == "Preset: its recipe is {}; expected Callable[[str], Mapping[str, Any]]."
 
 
 def test_a_text_is_imported_when_a_run_needs_it() -> None:
@@ -114,14 +166,19 @@ def at_most_as_many_as_clients(options: Steps, recipe: Recipe) -> None:
         raise OptionError(f"steps: {options.steps} are more than clients.")
 
 
+def ends_the_process(options: Steps, recipe: Recipe) -> None:
+    raise SystemExit(None if options.steps == 3 else "no\n  licence")
+
+
 class Plugin:
-    """Offers a method with a check and a conflict, and a modifier that says where it composes."""
+    """Offers methods with a check and a conflict, and a modifier that says where it composes."""
 
     @hookimpl
     def calfat_local_trainers(self) -> Any:
         yield TrainerEntry(
             "checked", build=dict, config=Steps, check=at_most_as_many_as_clients, conflicts={"fedavg": "of a test."}
         )
+        yield TrainerEntry("ending", build=dict, config=Steps, check=ends_the_process)
 
     @hookimpl
     def calfat_loss_modifiers(self) -> Any:
@@ -145,6 +202,15 @@ def test_an_entry_checks_its_options_against_the_recipe() -> None:
     assert (
         complaint("{trainer: {name: checked, steps: 6}}") == "a.yaml:2: calfat.trainer: steps: 6 are more than clients."
     )
+
+
+def test_a_check_cannot_end_the_process() -> None:
+    said = (
+        "a.yaml:2: calfat.trainer: local trainer 'ending' (passed in Plugin): its code ends the process, sys.exit({})."
+    )
+    remedy = " Raise an error of calfat_plugin.errors instead."
+    assert complaint("{trainer: ending}") == said.format("") + remedy
+    assert complaint("{trainer: {name: ending, steps: 2}}") == said.format("no licence") + remedy
 
 
 def test_a_method_and_an_aggregator_that_exclude_each_other_are_refused() -> None:
@@ -213,3 +279,16 @@ def test_two_measurements_under_one_name_are_refused(label: str, twice: str) -> 
 def test_the_page_of_an_entry_lists_its_metrics() -> None:
     fog = entries.EvaluatorEntry("fog", build=dict, summary="of a test", metrics={"ece": "calibration error"})
     assert "- Metric `ece`: calibration error\n" in entry_page(Registry.load(entry_points=False), fog)
+
+
+def test_every_option_says_what_null_means() -> None:
+    built_in = Registry.load(entry_points=False)
+    configs = [entry.config for kind in KINDS for entry, _ in built_in.offers(kind)]
+    configs += [*HOST_SECTIONS.values(), MonitorOptions, EvaluationOptions, RuntimeOptions, ThreatOptions, SuiteOptions]
+    unexplained = {
+        f"{config.__name__}.{info.name}: {info.help}"
+        for config in configs
+        for info in describe_options(config)
+        if info.optional and info.default is None and "null: " not in info.help
+    }
+    assert unexplained == set()

@@ -23,7 +23,7 @@ from tests.contract.layers import (
 )
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-LONGEST = 350  # lines of a module
+LONGEST = 600  # lines of a module
 
 
 def test_every_part_has_a_floor() -> None:

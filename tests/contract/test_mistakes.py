@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +277,16 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry, str]] = {
         aggregator(lambda self, task: Aggregate(task.global_state, server_state={"steps": 1})),  # type: ignore
         f"{AGGREGATOR}its aggregate's server_state holds an int (1) under 'steps'; expected tensors, each under a "
         "text.",
+    ),
+    "an aggregator that gives weights to others": (
+        play,
+        aggregator(lambda self, task: Aggregate(task.global_state, weights={99: 1.0})),
+        f"{AGGREGATOR}its aggregate has a weight a float (1.0) of 99; expected a number of a client of the round.",
+    ),
+    "an aggregator whose weight is nan": (
+        play,
+        aggregator(lambda self, task: Aggregate(task.global_state, weights=dict.fromkeys(task.updates, math.nan))),
+        f"{AGGREGATOR}its aggregate has a weight a float (nan) of 0; expected a number of a client of the round.",
     ),
     "an aggregator that looks at the server's images": (
         play,

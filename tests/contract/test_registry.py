@@ -244,6 +244,14 @@ BROKEN = {
         f"{YIELD}yield ModelEntry('x', build=dict)",
         "calfat_local_trainers must yield TrainerEntry objects, got a ModelEntry.",
     ),
+    "no end": (
+        f"{YIELD}while True: yield TrainerEntry('x', build=dict)",
+        "calfat_local_trainers yields more than 1000 entries; has its loop no end?",
+    ),
+    "field of another type": (
+        f"{YIELD}yield TrainerEntry('x', build=dict, citation='Me, 2026')",
+        "local trainer 'x': its citation is 'Me, 2026'; expected Citation | None.",
+    ),
     "name in upper case": (
         f"{YIELD}yield TrainerEntry('MyFAT', build=dict)",
         "local trainer name 'MyFAT' must begin with a letter and contain only lower-case letters, digits, '-', '_'.",
@@ -262,6 +270,56 @@ def test_a_broken_plugin_is_reported_and_survived(case: str, site: Install) -> N
     assert "good" in registry.names(TrainerEntry)
     assert "x" not in registry.names(TrainerEntry)
     assert registry.listeners() == ()
+
+
+def test_a_plugin_may_offer_very_many(site: Install) -> None:
+    names = [f"x{number}" for number in range(1000)]
+    site("many", "1", {"many_hooks": offering(*names)}, many="many_hooks")
+    registry = Registry.load()
+    assert failures(registry) == []
+    assert set(names) < set(registry.names(TrainerEntry))
+
+
+DAMAGED = {
+    "a byte of Latin-1": (
+        "entry_points.txt",
+        b"[console_scripts]\ncaf\xe9 = a:b\n",
+        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 21: invalid continuation byte",
+    ),
+    "a line without =": (
+        "entry_points.txt",
+        b"[console_scripts]\nno equals sign\n",
+        "TypeError: Pair.__new__() missing 1 required positional argument: 'value'",  # Python's words
+    ),
+    "an empty METADATA": ("METADATA", b"", "METADATA has no name"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_distribution_is_reported_and_left_out(case: str, site: Install, tmp_path: Path) -> None:
+    """In a process of its own: torch and pydantic, which a run imports, would end with the same error."""
+    file, content, reason = DAMAGED[case]
+    site("legacy-thing", "1.0", {"legacy_hooks": offering("legacy")}, legacy="legacy_hooks")
+    site("good", "1.0", {"good_hooks": offering("good")}, good="good_hooks")
+    folder = tmp_path / "legacy_thing-1.0.dist-info"
+    (folder / file).write_bytes(content)
+    program = (
+        "from calfat_plugin.registry import Registry\n"
+        "for _ in range(2):\n"
+        "    print(*Registry.load().failures)\n"
+        "import torch, pydantic\n"
+        "print([str(provider) for provider in Registry.load().plugins()][-1])"
+    )
+    failure = f"legacy_thing (legacy_thing 1.0): {folder} is damaged ({reason})\n"
+    assert python(program, path=(tmp_path,)) == Ended(0, f"{failure}{failure}good 1.0\n", "")
+
+
+def test_a_damaged_distribution_can_be_blocked(site: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site("legacy-thing", "1.0", {}, legacy="legacy_hooks")
+    (tmp_path / "legacy_thing-1.0.dist-info" / "METADATA").write_text("")
+    assert len(Registry.load().failures) == 1
+    monkeypatch.setenv(BLOCK_VARIABLE, "legacy-thing")
+    assert Registry.load().failures == []
 
 
 def test_a_hook_with_an_argument_of_its_own_is_reported_in_one_line(site: Install) -> None:

@@ -37,7 +37,7 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 7}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  threat: {norm: linf, eps: 0.1, step_size: eps/4, steps: 10}
   runtime: {threads: 1}
 """
 QUICK = ("--set", "autoattack.iterations=2", "--set", "autoattack.queries=10")
@@ -158,22 +158,46 @@ def test_options_labels_and_budget_of_the_command_line(run_dir):
 
 
 def test_a_sweep_draws_a_curve_and_keeps_the_steps_in_proportion(run_dir):
-    code, out, _ = call(run_dir, "--attacks", "fgsm,pgd3", "--eps", "0.2,0.05,0", "--examples", 20)
-    assert code == 0
+    code, out, err = call(run_dir, "--attacks", "fgsm,pgd4", "--eps", "0.2,0.05,0", "--examples", 20)
+    assert (code, err) == (0, "")
     rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
     assert [(row["label"], row["settings"].get("eps")) for row in rows] == [
         ("natural", None),
-        *((label, eps) for eps in ("0", "0.05", "0.2") for label in ("fgsm", "pgd3")),
+        *((label, eps) for eps in ("0", "0.05", "0.2") for label in ("fgsm", "pgd4")),
     ]
-    assert [row["settings"]["step_size"] for row in rows if row["label"] == "pgd3"] == ["0.025", "0.0125", "0.05"]
+    assert [row["settings"]["step_size"] for row in rows if row["label"] == "pgd4"] == ["0", "0.0125", "0.05"]
     assert rows[1]["per_class"] == rows[2]["per_class"] == rows[0]["per_class"]
     drawn = (run_dir / "attacks/last.svg").read_text()
-    for text in ("fgsm", "pgd3", "0.05", "0.2", "linf", "strict"):
+    for text in ("fgsm", "pgd4", "0.05", "0.2", "linf", "strict"):
         assert text in drawn
     assert (run_dir / "attacks/last.png").read_bytes().startswith(b"\x89PNG")
     assert (run_dir / "attacks/last.pdf").read_bytes().startswith(b"%PDF-")
     curves = ("curve: run/attacks/last.svg", "curve: run/attacks/last.pdf", "curve: run/attacks/last.png")
     assert out.endswith("\n".join(("", *curves, "")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "warning"),
+    [
+        (("--eps", "0.05,0.3"), ["0.02", "0.02"], "steps x step_size, 6 x 0.02 = 0.12, is less than eps 0.3, so no "),
+        (("--eps", "0.01"), ["0.02"], "step_size 0.02 is more than eps 0.01. Take one that follows eps, such as eps/4"),
+        (("--eps", "0.3", "--step-size", "eps/5"), ["0.06"], ""),
+        (("--eps", "2", "--norm", "l2"), ["0.5"], ""),
+        (("--eps", "0.3", "--norm", "linf"), ["0.02"], "steps x step_size, 6 x 0.02 = 0.12, is less than eps 0.3, so "),
+        (("--eps", "2", "--norm", "l2", "--step-size", "0.4"), ["0.4"], ""),
+    ],
+)  # fmt: skip
+def test_an_absolute_step_stays_in_its_norm_and_is_reported(run_dir, arguments, steps, warning):
+    recipe = run_dir / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("step_size: eps/4", "step_size: 0.02"))
+    code, out, err = call(run_dir, "--attacks", "pgd6", *arguments, "--examples", 4)
+    content = json.loads((run_dir / "attacks/last.json").read_text())
+    assert [row["settings"]["step_size"] for row in content["evaluations"] if row["label"] == "pgd6"] == steps
+    place = f"warning: --attacks pgd6: calfat.evaluators[0]: pgd6: {warning}"
+    assert (code, err.startswith(place) if warning else err == "", err.count("warning: ")) == (0, True, bool(warning))
+    found = [alarm["text"] for alarm in content["alarms"] if alarm["code"] == "step-size"]
+    assert [text.startswith(f"pgd6: {warning}") for text in found] == [True] * bool(warning)
+    assert out.count("  step-size: pgd6: ") == bool(warning)
 
 
 def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
@@ -198,23 +222,23 @@ def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
 
 def test_what_depends_on_no_eps_is_measured_once(run_dir):
     code, out, err = call(
-        run_dir, "--attacks", "pgd3,panel,corruptions", "--norm", "l1", "--eps", "2,1", "--examples", 12,
-        "--set", "panel.linf=0.1", "--set", "panel.l2=null", "--set", "panel.l1=2", "--set", "panel.steps=3",
+        run_dir, "--attacks", "pgd4,panel,corruptions", "--norm", "l1", "--eps", "2,1", "--examples", 12,
+        "--set", "panel.linf=0.1", "--set", "panel.l2=null", "--set", "panel.l1=2", "--set", "panel.steps=4",
     )  # fmt: skip
     assert (code, err) == (0, "")
     rows = json.loads((run_dir / "attacks/last.json").read_text())["evaluations"]
     assert [(row["label"], row["settings"].get("norm"), row["settings"].get("eps")) for row in rows] == [
         ("natural", None, None),
-        ("pgd3", "l1", "1"),
+        ("pgd4", "l1", "1"),
         ("panel", None, None),
         ("corruptions", None, None),
-        ("pgd3", "l1", "2"),
+        ("pgd4", "l1", "2"),
     ]
     panel, corruptions = rows[2], rows[3]
     assert list(panel["metrics"]) == ["mean", "linf", "l1", "corruptions"]
     assert panel["accuracy"] <= corruptions["accuracy_strict"] <= corruptions["metrics"]["mean"]
     measured = re.findall(r"^([a-z0-9]+(?: \(l1 \d\))?)  +\d", out, re.MULTILINE)
-    assert measured == ["natural", "pgd3 (l1 1)", "panel", "corruptions", "pgd3 (l1 2)"]
+    assert measured == ["natural", "pgd4 (l1 1)", "panel", "corruptions", "pgd4 (l1 2)"]
 
 
 def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):
@@ -251,7 +275,7 @@ def own_model(own: Path, factory: str = "plain", weights: str = "weights.safeten
 
 
 def test_any_module_is_attacked(own, digits_model, tmp_path):
-    code, out, err = call(*own_model(own), "--attacks", "pgd3", "--eps", "0.1", "--examples", 40)
+    code, out, err = call(*own_model(own), "--attacks", "pgd4", "--eps", "0.1", "--examples", 40)
     assert (code, err) == (0, "")
     content = json.loads((tmp_path / "weights-attacks.json").read_text())
     assert content["model"] == f"{own}:plain"
@@ -306,6 +330,10 @@ NOT_THERE = "There are: best-robust, last."
         (
             ("run", "--eps", "0.1", "--step-size", "fast"),
             "--step-size fast: 'fast' is not a number; write 8/255, 0.1 or 1e-3.",
+        ),
+        (
+            ("run", "--step-size", "eps*4"),
+            "--step-size eps*4: 'eps*4' is no multiple of eps; write eps/4 or 0.25 eps.",
         ),
         (("run", "--norm", "l2"), "--norm l2 needs --eps beside it; the same eps is another budget in each norm."),
         (

@@ -65,21 +65,23 @@ def task_in(task, scratch):
 
 
 @pytest.mark.parametrize(
-    ("norm", "version", "attacks"),
+    ("norm", "eps", "version", "attacks"),  # each budget leaves a good part of the images, and breaks as many
     [
-        ("linf", "standard", None),
-        ("l2", "standard", None),
-        ("l1", "standard", None),
-        ("linf", "plus", None),
-        ("linf", "rand", None),
-        ("linf", "custom", "square"),
-        ("l1", "custom", "apgd-dlr, square"),  # without the larger radii that come first in the standard version
-        ("linf", "custom", "fab-t, fab, apgd-dlr"),  # fab-t leaves fab one restart instead of five
+        ("linf", 0.15, "standard", None),
+        ("l2", 0.6, "standard", None),
+        ("l1", 1.5, "standard", None),
+        ("linf", 0.15, "plus", None),
+        ("linf", 0.15, "rand", None),
+        ("linf", 0.3, "custom", "square"),
+        ("l1", 2, "custom", "apgd-dlr, square"),  # without the larger radii that come first in the standard version
+        ("linf", 0.15, "custom", "fab-t, fab, apgd-dlr"),  # fab-t leaves fab one restart instead of five
     ],
 )
-def test_the_verdicts_are_pyautoattacks_on_digits(norm, version, attacks, digits_model, digits, make_task, tmp_path):
+def test_the_verdicts_are_pyautoattacks_on_digits(
+    norm, eps, version, attacks, digits_model, digits, make_task, tmp_path
+):
     data = digits.subset(range(30))
-    threat = ThreatModel(norm, {"linf": 0.15, "l2": 0.8, "l1": 3}[norm], 0.05)
+    threat = ThreatModel(norm, eps, 0.05)
     task = make_task(digits_model, data, threat=threat, batch_size=8)
     verdicts, result = through_us(task, tmp_path, version=version, attacks=attacks, **QUICK)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
@@ -91,8 +93,8 @@ def test_the_verdicts_are_pyautoattacks_on_digits(norm, version, attacks, digits
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_the_verdicts_are_pyautoattacks_on_colour_images(norm, colour_model, colour_digits, make_task, tmp_path):
-    threat = ThreatModel(norm, {"linf": "8/255", "l2": 0.5, "l1": 8}[norm], "2/255")
-    task = make_task(colour_model, colour_digits, threat=threat, batch_size=25)
+    threat = ThreatModel(norm, {"linf": "8/255", "l2": 0.5, "l1": 3}[norm], "2/255")
+    task = make_task(colour_model, colour_digits, threat=threat, batch_size=12)
     verdicts, _ = through_us(task, tmp_path, **QUICK)
     assert verdicts == by_hand(colour_model, colour_digits, threat, 25, "standard", **QUICK)
     assert 0 < sum(verdicts) < int(task.clean_correct.sum())

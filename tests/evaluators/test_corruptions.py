@@ -12,6 +12,7 @@ from torch import nn
 from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import ModelError, OptionError
+from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack
 from calfat_plugin.evaluators.corruptions import CorruptionOptions, Corruptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.panel import Panel, PanelOptions
@@ -189,7 +190,11 @@ def test_a_threat_can_be_left_out_and_progress_counts_the_others(digits_model, d
     assert seen[-1][2] == 40 * round(result.accuracy * 20) // 20
 
 
-def test_with_autoattack_in_the_balls_what_it_breaks_counts(digits_model, digits, make_task, tmp_path):
+def test_with_autoattack_in_the_balls_what_it_breaks_counts(digits_model, digits, make_task, tmp_path, monkeypatch):
+    def quick(options):
+        return AutoAttack(dataclasses.replace(options, iterations=5, queries=20))
+
+    monkeypatch.setattr("calfat_plugin.evaluators.panel.AutoAttack", quick)
     task = make_task(digits_model, digits, scratch=tmp_path)
     options = PanelOptions(linf=Fraction(1, 5), l2=None, l1=None, attack="autoattack", max_examples=6)
     result = Panel(options).evaluate(task, "panel")
@@ -238,3 +243,4 @@ def test_an_image_that_is_wrong_clean_counts_as_broken(make_task):
     task = make_task(Always().eval(), data, clean_correct=torch.tensor([False, True, True, False, True]))
     result = Panel(SMALL).evaluate(task, "panel")
     assert result.accuracy == result.accuracy_strict == 0.6
+    assert {norm: result.metrics[norm] for norm in BALLS} == dict.fromkeys(BALLS, 0.6)

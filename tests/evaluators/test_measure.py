@@ -138,14 +138,14 @@ def test_an_eps_of_eight_is_refused_before_any_attack():
 
 def test_probabilities_are_a_finding_not_an_error():
     model = nn.Sequential(Linear(), nn.Softmax(dim=1)).eval()
-    (warning,) = run(PGD(PGDOptions(steps=2)), model).details["warnings"]
+    (warning,) = run(PGD(PGDOptions(steps=20)), model).details["warnings"]
     assert warning == {
         "code": "probabilities",
         "text": "the model returns probabilities, not logits: every row is in [0, 1] and sums to 1. The gradient of a "
         "cross-entropy on top of a softmax vanishes, so the attacks are weak and the accuracy under them is too high. "
         "Let the model return the logits in front of its softmax.",
     }
-    assert "warnings" not in run(PGD(PGDOptions(steps=2))).details
+    assert "warnings" not in run(PGD(PGDOptions(steps=20))).details
 
 
 # --- the shared clean pass --------------------------------------------------------------------------------------------

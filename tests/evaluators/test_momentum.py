@@ -37,7 +37,7 @@ def test_a_step_is_eps_over_steps_as_published(digits_model: nn.Module, digits: 
     assert settings(MIFGSMOptions(steps=4), run) == ("linf", "8/255", "2/255")
     assert settings(MIFGSMOptions(step_size=Fraction(1, 100)), run) == ("linf", "8/255", "0.01")
     assert settings(MIFGSMOptions(norm="l2", eps=Fraction(1, 2)), run) == ("l2", "0.5", "0.05")
-    assert settings(MIFGSMOptions(eps=Fraction(0)), run) == ("linf", "0", "2/255")
+    assert settings(MIFGSMOptions(eps=Fraction(0)), run) == ("linf", "0", "0")
 
 
 def test_without_decay_it_is_bim(digits_model: nn.Module, digits: ImageData, make_task: MakeTask) -> None:

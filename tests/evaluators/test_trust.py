@@ -26,7 +26,6 @@ from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.maths.intervals import wilson
-from calfat_plugin.models.building import seeded
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
@@ -39,7 +38,6 @@ from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
 from calfat_plugin.trust.battery import battery
 from calfat_plugin.trust.other_ways import BlackBox, LastWord
 from calfat_plugin.trust.trial import Trial, trial
-from tests.evaluators.conftest import train
 
 HERE = Path(__file__).parent
 RECIPE = """\
@@ -64,13 +62,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return (*battery(**question)[:-1], QUICK)
 
     monkeypatch.setattr(examining, "battery", weak)
-
-
-@pytest.fixture(scope="session")
-def plain_model() -> nn.Module:
-    """Trained on clean images alone."""
-    model = seeded(lambda: CNNSmall(in_channels=1, image_size=(8, 8), num_classes=10), 0)
-    return train(model, load_digits().train, eps=0.0, epochs=2, learning_rate=0.1)
 
 
 @pytest.fixture
@@ -310,7 +301,7 @@ def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Modul
 def run_dir(folder: Path, digits_model: nn.Module, plain_model: nn.Module) -> Path:
     """Two runs, ``run`` with the robust network and ``other`` with the plain one."""
     experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
-    for name, model in (("run", digits_model), ("other", plain_model)):
+    for name, model in {"run": digits_model, "other": plain_model}.items():
         run = RunDirectory.create(experiment, Path(name))
         run.write_recipe(experiment)
         state = {key: tensor.detach() for key, tensor in model.state_dict().items()}

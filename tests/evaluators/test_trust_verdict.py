@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from scipy.stats import binomtest
 
 from calfat_plugin.maths.intervals import wilson
@@ -14,7 +17,7 @@ from calfat_plugin.threat import Bounds, ThreatModel, parse_number
 from calfat_plugin.trust.battery import SAMPLE, battery
 from calfat_plugin.trust.evidence import Evidence, Row
 from calfat_plugin.trust.verdict import Verdict, conclude
-from calfat_plugin.trust.white_box import unbounded
+from calfat_plugin.trust.white_box import BudgetCurve, unbounded
 
 CHECKS = battery(full=False, surrogates=1)
 HONEST = {
@@ -273,3 +276,20 @@ def test_the_widest_ball_reaches_grey() -> None:
     assert unbounded(ThreatModel(norm="l2"), 2) == parse_number("0.708")
     assert unbounded(ThreatModel(norm="l1"), 64) == 32
     assert unbounded(ThreatModel(norm="l1", bounds=Bounds(-1, 1)), 64) == 64
+
+
+def test_the_step_grows_and_shrinks_with_the_budget() -> None:
+    """A step that stayed would be four balls wide in the smallest, and too short to cross the largest."""
+    attacked: list[ThreatModel] = []
+    trial: Any = SimpleNamespace(
+        threat=ThreatModel(eps="0.1", step_size="0.025"),
+        data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)),
+        attack=lambda label, evaluator, threat: attacked.append(threat),
+    )
+    list(BudgetCurve().rows(trial))
+    assert [(float(threat.eps), float(threat.step_size)) for threat in attacked] == [
+        (0.05, 0.0125),
+        (0.2, 0.05),
+        (0.4, 0.1),
+        (0.5, 0.125),
+    ]

@@ -29,7 +29,7 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 2, batch_size: 256, learning_rate: 0.05}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {eps: 0.1, step_size: 0.05, steps: 1}
+  threat: {eps: 0.1, step_size: eps, steps: 1}
   evaluators: [natural, fgsm]
   monitor: {evaluators: [natural, fgsm], max_examples: 50}
   runtime: {threads: 1}

@@ -48,6 +48,29 @@ def test_moving_to_the_same_device_copies_nothing():
     assert data.to("cpu").x is data.x
 
 
+def test_classes_without_names_are_called_by_their_labels():
+    assert Dataset("d", image_data(), image_data(), 3).class_names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Jzero", "a\nb", "\udcff", 7])
+def test_a_class_name_that_cannot_be_printed_is_refused(name):
+    with pytest.raises(DataError) as refused:
+        Dataset("mine", image_data(), image_data(), 2, ("größe 大", name))
+    assert str(refused.value) == (
+        f"data set mine: got the class name {name!r}, expected a text of printable characters."
+    )
+
+
+def floats(low: float, high: float) -> ImageData:
+    return ImageData(
+        torch.tensor([low, high], dtype=torch.float32).expand(1, 3, 2, 2).contiguous(),
+        torch.zeros(1, dtype=torch.int64),
+    )
+
+
+IN_BYTES = (
+    "expected [0, 1]: divide bytes by 255 or give them as uint8, and leave normalisation to the model."  # as evaluate
+)
 DATA_ERRORS = [
     (
         lambda: ImageData(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64)),
@@ -75,6 +98,18 @@ DATA_ERRORS = [
     (
         lambda: Dataset("d", image_data(), image_data(0), 1, ("a",)),
         "data set d: no test images.",
+    ),
+    (
+        lambda: Dataset("d", floats(0, 255), floats(0, 1), 1),
+        f"data set d: training pixels run from 0 to 255; {IN_BYTES}",
+    ),
+    (
+        lambda: Dataset("d", floats(0, 1), floats(-1.5, 2.25), 1),
+        f"data set d: test pixels run from -1.5 to 2.25; {IN_BYTES}",
+    ),
+    (
+        lambda: Dataset("d", floats(0, float("nan")), image_data(), 1),
+        f"data set d: training pixels run from nan to nan; {IN_BYTES}",
     ),
     (
         lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),

@@ -97,6 +97,17 @@ def test_a_test_class_that_training_lacks_is_refused(tmp_path):
     )
 
 
+def test_images_that_do_not_fit_into_memory_are_refused(tmp_path):
+    on_disk.write_class_folders(tmp_path, CLASSES)
+    train = tmp_path / "train"
+    number = sum(1 for _ in train.glob("*/*.png"))
+    refused(
+        lambda: load_image_folder(tmp_path, size=10**7),  # no processor has addresses for so many
+        f"data set image_folder: {train} has {number} images, which at size 10000000 take {number * 300_000:,} GB of "
+        "memory, more than there is. Lower calfat.dataset.size, or use fewer images.",
+    )
+
+
 def test_a_damaged_image_is_refused_by_name(tmp_path):
     on_disk.write_class_folders(tmp_path, CLASSES)
     path = tmp_path / "test" / "dog" / "00099.png"
@@ -130,6 +141,11 @@ def test_options_out_of_range_are_refused(tmp_path):
     refused(
         lambda: load_image_folder(tmp_path, size=0),
         f"{name}: size is 0; expected 1 pixel or more.",
+        OptionError,
+    )
+    refused(
+        lambda: load_image_folder(tmp_path, classes="cat,cat"),
+        "classes: 'cat' is listed twice; a folder is one class.",
         OptionError,
     )
     refused(

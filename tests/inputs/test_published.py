@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 import torch
 
 from calfat_plugin.compat import make_torchvision_importable
-from calfat_plugin.datasets import Augmentation, Dataset, published
+from calfat_plugin.datasets import Augmentation, Dataset, files, published
 from calfat_plugin.errors import DataError
+from tests.cli.runner import Ended, calfat
 from tests.inputs import on_disk
 
 make_torchvision_importable()
@@ -87,7 +89,8 @@ CASES = [
 every_case = pytest.mark.parametrize("case", CASES, ids=repr)
 
 SOURCES = {
-    "cifar10": "cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (170 MB) and unpack it in {root}",
+    "cifar10": "cifar-10-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (170 MB) and unpack it in {root}, "
+    "or 'npm pack convnetjs@0.1.4' and put package/demo/cifar10 of it in {root}/cifar-10-batches-py",
     "cifar100": "cifar-100-python.tar.gz from https://www.cs.toronto.edu/~kriz/ (169 MB) and unpack it in {root}",
     "svhn": "train_32x32.mat, test_32x32.mat from http://ufldl.stanford.edu/housenumbers/ "
     "(246 MB) and put them in {root}",
@@ -267,17 +270,146 @@ def test_download_lets_torchvision_fetch_what_is_missing(case, tmp_path, monkeyp
     assert fetched == []  # it was there
 
 
-def test_a_failed_download_says_how_to_do_without(tmp_path, monkeypatch):
+@pytest.fixture
+def _offline(monkeypatch):
+    """The publisher's site cannot be reached."""
+
     def offline(self):
         raise URLError("no route to host")
 
-    monkeypatch.setattr(theirs.CIFAR10, "download", offline)
+    for name in ("CIFAR10", "CIFAR100"):
+        monkeypatch.setattr(getattr(theirs, name), "download", offline)
+
+
+@pytest.mark.usefixtures("_offline")
+def test_a_failed_download_says_how_to_do_without(tmp_path):
     text = (
-        "data set cifar10: the download failed (URLError: <urlopen error no route to host>). "
-        f"Try again. By hand: Download {SOURCES['cifar10'].format(root=tmp_path)}."
+        "data set cifar100: the download failed (URLError: <urlopen error no route to host>). "
+        f"Try again. By hand: Download {SOURCES['cifar100'].format(root=tmp_path)}."
     )
     with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
-        published.load_cifar10(tmp_path, download=True)
+        published.load_cifar100(tmp_path, download=True)
+
+
+def _npm(folder: Path, script: str, monkeypatch) -> None:
+    """A program npm that runs ``script`` in a shell; $5 is the folder that packages belong in."""
+    folder.mkdir()
+    (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("_offline")
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (None, "npm is not installed"),
+        ("echo 'npm error code E404' >&2; exit 1", "'npm pack convnetjs@0.1.4' failed: npm error code E404"),
+        ("exit 3", "'npm pack convnetjs@0.1.4' failed: exit code 3"),
+        (
+            'mkdir -p package/demo; tar czf "$5/convnetjs-0.1.4.tgz" package',
+            "convnetjs@0.1.4 has no file package/demo/cifar10/data_batch_1",
+        ),
+        ('echo no archive > "$5/convnetjs-0.1.4.tgz"', "not a gzip file"),
+        (
+            "mkdir -p package/demo/cifar10; head -c 3000000 /dev/zero > package/demo/cifar10/data_batch_1; "
+            'tar czf "$5/convnetjs-0.1.4.tgz" package',
+            "it unpacks to more than 2 MB",
+        ),
+        ("exit 0", r"\[Errno 2\] No such file or directory: .*"),
+    ],
+)
+def test_npm_that_fails_says_why_and_leaves_nothing(tmp_path, monkeypatch, script, problem):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "MOST_UNPACKED", 2 * 10**6)
+    if script is None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        _npm(tmp_path / "bin", script, monkeypatch)
+    root = tmp_path / "data"
+    start = "data set cifar10: the download failed (URLError: <urlopen error no route to host>; from the npm registry: "
+    end = f"). Try again. By hand: Download {SOURCES['cifar10'].format(root=root)}."
+    problem = problem if problem.endswith(".*") else re.escape(problem)
+    with pytest.raises(DataError, match=f"(?s)^{re.escape(start)}{problem}{re.escape(end)}$"):
+        published.load_cifar10(root, download=True)
+    assert list((root / "cifar-10-batches-py").iterdir() if root.exists() else ()) == []
+
+
+@pytest.mark.usefixtures("_offline")
+def test_cifar10_comes_from_npm_where_its_site_cannot_be_reached(tmp_path, monkeypatch):
+    """What was damaged is replaced; nothing else of the package is kept; the sums are checked."""
+    monkeypatch.chdir(tmp_path)
+    case = next(each for each in CASES if each.name == "cifar10")
+    on_disk.write_cifar10(tmp_path / "genuine")
+    expect_checksums_of(case, tmp_path / "genuine", monkeypatch)
+    packed = tmp_path / "package" / "demo"
+    packed.mkdir(parents=True)
+    folder = (tmp_path / "genuine" / "cifar-10-batches-py").rename(packed / "cifar10")
+    (folder / "convert.py").write_text("raise SystemExit")
+    _npm(tmp_path / "bin", 'echo "$@" > asked; tar czf "$5/convnetjs-0.1.4.tgz" package', monkeypatch)
+    root = tmp_path / "data"
+    target = root / "cifar-10-batches-py"
+    target.mkdir(parents=True)
+    (target / "test_batch").write_bytes(b"damaged")
+    assert len(published.load_cifar10(root, download=True).train) == 50
+    assert (tmp_path / "asked").read_text().startswith("pack convnetjs@0.1.4 --silent --pack-destination ")
+    kept = {path.name for path in target.iterdir()}
+    assert kept == {*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"}
+
+    (packed / "cifar10" / "data_batch_3").write_bytes(b"not published")
+    damaged = tmp_path / "again" / "cifar-10-batches-py" / "data_batch_3"
+    with pytest.raises(DataError, match=f"^data set cifar10: {damaged} is corrupt: its MD5 is "):
+        published.load_cifar10(tmp_path / "again", download=True)
+
+
+def test_the_binary_layout_is_the_same_data_set(tmp_path):
+    for root, write in (
+        (tmp_path / "binary", on_disk.write_binary_cifar10),
+        (tmp_path / "pickles", on_disk.write_cifar10),
+    ):
+        write(root)
+    binary, pickles = (published.load_cifar10(tmp_path / name, verify=False) for name in ("binary", "pickles"))
+    for one, other in ((binary.train, pickles.train), (binary.test, pickles.test)):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
+    assert (binary.name, binary.class_names, binary.augment) == (pickles.name, pickles.class_names, pickles.augment)
+
+
+def test_a_damaged_file_of_the_binary_layout_is_named(tmp_path):
+    on_disk.write_binary_cifar10(tmp_path / "cifar10")
+    damaged = tmp_path / "cifar10" / "cifar-10-batches-bin" / "data_batch_2.bin"
+    with pytest.raises(DataError, match=re.escape("data_batch_1.bin is corrupt: its MD5 is ")):
+        published.load_cifar10(tmp_path)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    text = f"data set cifar10: {damaged} cannot be read (ValueError: "
+    with pytest.raises(DataError, match=f"^{re.escape(text)}"):
+        published.load_cifar10(tmp_path, verify=False)
+
+
+def test_the_pickles_come_first(tmp_path):
+    on_disk.write_binary_cifar10(tmp_path, seed=1)
+    pickles = on_disk.write_cifar10(tmp_path)
+    assert published.load_cifar10(tmp_path, verify=False).train.y.tolist() == pickles.y_train.tolist()
+    assert torch.equal(published.load_cifar10(tmp_path, verify=False).test.x, torch.from_numpy(pickles.x_test))
+
+
+def test_the_command_checks_what_it_brought(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+    case = next(each for each in CASES if each.name == "fmnist")
+    case.write(root)
+    expect_checksums_of(case, root, monkeypatch)
+    where = root / "FashionMNIST" / "raw"
+    said = f"fmnist: {where} has all 4 files, their MD5 sums are right.\n"
+    assert calfat("download", "fmnist", "--to", str(root)) == Ended(0, said, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("cifar", "Did you mean 'cifar10'?"), ("digits", "Data sets: cifar10, cifar100, fmnist, mnist, svhn.")],
+)
+def test_the_command_names_what_it_can_bring(name, hint):
+    ended = calfat("download", name)
+    assert ended == Ended(2, "", f"error: no data set '{name}' is offered for download. {hint}\n")
 
 
 def test_a_home_directory_is_understood(tmp_path, monkeypatch):
@@ -354,6 +486,42 @@ def test_a_compressed_file_cut_short_is_named(verify, tmp_path):
     start = re.escape(f"data set fmnist: {path} cannot be read (EOFError: ")
     with pytest.raises(DataError, match=f"^{start}.+ It is damaged or not in the expected format; replace it.$"):
         FASHION.load(tmp_path / "data", verify=verify)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_compressed_file_that_grows_without_end_is_given_up(verify, tmp_path, monkeypatch):
+    FASHION.write(tmp_path / "plain")
+    compressed(tmp_path / "plain/FashionMNIST/raw", tmp_path / "data")
+    path = tmp_path / "data/train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(bytes(6 * 2**20)))
+    monkeypatch.setattr(files, "MOST_UNPACKED", 3 * 10**6)
+    unpacked = []
+    monkeypatch.setattr(files.gzip, "open", lambda path: Counted(gzip.GzipFile(path), unpacked))
+    text = (
+        f"data set fmnist: {path} cannot be read (OSError: it unpacks to more than 3 MB). It is damaged or not in "
+        "the expected format; replace it."
+    )
+    with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
+        FASHION.load(tmp_path / "data", verify=verify)
+    assert 3 * 10**6 < sum(unpacked) <= 3 * 10**6 + 2**20  # no more of it was unpacked
+
+
+class Counted:
+    """A file that notes how many bytes were read of it at a time."""
+
+    def __init__(self, file, read):
+        self._file, self._read = file, read
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._file.close()
+
+    def read(self, size=-1):
+        chunk = self._file.read(size)
+        self._read.append(len(chunk))
+        return chunk
 
 
 @pytest.mark.skipif(

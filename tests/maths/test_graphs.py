@@ -6,6 +6,7 @@ On the CPU, with the stand-in of ``tests/maths/stand_in.py`` for torch's graphs.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.maths import graphs as module
 from calfat_plugin.maths.graphs import Graphs, eager, graphs_of
-from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
+from tests.maths.stand_in import Cuda, Graph, cuda  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
 X, Y = torch.arange(4.0), torch.arange(4.0) + 1
@@ -61,7 +62,8 @@ def test_the_second_call_is_captured_and_the_next_ones_are_replayed(graphs: Grap
             out, none = call("attack", function, x, None)
             assert torch.equal(out, 2 * x)
             assert none is None
-            assert (function.calls, cuda.replays) == (min(number + 1, 2), max(0, number))
+            # Once as it is, once captured, and once beside each of the first two replays.
+            assert (function.calls, cuda.replays) == ((1, 3, 4, 4, 4)[number], number)
     assert cuda.alive() == 1
 
 
@@ -90,7 +92,7 @@ def test_weights_that_change_in_place_are_seen(graphs: Graphs) -> None:
             assert torch.equal(call("attack", function, X, None)[0], weight * X)
             function.model.weight.grad = torch.ones(4, 4)
             optimizer.step()
-    assert function.calls == 2
+    assert function.calls == 4
 
 
 @pytest.mark.parametrize("what", ["weight", "buffer"])
@@ -116,6 +118,94 @@ def test_a_tensor_that_is_replaced_ends_the_graph(
     ]
 
 
+class Wrong(Graph):
+    """A graph that reads or writes memory that is not its own any more."""
+
+    worst = 1.0
+
+    def replay(self) -> None:
+        super().replay()
+        with torch.no_grad():
+            self.recorder.operations[-1][-1].add_(self.worst)
+
+
+def test_a_graph_that_gives_other_numbers_ends_capture_with_a_warning(
+    cuda: Cuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    graphs, first, second = Graphs(CPU), Doubled(linear()), Doubled(linear())
+    with graphs_of(graphs, first.model) as call:
+        for _ in range(3):
+            call("step", first, X, None)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Wrong)
+        with graphs_of(graphs, second.model) as other:
+            for _ in range(4):
+                assert torch.equal(other("attack", second, X, None)[0], 2 * X)
+        before = cuda.replays
+        for name in ("step", "attack", "step", "attack"):  # a graph from before is not trusted any more either
+            assert torch.equal(call(name, first, X, None)[0], 2 * X)
+    assert (graphs.off, cuda.replays, graphs.captured) == (True, before, 2)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno > logging.INFO] == [
+        (
+            "WARNING",
+            "the CUDA graph of the attack of (4,) gives other numbers than single kernels (relative difference 0.2, at "
+            "most 1e-06 is allowed): no graph is used in the rest of this run. Please report this, with GPU, driver "
+            "and method.",
+        )
+    ]
+
+
+def test_a_graph_that_is_wrong_in_a_buffer_alone_is_found(
+    cuda: Cuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Wrong)
+    graphs, model = Graphs(CPU), nn.Linear(4, 4)
+    model.register_buffer("seen", torch.zeros(4))
+
+    def counting(x: Tensor) -> tuple[Tensor]:
+        out = 2 * x
+        assert isinstance(model.seen, Tensor)
+        model.seen.add_(x)
+        return (out,)
+
+    with graphs_of(graphs, model) as call:
+        for number in range(1, 5):
+            assert torch.equal(call("step", counting, X)[0], 2 * X)
+            assert torch.equal(model.seen, number * X)  # once a call, whatever was compared
+    assert graphs.off
+
+
+@pytest.mark.parametrize(("noise", "off"), [(1e-3, False), (1e-5, True)])
+def test_kernels_that_add_up_in_any_order_may_differ_as_much_as_without_a_graph(
+    noise: float,
+    off: bool,
+    cuda: Cuda,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The graph is 1e-3 off."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Wrong)
+    monkeypatch.setattr(Wrong, "worst", 1e-3)
+    graphs, model, calls = Graphs(CPU), linear(), iter(range(100))
+
+    def noisy(x: Tensor) -> tuple[Tensor]:
+        return (x * 2 + noise * (next(calls) % 2),)
+
+    with graphs_of(graphs, model) as call:
+        for _ in range(3):
+            call("step", noisy, X)
+    assert graphs.off == off
+
+
+def test_a_comparison_counts_what_is_no_number() -> None:
+    nan = torch.tensor([float("nan"), 1.0])
+    assert module._difference([nan, None], [nan.clone(), None]) == 0
+    assert module._difference([nan], [torch.ones(2)]) == math.inf
+    assert module._difference([torch.tensor([1, 2])], [torch.tensor([1, 4])]) == 0.5
+    assert module._difference([torch.empty(0)], [torch.empty(0)]) == 0
+
+
 def test_shapes_types_layouts_and_names_have_graphs_of_their_own(
     graphs: Graphs,
     cuda: Cuda,  # noqa: F811
@@ -138,7 +228,7 @@ def test_shapes_types_layouts_and_names_have_graphs_of_their_own(
                 assert torch.equal(out, expected)
                 assert (second is None) == (y is None)
             assert len(cuda.graphs) == (len(calls) if repeat else 0)
-    assert function.calls == 2 * len(calls)
+    assert function.calls == 4 * len(calls)
 
 
 def test_a_scope_ends_with_its_graphs_and_the_next_has_its_own(

@@ -7,7 +7,21 @@ from collections.abc import Mapping
 import pytest
 from scipy import stats
 
-from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student, wilson
+from calfat_plugin.maths.intervals import (
+    Difference,
+    Interval,
+    Rival,
+    holm,
+    is_level,
+    of_accuracy,
+    paired,
+    paired_p_value,
+    prediction,
+    rivals,
+    sign_p_value,
+    student,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +97,64 @@ def test_no_setting_is_clearly_the_best(one: Mapping[int, float], other: Mapping
     found = rivals({"one": one, "other": other})
     assert found["one"].leads
     assert not any(rival.is_clear_best for rival in found.values())
+
+
+ONE = {1: 0.61, 2: 0.64, 3: 0.70, 4: 0.55, 9: 0.1}
+OTHER = {4: 0.50, 3: 0.62, 2: 0.63, 1: 0.60, 7: 0.9}
+
+
+def test_the_paired_t_test_is_that_of_scipy_over_common_seeds() -> None:
+    expected = stats.ttest_rel([ONE[seed] for seed in (1, 2, 3, 4)], [OTHER[seed] for seed in (1, 2, 3, 4)])
+    assert paired_p_value(ONE, OTHER) == pytest.approx(expected.pvalue, abs=1e-12)
+    assert paired_p_value({1: 0.5}, {1: 0.4}) is None
+    assert paired_p_value({1: 0.5, 2: 0.25}, {1: 0.5, 2: 0.25}) == 1
+    assert paired_p_value({1: 0.5, 2: 0.25}, {1: 0.25, 2: 0.0}) == 0
+
+
+def test_it_rejects_exactly_where_the_interval_excludes_zero() -> None:
+    for shift in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1):
+        shifted = {seed: value - shift for seed, value in OTHER.items()}
+        difference, p_value = paired(ONE, shifted), paired_p_value(ONE, shifted)
+        assert difference is not None
+        assert p_value is not None
+        assert difference.is_clear == (p_value < 0.05)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "expected"), [(0, 0, 1), (1, 0, 1), (5, 0, 2 / 32), (9, 1, 22 / 1024), (3, 3, 1)]
+)
+def test_the_sign_test_is_exact(wins: int, losses: int, expected: float) -> None:
+    assert sign_p_value(wins, losses) == pytest.approx(expected, abs=1e-12)
+    assert sign_p_value(losses, wins) == pytest.approx(expected, abs=1e-12)
+
+
+def test_holms_adjustment_is_stepwise_in_any_order() -> None:
+    """Of four tests: 4 x 0.01, 3 x 0.015, 2 x 0.03, and 0.04, which may not be below the one before it."""
+    assert holm([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.06, 0.04, 0.06, 0.045])
+    assert holm([0.6, 0.5]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
+
+
+def test_planned_tests_that_were_not_made_count() -> None:
+    adjusted = holm([None, 0.01, None, 0.02])
+    assert (adjusted[0], adjusted[2]) == (None, None)
+    assert [adjusted[1], adjusted[3]] == pytest.approx([0.04, 0.06])
+    assert holm([0.01], number=35) == pytest.approx([0.35])
+    assert holm([0.01, 0.02], number=1) == pytest.approx([0.02, 0.02])
+
+
+def test_level_is_the_90_percent_interval_within_the_margin() -> None:
+    """TOST by scipy: two one-sided tests against the two margins."""
+    differences = [ONE[seed] - OTHER[seed] for seed in (1, 2, 3, 4)]
+    for margin in (0.01, 0.04, 0.05, 0.07, 0.08, 0.09, 0.1, 0.2):
+        above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+        below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+        assert is_level(ONE, OTHER, margin) == is_level(OTHER, ONE, margin) == (max(above, below) < 0.05)
+    assert not is_level({1: 0.5}, {1: 0.5}, 0.1)
+
+
+def test_the_prediction_interval_is_for_one_further_value() -> None:
+    values = [0.61, 0.64, 0.70, 0.55]
+    half = stats.t.ppf(0.975, 3) * stats.tstd(values) * (1 + 1 / 4) ** 0.5
+    assert prediction(values) == pytest.approx((0.625 - half, 0.625 + half), abs=1e-12)
+    assert prediction([0.5]) is None

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import BudgetError, OptionError
-from calfat_plugin.threat import Bounds, ThreatModel, exact_text, parse_number
+from calfat_plugin.threat import Bounds, StepSize, ThreatModel, exact_text, parse_number
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -92,6 +95,81 @@ class TestNumbers:
         assert parse_number(exact_text(value)) == value
 
 
+class TestStepSize:
+    @pytest.mark.parametrize(
+        ("value", "factor", "text"),
+        [
+            ("eps", Fraction(1), "eps"),
+            ("eps/4", Fraction(1, 4), "eps/4"),
+            (" 0.25 eps ", Fraction(1, 4), "eps/4"),
+            ("1/4eps", Fraction(1, 4), "eps/4"),
+            ("2/3 eps", Fraction(2, 3), "2/3 eps"),
+            ("2 eps / 3", Fraction(2, 3), "2/3 eps"),
+            ("1.25 eps", Fraction(5, 4), "1.25 eps"),
+            ("1e-1 eps", Fraction(1, 10), "eps/10"),
+        ],
+    )
+    def test_a_multiple_of_eps(self, value, factor, text):
+        step = StepSize(value, Fraction(1, 10))
+        assert (step, step.factor, step.text, exact_text(step)) == (factor / 10, factor, text, exact_text(factor / 10))
+        for copied in (StepSize(step.text, Fraction(1, 10)), copy.deepcopy(step), pickle.loads(pickle.dumps(step))):
+            assert (copied, copied.factor) == (step, factor)
+
+    @pytest.mark.parametrize("value", ["2/255", 2 / 255, Fraction(2, 255)])
+    def test_a_length_of_its_own(self, value):
+        step = StepSize(value, Fraction(1, 10))
+        assert (step, step.factor, step.text) == (Fraction(2, 255), None, "2/255")
+        assert pickle.loads(pickle.dumps(step)).factor is None
+
+    @pytest.mark.parametrize("value", ["eps/0", "eps 4", "eps*4", "1 eps 5", "eps/8/255", "4/eps", "x eps", "eps eps"])
+    def test_what_is_neither(self, value):
+        with pytest.raises(ValueError, match=f"^'{re.escape(value)}' is no multiple of eps; write eps/4 or 0.25 eps$"):
+            StepSize(value)
+
+    def test_it_follows_eps_through_every_copy(self):
+        threat = ThreatModel(eps="0.1")
+        for other, step in (
+            (threat, "0.025"),
+            (replace(threat, eps="0.3"), "0.075"),
+            (replace(replace(threat, eps=0), eps="8/255"), "2/255"),
+            (replace(threat, eps="0.3", step_size="0.025"), "0.025"),
+            (replace(ThreatModel(eps="0.1", step_size="0.025"), eps="0.3"), "0.025"),
+        ):
+            assert exact_text(other.step_size) == step
+
+    @pytest.mark.parametrize(
+        ("budget", "problem"),
+        [
+            ({}, ""),
+            ({"eps": 0.3}, ""),
+            ({"steps": 4}, ""),
+            ({"steps": 1, "step_size": "eps"}, ""),
+            ({"norm": "l1", "eps": 12}, ""),
+            ({"eps": 0, "step_size": 0.1}, ""),
+            (
+                {"eps": 0.3, "step_size": 0.025},
+                "steps x step_size, 10 x 0.025 = 0.25, is less than eps 0.3, so no image gets to the edge of the ball. "
+                "Take a step_size that follows eps, such as eps/4, or more steps.",
+            ),
+            (
+                {"norm": "l2", "eps": 3, "step_size": 1, "steps": 2},
+                "steps x step_size, 2 x 1 = 2, is less than eps 3, so no image gets to the edge of the ball. "
+                "Take a step_size that follows eps, such as eps/2, or more steps.",
+            ),
+            (
+                {"eps": 0.01, "step_size": 0.025},
+                "step_size 0.025 is more than eps 0.01. Take one that follows eps, such as eps/4.",
+            ),
+            (
+                {"eps": 0.1, "step_size": "1.25 eps"},
+                "step_size 0.125 is more than eps 0.1. Take one that follows eps, such as eps/4.",
+            ),
+        ],
+    )
+    def test_steps_that_do_not_fit_eps(self, budget, problem):
+        assert ThreatModel(**budget).step_problem() == problem
+
+
 class TestThreatModel:
     def test_default_is_the_papers(self):
         threat = ThreatModel()
@@ -123,10 +201,20 @@ class TestThreatModel:
             ({"eps": 8}, "eps is a fraction of the pixel range, such as 8/255; got 8"),
             (
                 {"step_size": "2"},
-                "step_size is a fraction of the pixel range, such as 2/255; got 2",
+                "step_size is a fraction of the pixel range, such as eps/4 or 2/255; got 2",
             ),
             ({"eps": "-1/255"}, "eps must not be negative; got -1/255"),
             ({"step_size": 0}, "step_size must be above 0; got 0"),
+            ({"step_size": "0 eps"}, "step_size must be above 0; got 0"),
+            (
+                {"step_size": "32 eps"},
+                "step_size is a fraction of the pixel range, such as eps/4 or 2/255; got 256/255",
+            ),
+            (
+                {"step_size": "eps/x"},
+                "step_size must be a number such as eps/4 or 2/255: 'eps/x' is no multiple of eps; write eps/4 or "
+                "0.25 eps",
+            ),
             (
                 {"eps": "much"},
                 "eps must be a number such as 8/255: 'much' is not a number; write 8/255, 0.1 or 1e-3",

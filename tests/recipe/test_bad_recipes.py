@@ -143,7 +143,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         raise AssertionError(f"accepted: {experiment.as_run()}")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_entry_points", lambda: iter(()))
+    monkeypatch.setattr(registry, "_installed", lambda: iter(()))
     monkeypatch.setattr(RunDirectory, "create", accepted)
     yield
     assert not (tmp_path / "runs").exists(), "a refused recipe leaves no run directory behind"
@@ -279,7 +279,7 @@ def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> No
     "label", ["rounds", "pgd20_strict", "loss_a", "strict", "natural_strictly", "pgd20_worst_class"]
 )
 def test_a_label_that_is_only_like_a_column_is_good(label: str, tmp_path: Path) -> None:
-    labelled = f"evaluators: [natural, {{name: pgd2, label: {label}}}]}}"
+    labelled = f"evaluators: [natural, {{name: pgd20, label: {label}}}]}}"
     (tmp_path / "r.yaml").write_text(GOOD.replace("evaluators: [natural]}", labelled))
     assert calfat("check", "r.yaml", "--strict").code == 0
 

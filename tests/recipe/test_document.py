@@ -187,7 +187,28 @@ def test_whatever_stands_anywhere_is_accepted_or_refused_in_words(path: tuple[st
         assert complaint.startswith("a.yaml")
         return
     as_run = experiment.as_run()
-    assert assemble(parse_document(yaml.safe_dump(as_run), "b.yaml"), REGISTRY).as_run() == as_run
+    again = assemble(parse_document(yaml.safe_dump(as_run), "b.yaml"), REGISTRY)
+    assert again.as_run() == as_run
+    assert not any("no effect" in warning for warning in again.recipe.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("data_args: {partition_method: iid, partition_alpha: 0.5}\ncalfat: {}\n", "data_args.partition_alpha"),
+        ("data_args: {partition_method: iid}\ncalfat: {}\n", ""),
+        ("train_args: {epochs: 3, local_steps: 5}\ncalfat: {}\n", "train_args.epochs"),
+        ("train_args: {client_optimizer: adam, momentum: 0.5}\ncalfat: {}\n", "train_args.momentum"),
+        ("train_args: {federated_optimizer: FedProx}\ncalfat: {}\n", "train_args.federated_optimizer"),
+    ],
+)
+def test_the_recipe_of_a_run_draws_no_warning(text: str, key: str) -> None:
+    experiment = assemble(parse_document(text, "a.yaml"), REGISTRY)
+    assert [warning.split(": ")[1] for warning in experiment.recipe.warnings] == ([key] if key else [])
+    again = assemble(parse_document(yaml.safe_dump(experiment.as_run()), "recipe.yaml"), REGISTRY)
+    assert again.recipe.warnings == ()
+    assert again.as_run() == experiment.as_run()
+    assert "partition_alpha" not in experiment.as_run()["data_args"] or "iid" not in text
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import OptionError
-from calfat_plugin.options import NoOptions, describe, describe_options, option, options_to_plain, parse_options
+from calfat_plugin.options import (
+    NoOptions,
+    describe,
+    describe_options,
+    option,
+    options_to_plain,
+    parse_options,
+    written,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,17 @@ class Options:
     mode: str = option("fast", choices=("fast", "exact"), help="how")
     on: bool = option(True, help="whether")
     word: str = option("a", help="what")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """One list of every type."""
+
+    widths: tuple[int, ...] = option((8, 16), low=1, help="of layers")
+    radii: tuple[Fraction, ...] | None = option(None, low=0, open_low=True, high=1, help="of balls")
+    kinds: tuple[Literal["fog", "snow"], ...] = option(("fog",), help="which")
+    flags: tuple[bool, ...] = option((), help="whether")
+    words: tuple[str, ...] = option(help="what")
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,13 @@ def test_every_type_is_read_as_yaml_hands_it_over() -> None:
         ("count", 0, "got 0 (int), expected a whole number, >= 1."),
         ("count", 2.5, "got 2.5 (float), expected a whole number, >= 1."),
         ("count", True, "got true (true/false), expected a whole number, >= 1."),
+        (
+            "count",
+            10**21,
+            "got 1000000000000000000000 (int), expected a whole number, >= 1. Tensors hold whole numbers up to "
+            "9223372036854775807.",
+        ),
+        ("count", np.zeros((2, 3)), "got an array of shape (2, 3), expected a whole number, >= 1."),
         ("share", 1.5, "got 1.5 (float), expected a number, 0 <= value <= 1."),
         ("share", None, "got nothing (null), expected a number, 0 <= value <= 1."),
         ("rate", 0, "got 0 (int), expected a number, 0 < value <= 1."),
@@ -145,7 +172,7 @@ class Numbered:
 
 
 def test_an_author_s_mistake_is_a_type_error() -> None:
-    allowed = "use one of Fraction, bool, float, int, str"
+    allowed = "use one of Fraction, StepSize, bool, float, int, str, or a list of these, such as tuple[int, ...]"
     with pytest.raises(TypeError) as raised:
         describe_options(Listed)
     assert str(raised.value) == f"option 'sizes' has type list[int]; {allowed}"
@@ -195,3 +222,60 @@ def test_options_survive_yaml_and_json(options: Options) -> None:
     plain = options_to_plain(options)
     assert parse(Options, **yaml.safe_load(yaml.safe_dump(plain))) == options
     assert parse(Options, **json.loads(json.dumps(plain))) == options
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_read_item_by_item_and_written_back() -> None:
+    read = parse(Lists, widths=["4", 2.0], radii=["8/255", 1], kinds=("snow", "fog"), words=["a, b", "8"])
+    assert read == Lists(
+        widths=(4, 2), radii=(Fraction(8, 255), Fraction(1)), kinds=("snow", "fog"), words=("a, b", "8")
+    )
+    plain = options_to_plain(read)
+    assert plain == {
+        "widths": [4, 2],
+        "radii": ["8/255", "1"],
+        "kinds": ["snow", "fog"],
+        "flags": [],
+        "words": ["a, b", "8"],
+    }
+    assert parse(Lists, **yaml.safe_load(yaml.safe_dump(plain))) == read
+    assert parse(Lists, words=[]) == Lists(words=())
+    assert written(plain) == "{widths: [4, 2], radii: [8/255, 1], kinds: [snow, fog], flags: [], words: [a, b, 8]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("widths", 3, "got 3 (int), expected a list, each a whole number, >= 1. Write it as [a, b]."),
+        ("widths", "3", "got '3' (text), expected a list, each a whole number, >= 1. Write it as [a, b]."),
+        ("widths", None, "got nothing (null), expected a list, each a whole number, >= 1. Write it as [a, b]."),
+        ("widths", [1, 0], "got 0 (int), expected a list, each a whole number, >= 1."),
+        ("widths", [1, [2]], "got [2] (list), expected a list, each a whole number, >= 1."),
+        (
+            "radii",
+            [2],
+            "got 2 (int), expected a list, each a number or a fraction such as 8/255, 0 < value <= 1, or null.",
+        ),
+        ("kinds", ["snov"], "got 'snov' (text), expected a list, each one of fog, snow. Did you mean 'snow'?"),
+        (
+            "words",
+            [True],
+            "got true (true/false), expected a list, each a text. YAML reads on, off, yes and no as true or false; "
+            "put quotes around a text.",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_list(name: str, value: Any, complaint: str) -> None:
+    assert told(Lists, **{"words": ["a"], name: value}) == f"{name}: {complaint}"
+
+
+def test_a_pair_is_no_list() -> None:
+    @dataclass(frozen=True)
+    class Pair:
+        ends: tuple[int, int] = option((0, 1), help="from, to")
+
+    with pytest.raises(TypeError) as raised:
+        describe_options(Pair)
+    assert str(raised.value).startswith("option 'ends' has type tuple[int, int]; use one of ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from tests.cli.runner import RECIPES
+from tests.cli.runner import RECIPES, ROOT
 
 REGISTRY = Registry.load(entry_points=False)
 SHIPPED = sorted(RECIPES.glob("*.yaml"))
@@ -47,6 +48,19 @@ def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
 
 def test_recipes_are_shipped() -> None:
     assert {"calfat_digits.yaml", "calfat_cifar10.yaml"} <= {file.name for file in SHIPPED}
+
+
+@pytest.mark.parametrize("data", ["digits", "fmnist"])
+def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(data: str) -> None:
+    rows = csv.DictReader((ROOT / "docs" / "results" / f"{data}_table1.csv").open(encoding="utf-8"))
+    (chosen,) = {row["chosen"] for row in rows if row["method"] == "CalFAT, the paper's constants"}
+    files = (RECIPES / f"calfat_{name}.yaml" for name in (data, f"release_{data}"))
+    paper, release = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    assert chosen.startswith(f"learning_rate {paper['train_args']['learning_rate']}, ")
+    assert paper["calfat"]["trainer"] == "calfat"
+    release["train_args"]["learning_rate"] = paper["train_args"]["learning_rate"]
+    assert release["calfat"].pop("trainer") == {"name": paper["calfat"].pop("trainer"), "preset": "release"}
+    assert release == paper
 
 
 @pytest.mark.parametrize(("dataset", "trainer", "preset"), PRESETS)
@@ -110,6 +124,14 @@ def test_a_run_may_be_resumed_without_the_download_it_began_with() -> None:
         return assemble_text(text).as_run()
 
     assert same_but_rounds(downloading("true"), downloading("false")) == []
+
+
+def test_a_run_is_not_resumed_with_another_option_of_its_data_set() -> None:
+    def cropping(padding: int) -> dict[str, object]:
+        text = f"data_args: {{dataset: image_folder}}\ncalfat: {{dataset: {{crop_padding: {padding}}}}}\n"
+        return assemble_text(text).as_run()
+
+    assert same_but_rounds(cropping(4), cropping(2)) == ["calfat.dataset.crop_padding"]
 
 
 def test_a_name_of_its_own_makes_no_other_run() -> None:

@@ -22,7 +22,7 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 4, batch_size: 64}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {eps: 0.1, step_size: 0.05, steps: 2}
+  threat: {eps: 0.1, step_size: eps/2, steps: 2}
   evaluators: [natural, fgsm, pgd20]
   monitor: {evaluators: [natural, pgd20]}
 """

@@ -288,7 +288,7 @@ def test_the_table_of_clients_and_classes(run_page: Path) -> None:
 def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
     text = Page.read(run_page).text
     assert "calfat with fedavg on digits (dirichlet, β = 0.1): 2 clients, 4 rounds, seed 0" in text
-    assert "Threat linf, ε = 0.1, 2 training steps of 0.05" in text
+    assert "Threat linf, ε = 0.1, 2 training steps of ε/2" in text
     assert "@inproceedings{chen2022calfat" in text
     assert "torch 2.13.0" in text
     assert "mpi4py" not in text

@@ -101,6 +101,23 @@ def test_a_report_that_fails_leaves_the_older_one(
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("leads_somewhere", [True, False])
+def test_a_link_in_the_place_of_the_figures_is_not_followed(tmp_path: Path, leads_somewhere: bool) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    elsewhere = tmp_path / "elsewhere"
+    if leads_somewhere:
+        elsewhere.mkdir()
+    (run / "figures").symlink_to(elsewhere)
+    assert calfat("report", str(run)) == (
+        2,
+        f"error: {run / 'figures'}: is a link, and figures are written to no other place. Remove the link.\n",
+    )
+    assert elsewhere.exists() == leads_somewhere
+    assert not leads_somewhere or list(elsewhere.iterdir()) == []
+    assert not (run / "report.html").exists()
+
+
 def test_runs_that_have_not_begun_are_left_out_with_a_word(tmp_path: Path, undrawn: None) -> None:
     for seed in (0, 1):
         made_run(tmp_path / str(seed), f"common_args.random_seed={seed}", final=FINAL)

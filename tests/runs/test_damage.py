@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file, save, save_file
 
 from calfat_plugin import load_run
 from calfat_plugin.errors import RunError
@@ -79,6 +80,10 @@ def misspelt(path: Path) -> None:
     path.write_text(path.read_text().replace(",natural,", ",natural,x", 1).replace("\n2,", "\n2,x"))
 
 
+def deeply_nested(path: Path) -> None:
+    path.write_bytes(save({"weight": torch.zeros(1)}, {"calfat": "[" * 100_000}))
+
+
 def a_list(path: Path) -> None:
     path.write_text("[]")
 
@@ -92,6 +97,8 @@ DAMAGE: list[tuple[tuple[str, ...], str, Callable[[Path], None], str]] = [
     (RESUME, LAST, truncated, "the checkpoint cannot be read ("),
     (RESUME, LAST, emptied, "the checkpoint cannot be read ("),
     (RESUME, LAST, replaced, "the checkpoint cannot be read ("),
+    (RESUME, LAST, deeply_nested, "the checkpoint cannot be read (maximum recursion depth exceeded "),
+    (ATTACK, LAST, deeply_nested, "the checkpoint cannot be read (maximum recursion depth exceeded "),
     (RESUME, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (ATTACK, LAST, flipped, f"the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}\n"),
     (RESUME, LAST, Path.unlink, f"no such checkpoint, but this run has finished 3 rounds. {AGAIN}\n"),

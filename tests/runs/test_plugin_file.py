@@ -52,6 +52,18 @@ def calfat_evaluators():
 def calfat_local_trainers():
     yield TrainerEntry("clean", build=Standard)
 """
+BYTES = """\
+import torch
+from calfat_plugin import Dataset, DatasetEntry, ImageData, hookimpl
+
+def load(root):
+    images = ImageData(torch.arange(256.0).expand(40, 1, 256, 256)[:, :, :8], torch.arange(40) % 4)
+    return Dataset("grey", images, images, 4)
+
+@hookimpl
+def calfat_datasets():
+    yield DatasetEntry("grey", build=load)
+"""
 FILE = Path("mine") / "my_fat.py"  # not in the current folder, which the processes of these tests can import from
 SMALL = "train_args.comm_round=3"
 CROSS_SILO = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
@@ -233,3 +245,21 @@ def test_a_stopped_run_says_how_to_resume_it_with_the_file(warm: WarmServer, tmp
         "Resume with:\n  calfat run tiny.yaml --set train_args.comm_round=3 --plugin mine/my_fat.py --resume "
         "--run-dir run\n"
     )
+
+
+def test_bytes_as_floats_are_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They trained in silence, or the first attack was blamed."""
+    monkeypatch.chdir(tmp_path)
+    Path("grey.py").write_text(BYTES)
+    Path("tiny.yaml").write_text(
+        RECIPE.replace("dataset: digits", "dataset: grey").replace("'tiny_model:build'", "cnn")
+    )
+    done = calfat("run", "tiny.yaml", "--plugin", "grey.py", "--set", "calfat.evaluators=[natural]")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "error: data set grey: training pixels run from 0 to 255; expected [0, 1]: divide bytes by 255 or give them as "
+        "uint8, and leave normalisation to the model.\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["grey.py", "tiny.yaml"]

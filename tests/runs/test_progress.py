@@ -16,6 +16,7 @@ from rich.console import Console
 
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock
 from calfat_plugin.cli.results import results_table, show_final
+from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo
 
@@ -250,7 +251,7 @@ def test_results_table_says_how_each_number_was_made() -> None:
 def test_a_run_without_a_final_evaluation_says_so_and_names_no_test_split() -> None:
     """Such as a choice run of a suite, which must never see it."""
     stream = io.StringIO()
-    show_final(Console(file=stream, width=80, _environ={}), [])
+    show_final(Console(file=stream, width=80, _environ={}), [], [])
     assert stream.getvalue() == "no final evaluation: calfat.evaluators is empty\n"
 
 
@@ -258,7 +259,8 @@ def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_sus
     stream = io.StringIO()
     console = Console(file=stream, width=80, _environ={})
     natural = dataclasses.replace(result("natural", 0.5, attack="none"), per_class=(0.75, 0.25))
-    show_final(console, [natural, result("pgd20", 0.75, attack="pgd", norm="linf", eps="8/255")])
+    results = [natural, result("pgd20", 0.75, attack="pgd", norm="linf", eps="8/255")]
+    show_final(console, results, find_alarms(results))
     title, *rest = stream.getvalue().splitlines()
     assert title.strip() == "global model after the final round, test split"
     after = rest[rest.index(next(line for line in rest if line.startswith("└"))) + 1 :]

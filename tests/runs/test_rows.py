@@ -15,10 +15,11 @@ from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds, seconds_of
 from tests.report.made import evaluation, record
 
+OF_CLIENTS = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2"
 HEADER = (
     "round,natural,natural_strict,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
     "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,"
-    "learning_rate,natural_worst_class,natural_worst_clients\n"
+    f"learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}\n"
 )
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
@@ -63,14 +64,21 @@ def written(path: Path, *records: RoundRecord) -> RoundsFile:
 def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
     file = written(
         tmp_path,
-        of_three_clients(1, peak_memory_mb=812.5, learning_rate=0.05, evaluations={"natural": OF_TWO_CLASSES}),
+        of_three_clients(
+            1,
+            peak_memory_mb=812.5,
+            learning_rate=0.05,
+            evaluations={"natural": OF_TWO_CLASSES},
+            num_examples={0: 30, 2: 20},
+            weights={0: 0.6, 2: 0.4},
+        ),
         of_three_clients(2, evaluations={}, refused={}, alarms=()),
     )
     assert file.path.read_bytes().decode() == (  # bytes: reading a text would take any end of line for \n
         f"{HEADER}"
         "1,0.5,0.49,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
-        "long; longer,812.5,,0.05,0.25,0.375\n"
-        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,,,\n"
+        "long; longer,812.5,,0.05,0.25,0.375,30,,20,0.6,,0.4\n"
+        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,,,,,,,,,\n"
     )
     first, second = read_rounds(file.path)
     assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
@@ -82,11 +90,12 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lacks",
     [
-        ",natural_worst_class,natural_worst_clients",
-        ",learning_rate,natural_worst_class,natural_worst_clients",
-        ",peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
-        ",peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
-        ",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients",
+        f",{OF_CLIENTS}",
+        f",natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
+        f",learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
+        f",peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
+        f",peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
+        f",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
     ],
 )
 def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_path: Path) -> None:
@@ -94,7 +103,7 @@ def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_
     file = written(tmp_path, *rounds)
     now = file.path.read_text(encoding="utf-8")
     missing = lacks.count(",")
-    old = now.replace(f"{lacks}\n", "\n").replace(",,,,,,\n", "," * (6 - missing) + "\n")
+    old = now.replace(f"{lacks}\n", "\n").replace("," * 12 + "\n", "," * (12 - missing) + "\n")
     assert len(old) == len(now) - len(lacks) - 2 * missing
     file.path.write_text(old, encoding="utf-8")
     assert not any(row.get("alarms") for row in read_rounds(file.path))
@@ -119,8 +128,11 @@ def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 21 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 21 values"),
+        (",2.250,long", ",", "expected 27 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 27 values"),
+        (",2.250,", ",nan,", "seconds is nan"),
+        (",2.250,", ",-1,", "seconds is -1"),
+        (",2.250,", ",1e308,", "seconds is 1e308"),
         (",2.250,", ",2.2s,", "could not convert string to float: '2.2s'"),
         (",0.25,", ",a quarter,", "could not convert string to float: 'a quarter'"),
         (",0 2,", ",0 two,", "invalid literal for int() with base 10: 'two'"),
@@ -204,3 +216,12 @@ def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:
     file.append(of_three_clients(7, alarms=("found 7",)))
     more = "(and 1 more rounds in rounds.csv)"
     assert alarms_of(file.path) == (Alarm("large-update", f"{listed} {more}. {advice}", ()),)
+
+
+def test_alarms_of_each_kind_are_one_finding(tmp_path: Path) -> None:
+    large, dominant = "large-update: the update of 1", "dominant-client: client 1 has all"
+    file = written(tmp_path, of_three_clients(1, alarms=(large, dominant)), of_three_clients(2, alarms=(dominant,)))
+    assert [(alarm.code, alarm.text.partition(". ")[0]) for alarm in alarms_of(file.path)] == [
+        ("large-update", "round 1: the update of 1"),
+        ("dominant-client", "round 1: client 1 has all; round 2: client 1 has all"),
+    ]

@@ -50,7 +50,7 @@ model_args: {model: 'mortal_model:build'}
 train_args: {client_num_in_total: 7, client_num_per_round: 5, comm_round: 3, batch_size: 128, learning_rate: 0.05}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {eps: 0.1, step_size: 0.05, steps: 1}
+  threat: {eps: 0.1, step_size: eps, steps: 1}
   evaluators: [natural]
   monitor: {evaluators: [natural, fgsm], max_examples: 100}
   runtime: {threads: 1}

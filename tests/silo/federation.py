@@ -58,7 +58,7 @@ RECIPE: dict[str, Any] = {
     "calfat": {
         "trainer": {"name": "calfat"},
         "aggregator": {"name": "fedavg"},
-        "threat": {"eps": 0.1, "step_size": 0.05, "steps": 1},
+        "threat": {"eps": 0.1, "step_size": "eps", "steps": 1},
         "evaluators": ["natural"],
         "monitor": {"evaluators": ["natural"], "max_examples": 50},
         "runtime": {"threads": 1},

@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ PARTICIPATION: Mapping[str, Mapping[str, int]] = {
     "all of 2": {"client_num_in_total": 2, "client_num_per_round": 2},
     "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2},
 }
-NUM_ROUNDS = 3
+NUM_ROUNDS = 4  # of 2 of 3 clients: only then does one return that has sat out
 JOB_SIZES = (3, 4)  # processes of the MPI jobs that these take
 ACROSS_SILOS = {"common_args": {"training_type": "cross_silo"}}
 SIMULATION = {"common_args": {"training_type": "simulation"}}
@@ -135,16 +136,27 @@ def model_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:
 
 
 def _run_and_hash(runtime: str, case: Case, folder: Path, tools: Tools) -> str:
-    """A client that was left out is no parity."""
+    """A client that was left out is no parity; a client that keeps something is tried after a round without it."""
     name = f"{runtime}-{case.method}-{case.participation}".replace(" ", "-")
     directory = RUNTIMES[runtime](case, folder / name, tools)
     rows = read_rounds(directory)
     assert [len(row["clients"].split()) for row in rows] == [2] * NUM_ROUNDS, rows
     assert not any(row["refused"] for row in rows), rows
+    assert ("of 3" in case.participation) == returns([row["clients"].split() for row in rows]), rows
     found = hashlib.sha256()
     for name, tensor in sorted(global_model(directory).items()):
         found.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return found.hexdigest()[:12]
+
+
+def returns(rounds: Sequence[Collection[str]]) -> bool:
+    """Whether a client is in a round, not in the next, and in a later one: its state is not of the round before."""
+    return any(
+        client in later and client not in after
+        for number, (first, after) in enumerate(pairwise(rounds), start=2)
+        for client in first
+        for later in rounds[number:]
+    )
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_killed_client_is_done_without_and_comes_back(tmp_path: Path) -> None:
         federation.let_go()
         federation.start(2, resume=True)
         back = wait_for(lambda: [row for row in federation.rounds()[2:] if row["clients"] == "0 1"], "the client again")
-        assert float(back[0]["loss_1"]) > 0
+        assert math.isfinite(float(back[0]["loss_1"]))
         assert "rank 2 was started again" in federation.log(0)
 
 

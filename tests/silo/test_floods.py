@@ -23,8 +23,9 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports import guard
+from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.messages import Message
+from calfat_plugin.host.transports.messages import Message, encode
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import Federation, free_ports, wait_for
 
@@ -56,8 +57,10 @@ def idle_connections(port: int, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def silent_streams(port: int, count: int, proof: grpc.ChannelCredentials | None = None) -> Iterator[list[Any]]:
-    """Calls that are opened and send nothing, eight over a connection."""
+def silent_streams(
+    port: int, count: int, proof: grpc.ChannelCredentials | None = None, per_connection: int = 8
+) -> Iterator[list[Any]]:
+    """Calls that are opened and send nothing."""
     ended = threading.Event()
 
     def nothing() -> Iterator[bytes]:
@@ -67,7 +70,7 @@ def silent_streams(port: int, count: int, proof: grpc.ChannelCredentials | None 
     with ExitStack() as stack:
         calls = []
         for number in range(count):
-            if number % 8 == 0:
+            if number % per_connection == 0:
                 options = [("grpc.use_local_subchannel_pool", 1), ("grpc.ssl_target_name_override", "rank-0.calfat")]
                 target = f"127.0.0.1:{port}"
                 channel = stack.enter_context(
@@ -160,6 +163,48 @@ def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplo
         assert sum(call.done() for call in calls) == 12  # older than all of them, and a party's
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_party_has_nine_connections_and_locks_nobody_out(
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It opens as many as there is room for and calls over each; its oldest are closed, and another party comes in.
+
+    Without certificates an address may be that of all parties: here it has eight connections beside one for each.
+    """
+    caplog.set_level(logging.WARNING)
+    room = 40
+    monkeypatch.setattr(transports, "connections_allowed", lambda num_parties: room)
+    parties = tuple(Address("127.0.0.1", port) for port in free_ports(3))
+    folder, port = tmp_path / "c", parties[0].port
+    make_certificates(folder, 2, 1)
+    tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
+    silo = Silo(parties=parties, tls=tls if secure else None)
+    with transports.GRPCTransport(0, silo, 10_000) as server, ExitStack() as stack:
+        if secure:
+            files = Certificates.read(tls, 1)
+            proof = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
+            stack.enter_context(silent_streams(port, room, proof, per_connection=1))
+        else:
+            request = transports.pb.CommRequest(client_id=1, message=encode(Message(5, 1, 0))).SerializeToString()
+            for _ in range(room // 2):
+                options = [("grpc.use_local_subchannel_pool", 1)]
+                channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options))
+                channel.stream_unary(METHOD)(iter([request]), timeout=60)
+        most = 9 if secure else 11
+        wait_for(lambda: f"more than {most} connections of one party" in caplog.text, "the surplus is closed")
+        with transports.GRPCTransport(2, silo, 10_000) as other:
+            wait_for(lambda: _gets_through(other), "the other party comes in")
+        wait_for(lambda: len(server._connections._parties) <= most + secure, "the party has no more than its own")
+
+
+def _gets_through(client: Any) -> bool:
+    try:
+        client.send_now(Message(5, 2, 0), 5)
+    except UnreachableError:
+        return False
+    return True
+
+
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     """An HTTP/2 frame."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
@@ -220,7 +265,7 @@ def test_a_party_is_never_closed_for_the_idle_connections_of_its_address(server:
     with closing(socket.create_connection(("127.0.0.1", server[1]))) as party, ExitStack() as stack:
         host, port = party.getsockname()
         watch = guard.ConnectionGuard(server[1], 3, 2000, lambda peer, reason: found.append(peer))
-        watch.is_a_partys(f"{host}:{port}")
+        watch.is_a_partys(f"{host}:{port}", host, 3)
         for _ in range(100):
             stack.enter_context(socket.create_connection(("127.0.0.1", server[1])))
         wait_for(lambda: watch.sweep() or found, "the surplus is closed")
@@ -246,6 +291,23 @@ def connections_to(port: int) -> set[int]:
     """Local ports of this process's connections to ``port``."""
     found = psutil.Process().net_connections("inet")
     return {each.laddr.port for each in found if each.status == "ESTABLISHED" and each.raddr.port == port}
+
+
+def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind one router, each with a certificate: who opens too many loses its own oldest, and no other's."""
+    closed: list[str] = []
+    watch = guard.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(f"{peer}: {reason}"))
+    peers = [("10.0.0.9", port) for port in range(100, 120)]
+    open_now = peers[:18]
+    monkeypatch.setattr(watch, "_connections", lambda: ((peer, -1) for peer in open_now))
+    for number, (host, port) in enumerate(peers):
+        watch.is_a_partys(f"{host}:{port}", f"[{1 + number % 2}]", 1)
+    watch.sweep()
+    assert closed == []
+    open_now.append(peers[18])
+    watch.is_a_partys("10.0.0.9:118", "[1]", 1)  # the sweep has forgotten it: it was not open
+    watch.sweep()
+    assert closed == ["10.0.0.9:100: more than 9 connections of one party"]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -272,12 +272,15 @@ def test_a_finished_choice_run_without_its_metric_is_reported(plan_of):
     run = plan_of().choosing.runs[0]
     finish(run, {"pgd20": 0.5})
     rounds = Path(run.directory, "rounds.csv")
-    rounds.write_text(rounds.read_text().replace("pgd20", "other"))
-    with pytest.raises(RunError) as caught:
-        plan_of()
-    assert str(caught.value) == (
-        f"{rounds}: there is no value of pgd20 in it. Move {run.directory} away to run it again."
-    )
+    written = rounds.read_text()
+    for damaged in (written.replace("pgd20", "other"), written.replace(",0.5,", ",nan,")):
+        assert damaged != written
+        rounds.write_text(damaged)
+        with pytest.raises(RunError) as caught:
+            plan_of()
+        assert str(caught.value) == (
+            f"{rounds}: there is no value of pgd20 in it. Move {run.directory} away to run it again."
+        )
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,31 @@ MEASURED = "this key changes what is measured, so its values could not be compar
         ),
         (
             RATES,
+            "grid: {train_args.learning_rate: [0.1, 0.2], train_args.lr_step_size: [null, 2]}",
+            "13: train_args.lr_step_size: this key has no effect here: it needs train_args.lr_schedule: step. So it "
+            "cannot be chosen; remove it. (In cell 'CalFAT' of tiny.yaml.)",
+        ),
+        (
+            RATES,
+            "grid: {train_args.batchsize_server: [1, 2]}",
+            "13: train_args.batchsize_server: this key is unknown to FedML and calfat_plugin and has no effect. Did "
+            "you mean 'batch_size'? So it cannot be chosen; remove it. (In cell 'CalFAT' of tiny.yaml.)",
+        ),
+        *(
+            (
+                RATES,
+                f"grid: {{{section}.{key}: [{first}, {second}]}}",
+                f"13: choose.grid: '{key} {first}' and '{key} {second}' of the cell 'CalFAT' are the same run, for "
+                "what they differ in changes no result; keep one.",
+            )
+            for section, key, first, second in (
+                ("calfat.silo", "min_clients", 1, 2),
+                ("calfat.runtime", "cuda_graphs", "never", "auto"),
+                ("device_args", "gpu_id", 0, 1),
+            )
+        ),
+        (
+            RATES,
             "grid: {train_args.learning_rate: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], "
             "train_args.batch_size: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}",
             "10: choose: the cell 'CalFAT' would make 110 tries, at most 100 are allowed. Leave out values or keys.",
@@ -133,12 +158,8 @@ def test_an_override_of_what_is_chosen_is_refused(plan_of):
 def test_values_too_long_for_a_folder_are_refused(plan_of):
     trainers = "{name: calfat, preset: release}, {name: calfat, preset: paper, prior_weight: 0.5, scale: 10}"
     base = CHOOSING.replace("    CalFAT: {}\n", "").replace("FedPGD: {calfat.trainer: fedpgd}", "All: {}")
-    long = (
-        trainers[:-1]
-        + ", start_noise: 0.001, outer: plain, inner: kl, adv_ratio: 0.25, loss: null, label: "
-        + "y" * 90
-        + "}"
-    )
+    quarter = f"'0.25{'0' * 60}'"[:32] + "'"
+    long = f"{trainers[:-1]}, start_noise: {quarter}, outer: plain, inner: kl, adv_ratio: {quarter}, loss: null}}"
     with pytest.raises(RecipeError) as caught:
         plan_of(base.replace(RATES, f"grid: {{calfat.trainer: [{long}]}}"))
     assert str(caught.value) == (

@@ -78,6 +78,7 @@ def test_metrics_may_be_a_plain_list(tmp_path):
     assert list(suite.metrics.items()) == [("pgd20", "pgd20")]
 
 
+TEN = ", ".join(f"l{i}: {{}}" for i in range(10))
 BAD = {
     "unknown key": (
         SUITE + "titel: x\n",
@@ -161,6 +162,22 @@ BAD = {
     "a metric twice": (
         SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20, pgd20]"),
         "tiny.yaml:5: metrics[1]: the metric 'pgd20' is listed twice; keep one.",
+    ),
+    "two metrics under one heading": (
+        SUITE.replace("{natural: natural, pgd20: PGD-20}", "{natural: accuracy, pgd20: accuracy}"),
+        "tiny.yaml:5: metrics.pgd20: the heading 'accuracy' stands over 'natural' already; give each metric one of its "
+        "own.",
+    ),
+    "a million cells": (
+        SUITE[: SUITE.index("axes:")] + "axes:\n" + "".join(f"  a{i}: {{{TEN}}}\n" for i in range(6)),
+        "tiny.yaml:6: axes: 10 x 10 x 10 x 10 x 10 x 10 labels and 2 seeds are 2000000 runs; at most 10000 are "
+        "allowed. Make several suites of it.",
+    ),
+    "cells times seeds": (
+        SUITE[: SUITE.index("axes:")].replace("[0, 1]", f"[{', '.join(map(str, range(101)))}]")
+        + f"axes: {{a: {{{TEN}}}, b: {{{TEN}}}}}\n",
+        "tiny.yaml:6: axes: 10 x 10 labels and 101 seeds are 10100 runs; at most 10000 are allowed. Make several "
+        "suites of it.",
     ),
     "unknown key of reported": (
         REPORTED + "  percents: {}\n",

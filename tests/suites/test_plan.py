@@ -70,6 +70,17 @@ def test_the_command_of_a_run_says_all_that_the_suite_says(tmp_path, registry):
     assert again.as_run() == plan.cells[-1].experiment.as_run()
 
 
+def test_a_key_that_is_set_again_is_in_the_command_once(tmp_path, registry):
+    text = GRID.replace("comm_round: 1}", "comm_round: 1, calfat.monitor.every: 2}")
+    overrides = ["calfat.monitor={every: 3}", "train_args.comm_round=3", " calfat.monitor.max_examples =5"]
+    plan = plan_of(tmp_path, registry, text, overrides=overrides)
+    words = command(plan, plan.runs[-1])
+    given = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
+    assert given == ["data_args.partition_alpha=0.3", "calfat.trainer=fedpgd", *overrides]
+    again = assemble(read_document(words[1]).with_overrides(given), registry)
+    assert again.as_run() == plan.cells[-1].experiment.as_run()
+
+
 def test_only_some_cells_are_run_and_all_are_shown(tmp_path, registry):
     plan = plan_of(tmp_path, registry, GRID, only=["0.3/*", "0.1/FedPGD"])
     assert [run.name for run in plan.left if run.seed == 0] == [

@@ -63,7 +63,8 @@ class AutoAttackOptions(SubAttackOptions):
     )
     attacks: str | None = option(
         None,
-        help="with version custom: sub-attacks in order, such as apgd-ce, square (restarts as pyautoattack's custom)",
+        help="with version custom: sub-attacks in order, such as apgd-ce, square (restarts as pyautoattack's custom); "
+        "null: those of the version",
     )
 
     def __post_init__(self) -> None:

@@ -73,7 +73,7 @@ class StateFile:
                 raise ValueError("it is of another format, model, data or setting")
             robust, attacked = (_bits(content.pop(name), clean_correct) for name in ("robust", "attacked"))
             state = AttackState(robust=robust, attacked=attacked, **content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s: cannot be used (%s); the attack starts again", self.path, error)
             return fresh
         log.info("%s: continuing after %d sub-attacks and %d batches", self.path, state.position, state.batch)

@@ -160,7 +160,7 @@ class GRPCTransport(Transport):
         proved = ranks if self._certificates else ()
         caller = str(sorted(proved)) if proved else sender.rpartition(":")[0]
         if proved:
-            self._connections.is_a_partys(sender)
+            self._connections.is_a_partys(sender, caller, len(ranks))
         with self._calls.waiting(caller, context.cancel) as call:
             try:
                 raw = next(requests)
@@ -175,7 +175,7 @@ class GRPCTransport(Transport):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a request")
         try:
             self.receive(request.message, sender, ranks)
-            self._connections.is_a_partys(sender)
+            self._connections.is_a_partys(sender, caller, len(ranks))
         except RefusedError as refused:
             postponed = isinstance(refused, PostponedError)
             status = grpc.StatusCode.UNAVAILABLE if postponed else grpc.StatusCode.FAILED_PRECONDITION

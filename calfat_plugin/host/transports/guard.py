@@ -28,6 +28,7 @@ _ENOUGH = 65_536  # descriptors
 _RESERVED = 256  # of them for the files and libraries of this process
 _SPARE_CONNECTIONS = 1024  # beside one for each party
 _STRANGERS = 64  # connections of one address, beside one for each party, that have not yet been a party's
+_SPARE_OF_A_PARTY = 8  # connections of a party beside the one that it needs: what lost ones have left of them
 _DESCRIPTORS = Path("/dev/fd")
 
 Peer = tuple[str, int]  # IP address and port
@@ -59,7 +60,7 @@ def connections_allowed(num_parties: int) -> int:
 
 
 class ConnectionGuard:
-    """Closes the oldest of the connections that were never a party's, where an address or all together have too many.
+    """Closes the oldest connections of whoever has too many: a party, or those that were never one, by their address.
 
     Args:
         port: where this process listens.
@@ -72,25 +73,36 @@ class ConnectionGuard:
         self._port, self._on_close = port, on_close
         self._of_address, self._in_all = _STRANGERS + num_parties, room * 3 // 4
         self._seen: dict[Peer, None] = {}  # in the order of their coming
-        self._parties: set[Peer] = set()
+        self._parties: dict[Peer, tuple[str, int]] = {}  # (party, how many connections it may have)
         self._lock = threading.Lock()
 
-    def is_a_partys(self, peer: str) -> None:
-        """Leave this connection (``host:port``) alone: a party has called over it. Callable from any thread."""
+    def is_a_partys(self, peer: str, party: str, ranks: int) -> None:
+        """A party has called over this connection: it counts for that party alone. Callable from any thread.
+
+        Args:
+            peer: ``host:port``.
+            party: what is known of it: its certificate's ranks, or its address, which may be that of several.
+            ranks: how many it may speak for.
+        """
         host, _, port = peer.rpartition(":")
         with self._lock:
-            self._parties.add((_plain(host.strip("[]")), int(port)))
+            self._parties[_plain(host.strip("[]")), int(port)] = party, ranks + _SPARE_OF_A_PARTY
 
     def sweep(self) -> None:
         """Look at all connections, and close what is too much."""
         handles = dict(self._connections())
         with self._lock:
-            self._parties &= handles.keys()
-            known = set(self._parties)
+            self._parties = {peer: whose for peer, whose in self._parties.items() if peer in handles}
+            parties = dict(self._parties)
         self._seen = {**{peer: None for peer in self._seen if peer in handles}, **dict.fromkeys(handles)}
         kept: Counter[str] = Counter()
+        of_party: Counter[str] = Counter()
         for peer in reversed(self._seen):
-            if peer in known:
+            if peer in parties:
+                party, most = parties[peer]
+                of_party[party] += 1
+                if of_party[party] > most:
+                    self._close(handles[peer], peer, f"more than {most} connections of one party")
                 continue
             kept[peer[0]] += 1
             if kept[peer[0]] > self._of_address:

@@ -1,0 +1,185 @@
+"""The record of a suite: a row for each finished run in one CSV file, which can be committed and continued elsewhere.
+
+A run that has a row counts as finished, whether its directory is on this machine or not.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from calfat_plugin import __version__
+from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.errors import CalfatError, RunError
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.experiment.compare import FREE, flat
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.registry import Registry
+from calfat_plugin.report.reading import label_of
+from calfat_plugin.suites.schema import WORST
+
+#: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
+Key = tuple[str, str, int]
+CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
+_HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One row.
+
+    Attributes:
+        state: ``finished``, or ``lost`` for a choice run that failed.
+        recipe: digest of what was run (:func:`digest`).
+        values: metric to value as measured, accuracies as fractions; of a choice run only :data:`CHOICE`.
+        seconds, processor, calfat_plugin: what the run took, on what, with which version.
+    """
+
+    state: Literal["finished", "lost"]
+    recipe: str
+    values: Mapping[str, float]
+    seconds: str = ""
+    processor: str = ""
+    calfat_plugin: str = __version__
+
+
+def digest(experiment: Experiment) -> str:
+    """Twelve hexadecimal digits that change with what is run.
+
+    The seed does not count, nor what a resumed run may change, nor a value that equals its default: so a key that a
+    later version adds changes no digest.
+    """
+    names = _names(experiment.as_run())
+    run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
+    said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
+    return hashlib.sha256(json.dumps([names, said], sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key to value of what a digest is about; evaluators by their labels."""
+    section = recipe["calfat"]
+    for lists in (section, section["monitor"]):
+        lists["evaluators"] = {label_of(pick): pick for pick in lists["evaluators"]}
+    free = (*FREE, "common_args.random_seed", "calfat.name", "calfat.plugins.")
+    return {key: value for key, value in flat(recipe).items() if not key.startswith(free)}
+
+
+def _names(recipe: Mapping[str, Any]) -> str:
+    """A recipe, as JSON, that picks the same plugins and says nothing else."""
+    section = recipe["calfat"]
+
+    def named(pick: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: pick[key] for key in ("name", "label") if key in pick}
+
+    loss = section["trainer"].get("loss")
+    picks = {
+        "trainer": named(section["trainer"]) | ({} if loss is None else {"loss": named(loss)}),
+        "aggregator": named(section["aggregator"]),
+        "evaluators": list(map(named, section["evaluators"])),
+        "monitor": {"evaluators": list(map(named, section["monitor"]["evaluators"]))},
+    }
+    data = {key: recipe["data_args"][key] for key in ("dataset", "partition_method")}
+    written = {"data_args": data, "model_args": {"model": recipe["model_args"]["model"]}, "calfat": picks}
+    return json.dumps(written, sort_keys=True)
+
+
+@lru_cache(maxsize=256)
+def _defaults(names: str, registry: Registry) -> Mapping[str, Any]:
+    """The values of all keys where a recipe says nothing but names; empty where some plugin needs an option."""
+    try:
+        return _settings(assemble(Document("defaults", json.loads(names)), registry).as_run())
+    except CalfatError:
+        return {}
+
+
+def measured(results: Mapping[str, Any], metric: str) -> float | None:
+    """What a run measured, of its ``results.json``; None where it has no such metric.
+
+    Args:
+        results: the content of the file.
+        metric: an evaluator's label, for its accuracy by the convention of the suite's tables; the same with what the
+            model serves worst (``pgd20:worst-class``); or a plugin's figure.
+    """
+    found = dict(results.get("metrics") or {})
+    for evaluation in results.get("evaluations", ()):
+        beside = evaluation.get("metrics") or {}
+        found |= {f"{evaluation['label']}/{name}": number for name, number in beside.items()}
+        worst = {name: evaluation.get(key) for name, key in WORST.items()}
+        found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
+        found[evaluation["label"]] = evaluation["accuracy"]
+    number = found.get(metric)
+    return None if number is None else float(number)
+
+
+def read_record(path: Path) -> dict[Key, Recorded]:
+    """All rows; none where there is no file.
+
+    Raises:
+        RunError: the file cannot be read, or a row is damaged; with its line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
+    rows: dict[Key, Recorded] = {}
+    reader = csv.DictReader(lines)
+    try:
+        for row in reader:
+            rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
+            key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
+            if rest["state"] not in ("finished", "lost") or key in rows:
+                raise ValueError("a second row of its run" if key in rows else f"the state '{rest['state']}'")
+            values = {name: float(text) for name, text in row.items() if text}
+            rows[key] = Recorded(values=values, **rest)
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise RunError(f"{path}:{reader.line_num}: damaged row: {error}. Restore the file from a copy.") from None
+    return rows
+
+
+def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] = ()) -> None:
+    """Add rows, or replace those of the same runs, and remove those of ``gone``. Several processes may do so at once.
+
+    Raises:
+        RunError: the file is damaged, or cannot be written.
+    """
+    with reporting_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent):
+            before = read_record(path)
+            after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
+            if after != before:
+                write_text(path, _as_csv(after))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process holds it; nothing is left in the folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _as_csv(rows: Mapping[Key, Recorded]) -> str:
+    metrics = dict.fromkeys(name for row in rows.values() for name in row.values)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_HEAD, *metrics])
+    for key, row in sorted(rows.items()):
+        values = ("" if name not in row.values else repr(row.values[name]) for name in metrics)
+        writer.writerow([*key, row.state, row.recipe, row.seconds, row.processor, row.calfat_plugin, *values])
+    return text.getvalue()

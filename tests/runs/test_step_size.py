@@ -1,0 +1,135 @@
+"""The step follows eps in training and in evaluation; one that does not fit is reported wherever a number is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calfat_plugin import load_run
+from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.threat import exact_text
+from tests.cli.runner import RECIPES
+from tests.runs.processes import RECIPE, WarmServer
+
+REGISTRY = Registry.load(entry_points=False)
+SHORT = (
+    "steps x step_size, 2 x 0.05 = 0.1, is less than eps 0.3, so no image gets to the edge of the ball. Take a "
+    "step_size that follows eps, such as eps/2, or more steps."
+)
+LONG = "step_size 0.05 is more than eps 0.01. Take one that follows eps, such as eps/4."
+EVALUATORS = "[natural, fgsm, bim2, pgd2, pgd6, {name: pgd, label: tiny, eps: 0.01, steps: 6}]"
+
+
+def experiment(threat: str, evaluators: str = "[natural]", trainer: str = "fedpgd", **how: Any) -> Experiment:
+    lines = (
+        f"trainer: {trainer}",
+        f"threat: {threat}",
+        f"evaluators: {evaluators}",
+        "monitor: {evaluators: [{name: pgd2, label: seen}]}",
+    )
+    text = "".join(["calfat:\n", *(f"  {line}\n" for line in lines)])
+    return assemble(parse_document(text, "mine.yaml"), REGISTRY, **how)
+
+
+def steps_of(found: Experiment) -> dict[str, str]:
+    """Label to the step that an evaluator takes, and that of training."""
+    threat = found.recipe.threat
+    own = {pick.label: pick.options.threat(threat).step_size for pick in found.evaluators if pick.label != "natural"}
+    return {"training": exact_text(threat.step_size), **{label: exact_text(step) for label, step in own.items()}}
+
+
+EACH = (
+    "[fgsm, pgd20, mi-fgsm, {name: bim, label: own eps, eps: 0.2}, {name: cw, label: own step, step_size: 0.03}, "
+    "{name: pgd, label: l2, norm: l2, eps: 2}, {name: pgd, label: l2 step, norm: l2, eps: 2, step_size: eps/8}]"
+)
+
+
+@pytest.mark.parametrize(
+    ("threat", "steps"),
+    [
+        ("{eps: 0.1}", ["0.025", "0.1", "0.025", "0.01", "0.05", "0.03", "0.5", "0.25"]),
+        ("{eps: 0.3, step_size: eps/10}", ["0.03", "0.3", "0.03", "0.03", "0.02", "0.03", "0.5", "0.25"]),
+        ("{eps: 0.3, step_size: 0.02}", ["0.02", "0.3", "0.02", "0.03", "0.02", "0.03", "0.5", "0.25"]),
+        ("{eps: 8/255}", ["2/255", "8/255", "2/255", "4/1275", "0.05", "0.03", "0.5", "0.25"]),
+    ],
+)
+def test_whose_step_follows_which_eps(threat: str, steps: list[str]) -> None:
+    labels = ("training", "fgsm", "pgd20", "mi-fgsm", "own eps", "own step", "l2", "l2 step")
+    assert steps_of(experiment(threat, EACH)) == dict(zip(labels, steps, strict=True))
+
+
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_shipped_recipe_writes_the_multiple_with_the_value_of_before(file: Path) -> None:
+    recipe = assemble(parse_document(file.read_text(), file.name), REGISTRY).recipe
+    assert recipe.document.get(("calfat", "threat", "step_size")) == "eps/4"
+    of_before = {"0.1": "0.025", "8/255": "2/255"}
+    assert exact_text(recipe.threat.step_size) == of_before[exact_text(recipe.threat.eps)]
+
+
+def test_warnings_name_all_whom_a_bad_step_concerns() -> None:
+    absolute = "{eps: 0.3, step_size: 0.05, steps: 2}"
+    evaluators = EVALUATORS.replace("natural, ", "natural, deepfool, autoattack, ")
+    tiny = f"mine.yaml:4: calfat.evaluators[7]: tiny: {LONG}"
+    assert experiment(absolute, evaluators).recipe.warnings == (
+        f"mine.yaml:3: calfat.threat: training, bim2, pgd2, seen: {SHORT}",
+        tiny,
+    )
+    for how, labels in (({"trainer": "standard"}, "bim2, pgd2, seen"), ({"trains": False}, "bim2, pgd2")):
+        found = experiment(absolute, evaluators, **how).recipe.warnings
+        assert found == (f"mine.yaml:4: calfat.evaluators[4]: {labels}: {SHORT}", tiny)
+    assert experiment("{eps: 0.3, step_size: eps/2, steps: 2}", EVALUATORS).recipe.warnings == ()
+
+
+def test_an_absolute_step_of_before_is_the_same_recipe() -> None:
+    multiple, same, longer = (experiment(f"{{eps: 0.1, step_size: {step}}}") for step in ("eps/4", "0.025", "0.026"))
+    assert (same.as_run()["calfat"]["threat"]["step_size"], multiple.as_run()["calfat"]["threat"]["step_size"]) == (
+        "0.025",
+        "eps/4",
+    )
+    assert same_but_rounds(multiple.as_run(), same.as_run()) == []
+    assert same_but_rounds(multiple.as_run(), longer.as_run()) == ["calfat.threat.step_size"]
+    wider = experiment("{eps: 0.2}").as_run()
+    assert same_but_rounds(multiple.as_run(), wider) == ["calfat.threat.eps"]
+
+
+def test_a_run_whose_steps_do_not_fit_says_so_in_every_place(warm: WarmServer, tmp_path: Path) -> None:
+    """The run of the issue, small: an absolute step, and another eps on the command line."""
+    (tmp_path / "tiny.yaml").write_text(RECIPE.replace("[natural, fgsm]\n", f"{EVALUATORS}\n"))
+    changed = ("--set", "calfat.threat.eps=0.3", "--set", "train_args.comm_round=1")
+    warnings = (
+        f"warning: tiny.yaml:7: calfat.threat: training, bim2, pgd2: {SHORT}\n"
+        f"warning: tiny.yaml:8: calfat.evaluators[5]: tiny: {LONG}\n"
+    )
+    assert warm.run("check", "tiny.yaml", *changed, cwd=tmp_path).err == warnings
+    done = warm.run("run", "tiny.yaml", *changed, "--run-dir", "run", cwd=tmp_path, WITHOUT_REPORT="")
+    assert (done.code, done.err) == (0, warnings)
+
+    found = [
+        {"code": "step-size", "text": f"bim2, pgd2: {SHORT}", "labels": ["bim2", "pgd2"]},
+        {"code": "step-size", "text": f"tiny: {LONG}", "labels": ["tiny"]},
+        {"code": "step-size", "text": f"training: {SHORT}", "labels": []},
+    ]
+    alarms = json.loads((tmp_path / "run/results.json").read_text())["alarms"]
+    assert [alarm for alarm in alarms if alarm["code"] == "step-size"] == found
+    page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    for alarm in found:
+        assert f"  step-size: {alarm['text']}\n" in done.out
+        assert str(alarm["text"]) in page
+    assert [alarm.text for alarm in load_run(tmp_path / "run").alarms if alarm.code == "step-size"] == [
+        alarm["text"] for alarm in found
+    ]
+
+    recipe = (tmp_path / "tiny.yaml").read_text().replace("step_size: 0.05", "step_size: eps/2")
+    (tmp_path / "follows.yaml").write_text(recipe)
+    assert warm.run("check", "follows.yaml", *changed, cwd=tmp_path).err == ""
+    assert warm.run("run", "follows.yaml", *changed, "--run-dir", "other", cwd=tmp_path).err == ""
+    results = json.loads((tmp_path / "other/results.json").read_text())
+    assert not [alarm for alarm in results["alarms"] if alarm["code"] == "step-size"]
+    assert [row["settings"].get("step_size") for row in results["evaluations"]] == [
+        None, "0.3", "0.15", "0.15", "0.15", "0.005",
+    ]  # fmt: skip

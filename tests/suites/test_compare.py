@@ -1,0 +1,202 @@
+"""The section ``compare`` of a suite: planned comparisons, their correction, and the words that they allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.compare import Compared, comparisons
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
+from calfat_plugin.suites.summary import SuiteSummary, summarise
+from tests.suites.files import write_suite
+
+STUDY = """\
+base: base.yaml
+seeds: [1, 2, 3, 4]
+metrics: [natural, "natural:worst-class", pgd20]
+compare:
+  row: CalFAT
+  metrics: ["natural:worst-class", pgd20]
+  robust: pgd20
+  level: 3
+  exchange: standard
+  collapsed: 15
+  lead_over: FedPGD
+axes:
+  beta:
+    "0.1": {data_args.partition_alpha: 0.1}
+    "0.5": {data_args.partition_alpha: 0.5}
+  method:
+    CalFAT: {}
+    FedPGD: {calfat.trainer: fedpgd}
+    FedMART: {calfat.trainer: fedmart}
+    standard: {calfat.trainer: standard}
+"""
+#: Cell to natural, worst class and PGD-20 accuracy of the four seeds.
+VALUES = {
+    "0.1/CalFAT": ((0.80, 0.82, 0.78, 0.81), (0.50, 0.52, 0.48, 0.51), (0.50, 0.51, 0.49, 0.50)),
+    "0.1/FedPGD": ((0.70, 0.73, 0.10, 0.71), (0.20, 0.21, 0.00, 0.19), (0.50, 0.52, 0.10, 0.51)),
+    "0.1/FedMART": ((0.70, 0.72, 0.69, 0.70), (0.20, 0.23, 0.17, 0.22), (0.50, 0.52, 0.48, 0.51)),
+    "0.1/standard": ((0.90, 0.92, 0.88, 0.91), (0.60, 0.61, 0.62, 0.63), (0.00, 0.00, 0.00, 0.00)),
+    "0.5/CalFAT": ((0.85, 0.86, 0.84, 0.85), (0.60, 0.61, 0.60, 0.62), (0.55, 0.56, 0.54, 0.55)),
+    "0.5/FedPGD": ((0.84, 0.86, 0.83, 0.85), (0.60, 0.59, 0.60, 0.60), (0.56, 0.57, 0.56, 0.55)),
+    "0.5/FedMART": ((0.84, 0.85, 0.83), (0.60, 0.59, 0.60), (0.56, 0.57, 0.56)),
+    "0.5/standard": ((0.93, 0.92, 0.94, 0.93), (0.80, 0.81, 0.82, 0.83), (0.00, 0.00, 0.00, 0.00)),
+}
+
+
+@pytest.fixture
+def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> SuiteSummary:
+    """A suite whose runs are all in its record, but for seed 4 of 0.5/FedMART."""
+    monkeypatch.chdir(tmp_path)
+    suite = dataclasses.replace(load_suite(write_suite(tmp_path, STUDY)), record=Path("runs.csv"))
+    rows: dict[Key, Recorded] = {}
+    for run in make_plan(suite, registry).runs:
+        of = VALUES[run.cell.name]
+        if run.seed <= len(of[0]):
+            values = {metric: each[run.seed - 1] for metric, each in zip(suite.metrics, of, strict=True)}
+            rows[run.key] = Recorded("finished", digest(run.experiment), values)
+    add_to_record(Path("runs.csv"), rows)
+    return summarise(make_plan(suite, registry))
+
+
+def families(summary: SuiteSummary) -> tuple[dict[tuple[str, str], Compared], ...]:
+    return tuple({(each.row.cell.name, each.endpoint): each for each in family} for family in comparisons(summary))
+
+
+def differences(one: str, other: str, metric: int) -> list[float]:
+    return [a - b for a, b in zip(VALUES[one][metric], VALUES[other][metric], strict=False)]
+
+
+def test_every_planned_comparison_is_there_and_no_other(summary: SuiteSummary) -> None:
+    endpoints = ["natural:worst-class", "pgd20", "natural at equal pgd20", "collapsed"]
+    skewed, even, lead = families(summary)
+    assert list(skewed) == [(f"0.1/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
+    assert list(even) == [(f"0.5/{row}", endpoint) for row in ("FedPGD", "FedMART") for endpoint in endpoints]
+    assert list(lead) == [("0.1/FedPGD", "lead in natural, 0.1 minus 0.5")]
+
+
+def test_differences_are_the_named_row_minus_the_other(summary: SuiteSummary) -> None:
+    skewed, _, _ = families(summary)
+    for (name, endpoint), metric in {
+        ("0.1/FedMART", "natural:worst-class"): 1,
+        ("0.1/FedPGD", "pgd20"): 2,
+    }.items():
+        expected = differences("0.1/CalFAT", name, metric)
+        found = skewed[name, endpoint]
+        assert found.difference is not None
+        assert found.difference.mean == pytest.approx(sum(expected) / 4)
+        assert found.p_value == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
+
+
+def test_natural_accuracy_is_compared_at_equal_robustness(summary: SuiteSummary) -> None:
+    """Seed 2 of FedMART: 0.10 more natural and 0.01 less robust accuracy; a point of robustness of FedMART is worth
+    (0.92 - 0.72) / 0.52 points of natural accuracy, so 0.10 - 0.01 * 0.3846."""
+    skewed, _, _ = families(summary)
+    natural, robust = VALUES["0.1/FedMART"][0], VALUES["0.1/FedMART"][2]
+    standard, (own, _, own_robust) = VALUES["0.1/standard"][0], VALUES["0.1/CalFAT"]
+    gains = [
+        own[seed] - natural[seed] + (standard[seed] - natural[seed]) / robust[seed] * (own_robust[seed] - robust[seed])
+        for seed in range(4)
+    ]
+    assert gains[1] == pytest.approx(0.10 - 0.01 * 0.2 / 0.52)
+    found = skewed["0.1/FedMART", "natural at equal pgd20"]
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(sum(gains) / 4)
+    assert found.p_value == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+
+
+def test_collapses_are_counted_and_compared_exactly(summary: SuiteSummary) -> None:
+    """FedPGD fell to 10 % with one seed of four; one pair alone has a p-value of 1."""
+    skewed, _, _ = families(summary)
+    found = skewed["0.1/FedPGD", "collapsed"]
+    assert found.difference is not None
+    assert (found.difference.mean, found.p_value, found.word) == (-0.25, 1.0, "not clear")
+
+
+def test_a_family_is_corrected_for_all_that_was_planned_in_it(summary: SuiteSummary) -> None:
+    """Eight comparisons under skew; with an even split four of the eight cannot be made yet, and count all the same."""
+    for family in families(summary)[:2]:
+        known = sorted((each.p_value, each.adjusted) for each in family.values() if each.p_value is not None)
+        expected, highest = [], 0.0
+        for rank, (p_value, _) in enumerate(known):
+            highest = max(highest, min(1.0, (8 - rank) * p_value))
+            expected.append(highest)
+        assert [adjusted for _, adjusted in known] == pytest.approx(expected)
+    assert len(known) == 4
+
+
+def test_words(summary: SuiteSummary) -> None:
+    skewed, even, _ = families(summary)
+    assert skewed["0.1/FedMART", "natural:worst-class"].word == "clear"
+    assert skewed["0.1/FedMART", "pgd20"].word == "level"  # by 90 % intervals within 3 points
+    assert skewed["0.1/FedPGD", "pgd20"].word == "not clear"  # a collapse makes the interval wide
+    assert skewed["0.1/FedPGD", "natural:worst-class"].p_value < 0.05 < skewed["0.1/FedPGD", "collapsed"].p_value
+    assert {each.word for (name, _), each in even.items() if name == "0.5/FedMART"} == {""}  # three seeds of four
+
+
+def test_the_lead_is_a_difference_of_differences_seed_by_seed(summary: SuiteSummary) -> None:
+    (lead,) = families(summary)[2].values()
+    here, there = (differences(f"{beta}/CalFAT", f"{beta}/FedPGD", 0) for beta in ("0.1", "0.5"))
+    expected = [a - b for a, b in zip(here, there, strict=True)]
+    assert lead.difference is not None
+    assert lead.difference.mean == pytest.approx(sum(expected) / 4)
+    assert lead.p_value == lead.adjusted == pytest.approx(stats.ttest_1samp(expected, 0).pvalue)
+
+
+BAD: Mapping[str, tuple[tuple[str, str], str]] = {
+    "no such row": (("row: CalFAT", "row: CalFATT"), "row: no row has the label 'CalFATT'. Did you mean 'CalFAT'?"),
+    "no such metric": (
+        ('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"),
+        "metrics: 'pgd10' is not among the suite's metrics. Did you mean 'pgd20'?",
+    ),
+    "robust unknown": (
+        ("robust: pgd20", "robust: aa"),
+        "robust: 'aa' is not among the suite's metrics. Known: natural, natural:worst-class, pgd20.",
+    ),
+    "level of what is not compared": (
+        ('metrics: ["natural:worst-class", pgd20]', "metrics: [natural]"),
+        "level: 'pgd20' is not compared; add it to compare.metrics.",
+    ),
+    "exchange of another axis": (
+        ("exchange: standard", 'exchange: "0.1"'),
+        "exchange: got '0.1', which is no other label of the same axis. Expected one of: FedPGD, FedMART, standard.",
+    ),
+    "lead over itself": (
+        ("lead_over: FedPGD", "lead_over: CalFAT"),
+        "lead_over: got 'CalFAT', which is no other label of the same axis. "
+        "Expected one of: FedPGD, FedMART, standard.",
+    ),
+    "three labels": (
+        ("  method:", '    "0.9": {data_args.partition_alpha: 0.9}\n  method:'),
+        "lead_over: this needs one other axis with two labels.",
+    ),
+    "negative margin": (("level: 3", "level: -3"), "level: got -3 (int), expected a number, > 0, or null."),
+    "unknown key": (
+        ("  level: 3", "  levle: 3"),
+        "levle: section 'compare' has no option 'levle'. Did you mean 'level'?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_plan_that_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (old, new), text = BAD[name]
+    assert old in STUDY
+    changed = STUDY.replace(old, new, 1)
+    key = text.partition(":")[0]
+    line = next(number for number, each in enumerate(changed.splitlines(), start=1) if each.startswith(f"  {key}:"))
+    with pytest.raises(RecipeError, match=f"^{re.escape(f'tiny.yaml:{line}: compare.{text}')}$"):
+        load_suite(write_suite(tmp_path, changed))

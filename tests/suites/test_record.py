@@ -1,0 +1,164 @@
+"""``calfat suite --record``: finished runs in one file, which another machine continues."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from calfat_plugin.errors import RunError
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
+from tests.cli.runner import calfat
+from tests.suites.files import CHOOSING, SUITE, write_suite
+
+RECORD = Path("runs.csv")
+TWO_TRIES = CHOOSING.replace("[0.02, 0.05, 0.1]", "[0.02, 0.05]").replace("[100, 101]", "[100]")
+ROW = Recorded("finished", "0123456789ab", {"natural": 0.5}, "1.0", "a processor", "0.1.0")
+
+
+@pytest.fixture
+def planned(registry: Registry) -> Callable[[], Plan]:
+    return lambda: make_plan(dataclasses.replace(load_suite("tiny.yaml"), record=RECORD), registry)
+
+
+def rows() -> list[dict[str, str]]:
+    with RECORD.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_another_machine_continues_from_the_record(planned: Callable[[], Plan]) -> None:
+    """Choice runs and runs of the table: what was measured is the same, and nothing is run again."""
+    write_suite(Path(), TWO_TRIES)
+    assert calfat("suite", "tiny.yaml", "--seeds", "0", "--record", "runs.csv").code == 0
+    first = json.loads(Path("runs/suites/tiny/suite.json").read_text())
+    assert len(rows()) == 2 * 2 + 2
+    assert {(row["tried"] != "", row["choice"] != "", row["pgd20"] != "") for row in rows()} == {
+        (True, True, False),
+        (False, False, True),
+    }
+    shutil.rmtree("runs")
+    before = RECORD.read_text()
+    ended = calfat("suite", "tiny.yaml", "--seeds", "0", "--record", "runs.csv")
+    assert ended.code == 0
+    assert RECORD.read_text() == before
+    again = json.loads(Path("runs/suites/tiny/suite.json").read_text())
+    for one, other in zip(first["cells"], again["cells"], strict=True):
+        for name in ("values", "mean"):
+            assert one["scores"]["pgd20"][name] == other["scores"]["pgd20"][name]
+        assert one["choice"]["chosen"] == other["choice"]["chosen"]
+        assert [each["mean"] for each in one["choice"]["tries"]] == [each["mean"] for each in other["choice"]["tries"]]
+    assert list(Path("runs").rglob("results.json")) == []
+    assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0
+    assert len(list(Path("runs").rglob("results.json"))) == 2  # seed 1 of both cells alone
+    assert planned().left == ()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_ended_without_a_row_gets_it_later() -> None:
+    write_suite(Path(), SUITE)
+    assert calfat("suite", "tiny.yaml").code == 0
+    assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0
+    assert [(row["cell"], row["tried"], row["seed"], row["state"]) for row in rows()] == [
+        (cell, "", seed, "finished") for cell in ("CalFAT", "FedPGD") for seed in ("0", "1")
+    ]
+    measured = json.loads(Path("runs/suites/tiny/calfat/seed-1/results.json").read_text())
+    assert [float(rows()[1][name]) for name in ("natural", "pgd20")] == [
+        each["accuracy"] for each in measured["evaluations"]
+    ]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_changed_recipe_is_refused_by_name_and_loses_nothing() -> None:
+    write_suite(Path(), SUITE)
+    assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0
+    shutil.rmtree("runs")
+    before, then = RECORD.read_text(), rows()[0]["recipe"]
+    write_suite(Path(), SUITE.replace("train_args.comm_round: 1", "train_args.comm_round: 1, train_args.momentum: 0.8"))
+    ended = calfat("suite", "tiny.yaml", "--record", "runs.csv")
+    now = re.findall(r"([0-9a-f]{12}) now", ended.err)
+    assert (ended.code, RECORD.read_text()) == (2, before)
+    assert ended.err == (
+        f"error: runs.csv: CalFAT seed 0 is recorded with another recipe than the suite has now (recipe {then} then, "
+        f"{now[0]} now; recorded by calfat-plugin 0.1.0). Undo the change, or remove that row to run it again.\n"
+    )
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_lost_choice_runs_are_recorded_and_tried_again_where_all_were(
+    monkeypatch: pytest.MonkeyPatch, planned: Callable[[], Plan]
+) -> None:
+    write_suite(Path(), TWO_TRIES)
+    keys = [("CalFAT", f"learning_rate {rate}", 100) for rate in (0.02, 0.05)]
+    recipes = {run.key: digest(run.experiment) for run in planned().choosing.runs}
+    lost = {key: dataclasses.replace(ROW, state="lost", recipe=recipes[key], values={"choice": 0.0}) for key in keys}
+    add_to_record(RECORD, lost)
+    assert planned().choices["CalFAT"].hopeless
+    assert calfat("suite", "tiny.yaml", "--record", "runs.csv", "--only", "CalFAT").code == 0
+    assert {row["state"] for row in rows()} == {"finished"}
+
+
+def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    registry = Registry.load(entry_points=False)
+
+    def of(text: str = SUITE, *overrides: str) -> str:
+        (run, *_) = make_plan(load_suite(write_suite(tmp_path, text)), registry, overrides=overrides).runs
+        return digest(run.experiment)
+
+    same = ["calfat.runtime.cuda_graphs=never", "data_args.data_cache_dir=/elsewhere", "train_args.momentum=0.9"]
+    other = [
+        *("train_args.epochs=2", "data_args.partition_alpha=0.3", "calfat.threat.steps=3", "calfat.partition.seed=1"),
+        *(
+            "calfat.evaluators=[natural, {name: pgd20, batch_size: 7}]",
+            "calfat.model.norm=batch",
+            "train_args.comm_round=3",
+        ),
+        *("calfat.aggregator=fedprox", "calfat.runtime.precision=bf16"),
+    ]
+    assert {of(SUITE, override) for override in same} == {of()}
+    found = [of(SUITE, override) for override in other]
+    assert len({of(), *found}) == len(other) + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda text: text.replace("finished", "done"), "the state 'done'"),
+        (lambda text: text + text.splitlines()[1] + "\n", "a second row of its run"),
+        (lambda text: text.replace(",7,", ",seven,"), "invalid literal for int() with base 10: 'seven'"),
+        (lambda text: text.replace("0.5", "half"), "could not convert string to float: 'half'"),
+        (lambda text: text.replace("recipe", "digest"), "'recipe'"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str], problem: str) -> None:
+    path = tmp_path / "runs.csv"
+    add_to_record(path, {("CalFAT", "", 7): ROW})
+    damaged = change(path.read_text())
+    path.write_text(damaged)
+    line = 3 if "second" in problem else 2
+    text = f"{path}:{line}: damaged row: {problem}. Restore the file from a copy."
+    with pytest.raises(RunError, match=f"^{re.escape(text)}$"):
+        read_record(path)
+    with pytest.raises(RunError):
+        add_to_record(path, {("FedPGD", "", 7): ROW})
+    assert path.read_text() == damaged
+
+
+def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    wanted = {(f"cell {number}", "", number): ROW for number in range(40)}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda key: add_to_record(path, {key: wanted[key]}), wanted))
+    assert read_record(path) == wanted
+    assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
