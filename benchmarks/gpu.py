@@ -109,7 +109,9 @@ def graphs(bench: Bench, method: str, precision: Precision) -> None:
     found = same_in_graphs(method, bench.device, bench.few, precision)
     complaint = f"{method}, {precision}: in graphs its update differs by {found.off:.2g}, more than {found.allowed:.2g}"
     right = bench.verdict(found.off <= found.allowed, complaint)
-    if not found.captured:
+    if found.refuted:
+        right = bench.verdict(False, f"{method}, {precision}: {found.reasons}")
+    elif not found.captured:
         right = bench.verdict(
             False, f"{method}, {precision}: nothing was captured: {found.reasons or 'no reason given'}"
         )

@@ -173,12 +173,14 @@ class InGraphs:
         off: relative difference of the update from graphs.
         between: the same for two runs without graphs: 0 where every kernel is deterministic.
         reasons: why calls were not captured.
+        refuted: whether a replay gave other numbers than single kernels, which ends capture.
     """
 
     captured: int
     off: float
     between: float
     reasons: str
+    refuted: bool = False
 
     @property
     def allowed(self) -> float:
@@ -197,7 +199,10 @@ def same_in_graphs(method: str, device: torch.device, count: int, precision: Pre
             found = moved(method, base, data, device, precision, captures.graphs, epochs=2)
     finally:
         torch.backends.cudnn.deterministic = before
-    return InGraphs(captures.graphs.captured, relative(found, first), relative(second, first), captures.reasons())
+    graphs = captures.graphs
+    return InGraphs(
+        graphs.captured, relative(found, first), relative(second, first), captures.reasons(), refuted=graphs.off
+    )
 
 
 def evaluated(device: torch.device, count: int, run: Graphs | None) -> float:

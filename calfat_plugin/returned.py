@@ -169,7 +169,9 @@ def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]
     for client, number in checked.items():
         right = isinstance(number, int | float) and math.isfinite(number)
         if not right or client not in clients:
-            raise PluginError(f"{what} {described(number)} of {client!r}; expected a number of a client of the round.")
+            raise PluginError(
+                f"{what} {described(number)} for client {client!r}; expected finite numbers for clients of the round."
+            )
     return {client: float(number) for client, number in checked.items()}
 
 

@@ -36,7 +36,9 @@ _REASONS = {
 
 
 def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Dotted keys in which two recipes, as run, differ.
+    """Dotted keys in which two recipes, as run, differ; first those with a value in both.
+
+    The others may only follow from these: a partition method has keys of its own.
 
     The number of rounds may differ, since a resumed run can go further, unless a cosine schedule ends with them; and so
     may what says where and with whom a run is made rather than what it is.
@@ -48,7 +50,8 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
     free = FREE if COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) else (*FREE, _ROUNDS)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
-    return [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
+    different = [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
+    return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:

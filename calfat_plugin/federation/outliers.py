@@ -56,7 +56,7 @@ def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
     """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`).
 
     Args:
-        losses: client id to the mean training loss that it claims; all nan where the method reports none.
+        losses: client id to the mean training loss that it claims.
     """
     kept = plausible_losses(losses)
     return tuple(

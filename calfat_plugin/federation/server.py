@@ -159,8 +159,9 @@ class Server:
         moved = drift([update.state for update in usable.values()], previous, names)
         norms = dict(zip(usable, moved.norms, strict=True))
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
+        claimed = {client: update.metrics["loss"] for client, update in usable.items() if "loss" in update.metrics}
         num_examples = {client: update.num_examples for client, update in usable.items()}
-        alarms = (*norm_alarms(norms), *weight_alarms(aggregate.weights, num_examples), *loss_alarms(losses))
+        alarms = (*norm_alarms(norms), *weight_alarms(aggregate.weights, num_examples), *loss_alarms(claimed))
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
         return RoundRecord(
@@ -284,7 +285,7 @@ class Server:
             )
             for name in ("state", "server_state", "broadcast"):
                 returned.tensors(getattr(aggregate, name), f"its aggregate's {name} holds")
-            weights = returned.numbers(aggregate.weights, task.updates, "its aggregate has a weight")
+            weights = returned.numbers(aggregate.weights, task.updates, "its aggregate's weights hold")
             metrics = returned.metrics(aggregate.metrics, pick.entry.metrics, "its aggregate has the metric")
         return replace(aggregate, metrics=metrics, weights=weights)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -270,19 +271,23 @@ def test_no_text_of_a_plugin_s_exception_drives_the_terminal() -> None:
 )
 def test_ctrl_c_ends_every_command_alike(command: tuple[str, ...], read: str) -> None:
     Path("run").mkdir()
-    Path("run/recipe.yaml").write_text(RECIPE.read_text())
+    Path("run/recipe.yaml").write_text((RECIPES / "fedpgd_digits.yaml").read_text())
     os.mkfifo(read)
     search = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *command],
-            env={**os.environ, "PYTHONPATH": search},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process,
-        open(read, "w"),
-    ):  # waits until the command reads
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *command],
+        env={**os.environ, "PYTHONPATH": search},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        written = None
+        while written is None and process.poll() is None:  # until the command reads, or ends without
+            with contextlib.suppress(OSError):
+                written = os.open(read, os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
+        if written is not None:
+            os.close(written)
     assert (process.returncode, out, err) == (130, "", "error: stopped.\n")

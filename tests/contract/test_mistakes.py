@@ -281,12 +281,14 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry, str]] = {
     "an aggregator that gives weights to others": (
         play,
         aggregator(lambda self, task: Aggregate(task.global_state, weights={99: 1.0})),
-        f"{AGGREGATOR}its aggregate has a weight a float (1.0) of 99; expected a number of a client of the round.",
+        f"{AGGREGATOR}its aggregate's weights hold a float (1.0) for client 99; expected finite numbers for clients of "
+        "the round.",
     ),
     "an aggregator whose weight is nan": (
         play,
         aggregator(lambda self, task: Aggregate(task.global_state, weights=dict.fromkeys(task.updates, math.nan))),
-        f"{AGGREGATOR}its aggregate has a weight a float (nan) of 0; expected a number of a client of the round.",
+        f"{AGGREGATOR}its aggregate's weights hold a float (nan) for client 0; expected finite numbers for clients of "
+        "the round.",
     ),
     "an aggregator that looks at the server's images": (
         play,

@@ -435,7 +435,8 @@ AGGREGATORS = [
     ),
     (
         doubled("Strange", {"weights": lambda task: {99: 1.0}}),
-        "x: weights must be of the round's clients, each once.",
+        "aggregator 'x' (passed in Plugin): its aggregate's weights hold a float (1.0) for client 99; expected finite "
+        "numbers for clients of the round.",
     ),
     (
         doubled("Infinite", {"state": lambda task: {k: v / 0 for k, v in task.global_state.items()}}),

@@ -68,7 +68,9 @@ def test_rounds_csv(run: Path) -> None:
         "loss_0,loss_1,loss_2,loss_3,loss_4,"
         "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
         "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,"
-        "natural_worst_class,natural_worst_clients,fgsm_worst_class,fgsm_worst_clients"
+        "natural_worst_class,natural_worst_clients,fgsm_worst_class,fgsm_worst_clients,"
+        "num_examples_0,num_examples_1,num_examples_2,num_examples_3,num_examples_4,"
+        "weight_0,weight_1,weight_2,weight_3,weight_4"
     )
     rows = read_rounds(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]

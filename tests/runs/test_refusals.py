@@ -81,10 +81,10 @@ def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path) -> None:
 
 
 def test_another_recipe(warm: WarmServer, folder: Path) -> None:
-    changed = (*RUN, "--resume", "--set", "train_args.learning_rate=0.1", "--set", "calfat.threat.eps=8/255")
+    changed = (*RUN, "--resume", "--set", "train_args.learning_rate=0.1", "--set", "calfat.threat.eps=0.08")
     assert refused(warm, folder, *changed) == (
         "error: run: the recipe is not the one this run was started with. "
-        "calfat.threat.eps: '0.1' when started, '8/255' now; "
+        "calfat.threat.eps: '0.1' when started, '0.08' now; "
         "train_args.learning_rate: 0.05 when started, 0.1 now. "
         "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
     )

@@ -33,7 +33,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 WITH_CHECKSUMS = ("cifar10", "cifar100", "svhn", "mnist", "fmnist")
 CUT = (
     *("train_args.comm_round=1", "train_args.client_num_in_total=2", "train_args.client_num_per_round=2"),
-    *("calfat.threat.steps=2", "calfat.evaluators=[natural, fgsm]", "calfat.monitor.max_examples=10"),
+    *("calfat.threat.steps=2", "calfat.threat.step_size=eps/2", "calfat.evaluators=[natural, fgsm]"),
+    "calfat.monitor.max_examples=10",
 )
 
 

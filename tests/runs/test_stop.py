@@ -38,7 +38,7 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
         "--set",
         "train_args.comm_round=3",
         "--set",
-        "calfat.threat.steps=1",
+        "calfat.threat.steps=3",
     )
     stopped = warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 2, name))
     (run,) = (recipe.parent / "runs" / "tiny").iterdir()
@@ -48,7 +48,7 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
     assert len(stopped.out.splitlines()) == 2
     assert stopped.err == (
         f"stopped. Finished rounds are kept in {shown}. Resume with:\n"
-        "  calfat run tiny.yaml --set train_args.comm_round=3 --set calfat.threat.steps=1 --seed 3 "
+        "  calfat run tiny.yaml --set train_args.comm_round=3 --set calfat.threat.steps=3 --seed 3 "
         f"--resume --run-dir {shown}\n"
     )
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1"]
