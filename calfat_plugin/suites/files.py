@@ -17,6 +17,7 @@ from calfat_plugin.maths.intervals import Rival
 from calfat_plugin.options import to_plain
 from calfat_plugin.suites.chosen import as_json as choice_as_json
 from calfat_plugin.suites.chosen import how_chosen
+from calfat_plugin.suites.compare import Compared, comparisons
 from calfat_plugin.suites.schema import Choose
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 from calfat_plugin.suites.tables import columns, latex, markdown, names
@@ -127,6 +128,7 @@ def as_json(summary: SuiteSummary) -> dict[str, Any]:
         "interval is a 95 % interval",
         **({"choose": _choose_as_json(suite.choose, summary)} if suite.choose else {}),
         "cells": [_cell_as_json(cell) for cell in summary.cells],
+        **({"comparisons": [[*map(_compared_as_json, of)] for of in comparisons(summary)]} if suite.compare else {}),
         "calfat_plugin": __version__,
     }
 
@@ -137,6 +139,17 @@ def _choose_as_json(choose: Choose, summary: SuiteSummary) -> dict[str, Any]:
         "by": choose.by,
         "seeds": list(choose.seeds),
         "how": how_chosen(choose, summary.plan.choices),
+    }
+
+
+def _compared_as_json(one: Compared) -> dict[str, Any]:
+    return {
+        "cell": one.row.cell.name,
+        "endpoint": one.endpoint,
+        "difference": None if one.difference is None else one.difference._asdict(),
+        "p_value": one.p_value,
+        "adjusted": one.adjusted,
+        "result": one.word or None,
     }
 
 

@@ -9,6 +9,7 @@ from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, points, points_interval
 from calfat_plugin.suites.chosen import chosen_text, how_chosen
+from calfat_plugin.suites.compare import Compared, comparisons
 from calfat_plugin.suites.schema import Suite
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 from calfat_plugin.suites.versus import versus
@@ -23,6 +24,11 @@ INTERVALS = (
 DIFFERENCES = (
     "Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row "
     "to the next best, and of each other row to the best."
+)
+PLANNED = (
+    "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
+    "corrected) and p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after Holm within "
+    "each family."
 )
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -121,6 +127,7 @@ def markdown(summary: SuiteSummary) -> str:
     compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
     rows = [[*cell.cell.labels, count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
     text += f"\n{_pipe_table(summary, [*summary.suite.axes], rows)}\n{DIFFERENCES}\n" if rows else ""
+    text += _planned(summary)
     remarks = "".join(f"- {_in_markdown(f'{cell}: {note}')}\n" for cell, note in notes(summary))
     return text + (f"\n{remarks}" if remarks else "")
 
@@ -135,10 +142,33 @@ def versus_markdown(summary: SuiteSummary, label: str) -> str:
     return f"{_pipe_table(summary, [*summary.suite.axes], rows)}\n{_in_markdown(text)}\n"
 
 
+def _planned(summary: SuiteSummary) -> str:
+    """The comparisons that the suite plans, one table for each family; empty where it plans none."""
+    plan = summary.suite.compare
+    if plan is None:
+        return ""
+    tables = [
+        _pipes(["row", "endpoint"], ["n", "difference", "p", "p, corrected", "result"], map(_compared, family))
+        for family in comparisons(summary)
+    ]
+    level = f" Level: within {plan.level:g} points in {plan.robust}, by two one-sided tests." if plan.level else ""
+    return f"\n{_in_markdown(PLANNED.format(plan.row) + level)}\n" + "".join(f"\n{table}" for table in tables)
+
+
+def _compared(one: Compared) -> list[str]:
+    n = NOTHING if one.difference is None else str(one.difference.seeds)
+    p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
+    return [one.row.cell.name, one.endpoint, n, _points(one.difference), *p_values, one.word or "not all seeds yet"]
+
+
 def _pipe_table(summary: SuiteSummary, axes: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """Rows of labels, their number of seeds, and a number for each metric."""
+    return _pipes(axes, ["n", *summary.suite.metrics.values()], body)
+
+
+def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Rows of names under ``axes``, which are texts of others, then of numbers, which are Markdown of ours."""
-    head = [_in_markdown(text).replace("|", "\\|") for text in (*axes, "n", *summary.suite.metrics.values())]
-    rows = [head]
+    rows = [[_in_markdown(text).replace("|", "\\|") for text in (*axes, *numbers)]]
     for row in body:
         rows.append([*(_in_markdown(text).replace("|", "\\|") for text in row[: len(axes)]), *row[len(axes) :]])
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]

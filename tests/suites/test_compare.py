@@ -14,9 +14,11 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.compare import Compared, comparisons
+from calfat_plugin.suites.files import as_json
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
 from calfat_plugin.suites.summary import SuiteSummary, summarise
+from calfat_plugin.suites.tables import markdown
 from tests.suites.files import write_suite
 
 STUDY = """\
@@ -200,3 +202,45 @@ def test_a_plan_that_cannot_be_is_refused_with_its_line(
     line = next(number for number, each in enumerate(changed.splitlines(), start=1) if each.startswith(f"  {key}:"))
     with pytest.raises(RecipeError, match=f"^{re.escape(f'tiny.yaml:{line}: compare.{text}')}$"):
         load_suite(write_suite(tmp_path, changed))
+
+
+def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
+    text = markdown(summary)
+    _, found = text.split("\nPlanned comparisons: ")
+    assert found.startswith(
+        "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected) and "
+        "p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after Holm within each family. "
+        "Level: within 3 points in pgd20, by two one-sided tests.\n\n| row         | endpoint "
+    )
+    tables = found.strip().split("\n\n")[1:]
+    assert [table.count("\n") - 1 for table in tables] == [8, 8, 1]
+    lines = [re.sub(r"\s+", " ", line) for table in tables for line in table.splitlines()]
+    assert lines[0] == "| row | endpoint | n | difference | p | p, corrected | result |"
+    assert lines[2] == "| 0.1/FedPGD | natural:worst-class | 4 | +35.25 [+21.66, +48.84] | 0.0037 | 0.022 | clear |"
+    assert "| 0.5/FedMART | pgd20 | 3 | -1.33 [-2.77, +0.10] | | | not all seeds yet |" in lines
+    assert lines[-1].startswith("| 0.1/FedPGD | lead in natural, 0.1 minus 0.5 | 4 | ")
+
+
+def test_a_suite_without_a_plan_has_no_such_part(summary: SuiteSummary) -> None:
+    plan = dataclasses.replace(summary.plan, suite=dataclasses.replace(summary.suite, compare=None))
+    without = dataclasses.replace(summary, plan=plan)
+    assert "Planned" not in markdown(without)
+    assert "comparisons" not in as_json(without)
+
+
+def test_json_has_what_the_table_has(summary: SuiteSummary) -> None:
+    found = as_json(summary)["comparisons"]
+    assert [len(family) for family in found] == [8, 8, 1]
+    for one, other in zip(found[0], next(iter(comparisons(summary))), strict=True):
+        assert one == {
+            "cell": other.row.cell.name,
+            "endpoint": other.endpoint,
+            "difference": {
+                "mean": other.difference.mean,
+                "interval": other.difference.interval,
+                "seeds": other.difference.seeds,
+            },
+            "p_value": other.p_value,
+            "adjusted": other.adjusted,
+            "result": other.word,
+        }

@@ -14,7 +14,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.choose import KEYS as CHOOSE_KEYS
 from calfat_plugin.suites.parse import STRUCTURED_KEYS
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.schema import SuiteOptions
+from calfat_plugin.suites.schema import Compare, SuiteOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "suites.md").read_text(encoding="utf-8")
@@ -31,9 +31,11 @@ def test_the_example_resolves(tmp_path, monkeypatch):
 
 def test_every_key_and_option_is_reported():
     keys = {*STRUCTURED_KEYS, *(info.name for info in describe_options(SuiteOptions))}
-    writing, choosing = PAGE.split("## Writing a suite")[1].split("## Choosing values")
+    writing, choosing, comparing = re.split("## Choosing values|## Planned", PAGE.split("## Writing a suite")[1])
     assert set(re.findall(r"^\| `(\w+)` \|", writing, flags=re.M)) == keys
     assert set(re.findall(r"^\| `(\w+)` \|", choosing, flags=re.M)) == set(CHOOSE_KEYS)
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", comparing, flags=re.M)
+    assert re.findall(r"\w+", " ".join(rows)) == [info.name for info in describe_options(Compare)]
     options = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
     assert set(re.findall(r"^\| `(--[\w-]+)", PAGE, flags=re.M)) == options
 
