@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed
 from calfat_plugin.options import NoOptions, describe_options
+from calfat_plugin.results import FELL
 
 if TYPE_CHECKING:
     from calfat_plugin.recipe.schema import Recipe
@@ -153,7 +154,7 @@ class Entry(_Typed):
             raise PluginError(f"{self.kind} '{self.name}': {error}.") from None
         for metric in self.metrics:
             if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric in self.reserved_metrics:
-                taken = f" ({listed(self.reserved_metrics)} is there already)" if self.reserved_metrics else ""
+                taken = f" (taken: {listed(self.reserved_metrics)})" if self.reserved_metrics else ""
                 raise PluginError(
                     f"{self.kind} '{self.name}' has a metric {metric!r}; a metric's name must begin with a letter and "
                     f"contain only lower-case letters, digits, '_'{taken}."
@@ -205,7 +206,7 @@ class TrainerEntry(Entry):
 
     kind: ClassVar[str] = "local trainer"
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
-    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL)
     modifiers: tuple[str, ...] = ("plain",)
     conflicts: Mapping[str, str] = field(default_factory=dict)
 

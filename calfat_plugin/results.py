@@ -20,6 +20,8 @@ State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
 RESULTS_FORMAT = 1
+#: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
+FELL = "attack_falls"
 #: Keys of an evaluation that are not written where there is nothing.
 _OPTIONAL = ("metrics", "worst_class", "worst_clients")
 

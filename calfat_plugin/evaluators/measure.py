@@ -18,7 +18,7 @@ from calfat_plugin.errors import ModelError, PluginError, one_line
 from calfat_plugin.evaluators.base import refuse_training_mode
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.graphs import Graphs, graphs_of
-from calfat_plugin.maths.losses import cross_entropy
+from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.profiling import timed
@@ -26,8 +26,6 @@ from calfat_plugin.results import EvaluationResult
 from calfat_plugin.threat import ThreatModel
 
 _WATCHED = 64  # examples of each attack whose loss is compared with that of the clean images
-_FEWEST_FALLING = 10  # of them; with fewer, chance could look like a wrong sign
-_ROUNDING = 1e-5  # of a loss in float32, between batches of two sizes
 
 
 def measure(
@@ -132,16 +130,15 @@ class _FirstExamples:
 
     def findings(self, model: nn.Module, data: ImageData, device: torch.device) -> list[dict[str, str]]:
         """A finding if the loss of the true label falls where it should rise; the global generators stay."""
-        if sum(map(len, self._where)) < _FEWEST_FALLING:
+        if not self._where:
             return []
         few = data.subset(torch.cat(self._where).numpy()).to(device)
         gpus = range(torch.cuda.device_count()) if device.type == "cuda" else ()
         with torch.no_grad(), torch.random.fork_rng(devices=gpus):
             clean = cross_entropy(model(pixels(few.x)), few.y, reduction="none")
             attacked = cross_entropy(model(torch.cat(self._x_adv)), few.y, reduction="none")
-        rise = (attacked - clean).where((attacked - clean).abs() > _ROUNDING, 0)
-        fell, rose = int((rise < 0).sum()), int((rise > 0).sum())
-        if fell < _FEWEST_FALLING or fell <= 3 * rose or not float(rise.sum()) < 0:
+        fell = falling(clean, attacked)
+        if not fell:
             return []
         text = (
             f"on the first {len(few)} examples the loss of the true label falls from {float(clean.mean()):.3g} to "

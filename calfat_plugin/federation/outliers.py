@@ -52,6 +52,24 @@ def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int])
     )
 
 
+def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
+    """A sentence if the attacks of over half of a round's clients lower the loss that they should raise.
+
+    One client may say so of a right attack: a divergence from a flat answer grows also where the answer gets surer.
+
+    Args:
+        fell: client id to the number of images of its last batch for which it says so.
+        clients: how many the round has.
+    """
+    if 2 * len(fell) <= clients:
+        return ()
+    most = max(fell, key=lambda client: fell[client])
+    return (
+        f"attack-goes-down: the attacks of {len(fell)} of {clients} clients lower the loss of the true label, that of "
+        f"client {most} for {fell[most]:.0f} images of its last batch",
+    )
+
+
 def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
     """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`).
 

@@ -24,14 +24,14 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.federation.outliers import loss_alarms, norm_alarms, weight_alarms
+from calfat_plugin.federation.outliers import attack_alarms, loss_alarms, norm_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
-from calfat_plugin.results import EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import FELL, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,13 @@ class Server:
         moved = drift([update.state for update in usable.values()], previous, names)
         norms = dict(zip(usable, moved.norms, strict=True))
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
-        claimed = {client: update.metrics["loss"] for client, update in usable.items() if "loss" in update.metrics}
         num_examples = {client: update.num_examples for client, update in usable.items()}
-        alarms = (*norm_alarms(norms), *weight_alarms(aggregate.weights, num_examples), *loss_alarms(claimed))
+        alarms = (
+            *norm_alarms(norms),
+            *weight_alarms(aggregate.weights, num_examples),
+            *loss_alarms(_sent("loss", usable)),
+            *attack_alarms(_sent(FELL, usable), len(usable)),
+        )
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)
         return RoundRecord(
@@ -296,7 +300,7 @@ class Server:
         """
         found = {}
         for name in self.experiment.trainer.entry.metrics:
-            sent = [(u.num_examples, u.metrics[name]) for u in usable.values() if name in u.metrics]
+            sent = [(usable[client].num_examples, value) for client, value in _sent(name, usable).items()]
             if sent:
                 total = sum(examples for examples, _ in sent)
                 found[f"train/{name}"] = math.fsum(examples * value for examples, value in sent) / total
@@ -327,3 +331,7 @@ def _refuse_empty_round(round: int, usable: Mapping[int, LocalUpdate], refused: 
         reasons = "\n".join(f"  {reason}" for _, reason in sorted(refused.items()))
         hint = "" if "train_args." in reasons else "\n  If training diverged, lower train_args.learning_rate."
         raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}{hint}")
+
+
+def _sent(metric: str, updates: Mapping[int, LocalUpdate]) -> dict[int, float]:
+    return {client: update.metrics[metric] for client, update in updates.items() if metric in update.metrics}

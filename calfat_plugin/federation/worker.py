@@ -139,7 +139,7 @@ class Worker:
                 update = returned.instance(self._trainer.fit(task), LocalUpdate, "fit returned")
                 returned.tensors(update.extras, "its update's extras hold")
                 returned.tensors(update.client_state, "its update's client_state holds")
-                declared = {**trainer.entry.metrics, "loss": "mean training loss"}
+                declared = {**trainer.entry.metrics, **dict.fromkeys(trainer.entry.reserved_metrics, "")}
                 return replace(update, metrics=returned.metrics(update.metrics, declared, "its update has the metric"))
         except ValueError as error:
             if _ONE_VALUE not in str(error):

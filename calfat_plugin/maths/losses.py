@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+_FEWEST_FALLING = 10  # examples; with fewer, chance could look like a wrong sign
+_ROUNDING = 1e-5  # of a loss in float32, between batches of two sizes
+
 # torch is imported inside functions: recipes are checked without it. F.cross_entropy and F.kl_div rather than tensor
 # methods, because attacks take signs of gradients: only the very kernels of the published code reproduce its x_adv.
 
@@ -55,3 +58,16 @@ def true_class(scores: Tensor, y: Tensor) -> Tensor:
 def without_true_class(scores: Tensor, y: Tensor) -> Tensor:
     """(N, C) with the true class at -inf, for the largest of the other classes."""
     return scores.scatter(1, y[:, None], float("-inf"))
+
+
+def falling(clean: Tensor, attacked: Tensor) -> int:
+    """For how many examples an attack lowers a loss that it should raise; 0 where no wrong sign shows.
+
+    It shows where the sum of the losses falls, and over three quarters of the losses that change do, at least 10.
+
+    Args:
+        clean, attacked: (N,) losses of the clean images and of the adversarial ones.
+    """
+    rise = (attacked - clean).where((attacked - clean).abs() > _ROUNDING, 0)
+    fell, rose = int((rise < 0).sum()), int((rise > 0).sum())
+    return fell if fell >= _FEWEST_FALLING and fell > 3 * rose and float(rise.sum()) < 0 else 0

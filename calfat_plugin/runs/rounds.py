@@ -21,6 +21,7 @@ _LARGE_UPDATE = "large-update"
 _ADVICE = {
     _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
+    "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
 

@@ -18,10 +18,11 @@ from calfat_plugin.datasets.data import pixels
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
+from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.profiling import timed, timed_each
-from calfat_plugin.results import LocalUpdate
+from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.meter import LossMeter
@@ -137,19 +138,21 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    meter = LossMeter(task, sum(lengths))
+    meter, fell, last = LossMeter(task, sum(lengths)), 0, sum(lengths) - 1
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for x_nat, y, index in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
             with timed("attack"):
                 batch = _attacked(work, x_nat, y, index, noise)
+            if meter.done == last and method.attacks:
+                fell = _falling(work, batch)
             with timed("outer step"):
                 value = returned.loss(method.take_steps(batch, step), "take_steps returned")
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(y), batch.recorded)
-    return meter.means()
+    return meter.means() | ({FELL: fell} if fell else {})
 
 
 def _lengths(task: LocalTask) -> list[int]:
@@ -222,6 +225,23 @@ def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tup
     """
     start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
     return work.call("attack", partial(_climb, work), x_nat, y, start)
+
+
+def _falling(work: _Work, batch: TrainBatch) -> int:
+    """For how many images the attack lowers the loss of the true label; 0 where no wrong sign shows.
+
+    Only images that the client's model has right count: of others an attack on a divergence may go anywhere. The rounds
+    1, 2, 4, 8 ... are looked at, so that it costs nothing to speak of.
+    """
+    task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
+    if task.round & (task.round - 1):
+        return 0
+    y, gpus = batch.y[rows], [task.device] if task.device.type == "cuda" else []
+    with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=gpus):
+        clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
+    right = clean.argmax(dim=1) == y
+    losses = (cross_entropy(logits[right], y[right], reduction="none") for logits in (clean, attacked))
+    return falling(*losses)
 
 
 def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -251,8 +251,8 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("kind", "metric", "text"),
     [
-        (entries.TrainerEntry, "loss", "local trainer 'mine' has a metric 'loss'; {rule} (loss is there already)."),
-        (entries.TrainerEntry, "a/b", "local trainer 'mine' has a metric 'a/b'; {rule} (loss is there already)."),
+        (entries.TrainerEntry, "loss", "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss)."),
+        (entries.TrainerEntry, "a/b", "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss)."),
         (entries.EvaluatorEntry, "Margin", "evaluator 'mine' has a metric 'Margin'; {rule}."),
     ],
 )

@@ -1,0 +1,99 @@
+"""A training attack of the wrong sign is noticed: by the client in its last batch, by the server over the clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.federation.outliers import attack_alarms
+from calfat_plugin.maths.losses import falling
+from calfat_plugin.results import FELL
+from calfat_plugin.testing.tiny import answered, balanced_model
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from tests.methods.helpers import SETTINGS, build_modifier, local_task, train
+
+
+class Attacking(AdversarialTrainer):
+    """FedPGD whose attack loss is multiplied by ``sign``, on the rows from ``first``."""
+
+    def __init__(self, sign: float, first: int = 0) -> None:
+        super().__init__(None, build_modifier("plain"))
+        self.sign, self.first = sign, first
+
+    def attacked_rows(self, index: Tensor, task: Any, generator: torch.Generator) -> Tensor | None:
+        return torch.arange(len(index)) >= self.first
+
+    def attack_loss(self, batch: AttackBatch) -> Tensor:
+        return self.sign * super().attack_loss(batch)
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+
+
+class Drawing(nn.Module):
+    """Draws from the global generator in every pass, and does not use what it draws."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(1)
+        answer: Tensor = self.model(x)
+        return answer
+
+
+def metrics(method: AdversarialTrainer, round: int = 1, wrap: Callable[[nn.Module], nn.Module] = lambda m: m) -> Any:
+    """Of a round in one batch of 12 images, which the model has right."""
+    model = balanced_model()
+    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=12)
+    return train(method, local_task(wrap(model), answered(model), settings=settings, round=round)).metrics
+
+
+@pytest.mark.parametrize(
+    ("method", "fell"), [(Attacking(-1), 12), (Attacking(1), None), (Attacking(-1, 2), 10), (Attacking(-1, 3), None)]
+)
+def test_the_client_says_for_how_many_images_its_attack_goes_down(method: Attacking, fell: int | None) -> None:
+    assert metrics(method).get(FELL) == fell
+
+
+def test_rounds_are_looked_at_ever_less_often() -> None:
+    assert [round for round in range(1, 20) if FELL in metrics(Attacking(-1), round)] == [1, 2, 4, 8, 16]
+
+
+def test_the_look_draws_nothing_from_the_global_generators() -> None:
+    after = []
+    for round in (1, 3):
+        torch.manual_seed(0)
+        metrics(Attacking(-1), round, Drawing)
+        after.append(torch.rand(1))
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("clean", "attacked", "fell"),
+    [
+        ([1.0] * 10, [0.5] * 10, 10),
+        ([1.0] * 9, [0.5] * 9, 0),  # chance could do that
+        ([1.0] * 10, [1 - 1e-6] * 10, 0),  # rounding
+        ([1.0] * 16, [0.5] * 12 + [1.1] * 4, 0),  # three quarters are not over three quarters
+        ([1.0] * 16, [0.5] * 13 + [1.1] * 3, 13),
+        ([1.0] * 16, [0.9] * 13 + [9.0] * 3, 0),  # but the sum rises
+    ],
+)
+def test_what_counts_as_falling(clean: list[float], attacked: list[float], fell: int) -> None:
+    assert falling(torch.tensor(clean), torch.tensor(attacked)) == fell
+
+
+def test_the_server_raises_the_alarm_where_over_half_of_the_clients_say_so() -> None:
+    assert attack_alarms({}, 0) == attack_alarms({0: 12.0}, 2) == attack_alarms({0: 12.0, 1: 30.0}, 4) == ()
+    assert attack_alarms({0: 12.0, 3: 30.0}, 3) == (
+        "attack-goes-down: the attacks of 2 of 3 clients lower the loss of the true label, that of client 3 for 30 "
+        "images of its last batch",
+    )
