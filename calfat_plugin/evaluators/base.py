@@ -84,7 +84,7 @@ class AttackEvaluator(Evaluator):
             BudgetError: what ``craft`` returned is outside eps, outside the pixel range, or not finite; not where
                 there is no budget.
             PluginError: it returned something else than images.
-            ModelError: the model is in training mode.
+            ModelError: the model is in training mode, or returned nan or inf.
         """
         import torch
 
@@ -112,7 +112,7 @@ class AttackEvaluator(Evaluator):
                 threat.check(x_adv, x, who=f"evaluator '{label}'")
             task.on_examples(torch.arange(done, done + len(y)), x_adv)
             with torch.no_grad():
-                logits = task.model(x_adv)
+                logits = finite(task.model(x_adv), f"images of evaluator '{label}'")
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
             reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
@@ -257,6 +257,21 @@ def are_probabilities(logits: Tensor) -> bool:
     off = (logits.sum(dim=1) - 1).abs().amax()
     low, high = logits.aminmax()
     return bool((low >= 0) & (high <= 1 + _ROW_SUM_TOLERANCE) & (off <= _ROW_SUM_TOLERANCE))
+
+
+def finite(logits: Tensor, what: str) -> Tensor:
+    """The same logits, (N, C).
+
+    Raises:
+        ModelError: some are not finite; the text says of how many of ``what``.
+    """
+    wrong = int((~logits.isfinite()).any(dim=1).sum())
+    if wrong:
+        raise ModelError(
+            f"the model returned nan or inf for {wrong} of {len(logits)} {what}. Such an answer is no class, so "
+            "nothing can be counted: find the operation that overflows or divides by zero, and repair the model."
+        )
+    return logits
 
 
 def budget_as_json(threat: ThreatModel) -> dict[str, str]:

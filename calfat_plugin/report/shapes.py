@@ -139,7 +139,13 @@ TRUST = {
     "examples": COUNT,
     "finished": FLAG,
     "threat": {"norm": TEXT, "eps": EPS, "*": ANYTHING},
-    "verdict": {"word": TEXT, "text": TEXT, "sentence": TEXT, "causes": [TEXT], "natural?": FRACTION, "*": ANYTHING},
+    "verdict": {
+        **dict.fromkeys(("word", "text", "sentence"), TEXT),
+        "causes": [TEXT],
+        "natural?": FRACTION,
+        "usable?": FLAG,
+        "*": ANYTHING,
+    },
     "checks": [
         {
             "check": TEXT,

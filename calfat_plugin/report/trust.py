@@ -77,7 +77,9 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
     rows = [row for row in _attacks(content) if row.get("left") is not None]
     if not rows:
         return None
-    bars = [*((row["attack"], row["accuracy"]) for row in rows), ("all together", rows[-1]["left"])]
+    usable = content["verdict"].get("usable", True)
+    together = "all together" if usable else "all together (no usable number)"
+    bars = [*((row["attack"], row["accuracy"]) for row in rows), (together, rows[-1]["left"])]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -96,6 +98,8 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
 
     budget = words.budget(content["threat"])
     caption = f"{budget}: right clean and under the attack; the last bar under all of them."
+    if not usable:
+        caption += " The model hides from attacks: the last bar is an upper bound, and no usable number."
     return Chart("trust_attacks", "Accuracy under each attack", caption, 0.8 + 0.24 * len(bars), draw)
 
 

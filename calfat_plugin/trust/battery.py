@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from calfat_plugin.trust.answers import Answers, Slopes
 from calfat_plugin.trust.check import Check
-from calfat_plugin.trust.other_ways import Answers, BlackBox, LastWord, RandomNoise, Transfer
+from calfat_plugin.trust.other_ways import BlackBox, LastWord, RandomNoise, Surrogate, Transfer
 from calfat_plugin.trust.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
 
-#: AutoAttack attacks so many images unless all checks are asked for.
-SAMPLE = 64
+#: AutoAttack attacks so many images at a time unless all checks are asked for.
+SAMPLE = 32
 
 
 def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Check, ...]:
-    """The checks in the order in which they run: the cheapest first.
+    """The checks in the order in which they run: after the number on trial the cheapest first.
 
     Args:
-        full: whether AutoAttack attacks all images, not a sample.
-        surrogates: how many other models there are.
+        full: whether AutoAttack attacks all images, not those nearest to an error.
+        surrogates: how many other models there are, beside the one that is trained here.
         square: whether Square can attack images of this size in this norm.
     """
     transfer = (Transfer(surrogates),) if surrogates else ()
     black_box = (BlackBox(),) if square else ()
-    checks = (Answers(), Gradients(), WhiteBox(), RandomNoise(), ScaleFree(), BudgetCurve(), Strength())
-    every = (*checks, *black_box, *transfer, LastWord(None if full else SAMPLE))
-    return (*every[:3], *sorted(every[3:], key=lambda check: check.cost(SAMPLE)))
+    # First what follows the model's own gradients well: what others break beyond that, these gradients miss.
+    first = (Answers(), Gradients(), WhiteBox(), Slopes(), ScaleFree())
+    then = (RandomNoise(), BudgetCurve(), Strength(), Surrogate(), *transfer, *black_box)
+    return (*first, *sorted(then, key=lambda check: check.cost(SAMPLE)), LastWord(None if full else SAMPLE))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.trust.evidence import Evidence, Found, Row
 
@@ -23,6 +23,18 @@ STEPS = 20
 STEP = 3.0
 
 
+class Symptom(NamedTuple):
+    """What an honest measurement would not show.
+
+    Attributes:
+        text: a part of a sentence.
+        masks: whether the model hides from attacks, so that what withstood them all is no usable number either.
+    """
+
+    text: str
+    masks: bool = False
+
+
 class Check(ABC):
     """One question to the model.
 
@@ -30,11 +42,13 @@ class Check(ABC):
         name: in ``trust.json``.
         title: what it looks at, for tables.
         weakness: what it says about the number on trial if these attacks break more; empty: nothing.
+        masks: whether ``weakness`` says that the model hides from attacks.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     weakness: ClassVar[str] = ""
+    masks: ClassVar[bool] = False
 
     @abstractmethod
     def cost(self, examples: int) -> float:
@@ -48,6 +62,6 @@ class Check(ABC):
         """Make the attacks."""
         return iter(())
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
-        """Sentences on what in ``rows`` an honest measurement would not show."""
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        """What in ``rows``, and in what else was found, an honest measurement would not show."""
         return iter(())

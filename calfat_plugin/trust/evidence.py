@@ -15,6 +15,12 @@ CLAIM = "pgd20"
 NATURAL = "natural"  # accuracy on the clean images
 GUESS = "guess"  # share of the most frequent class: what a model that ignores the image has under every attack
 CHANGED = "changed"  # share of images whose logits differ when the model is asked again
+BATCHED = "batched"  # share of images whose logits depend on the other images of the batch, or on their order
+REMEMBERED = "remembered"  # share of points that a freshly loaded copy of the model answers otherwise
+REPEATED = "repeated"  # share of images whose logits stay exactly the same at a random point of the ball
+# Facts of other checks.
+UNRELATED = "unrelated"  # share of images at which the gradient is not the derivative of the logits
+ONE_HOT = "one-hot"  # share of images whose logits are as many different numbers as those of a label
 
 _INTERVALS = ("interval", "left_interval")  # of a row in JSON, which follow from the rest of it
 
@@ -27,11 +33,14 @@ class Row:
         attack: its label: ``pgd20``.
         eps: of the ball, exact, as a text.
         accuracy: classified correctly both clean and under this attack alone (``accuracy_strict``).
-        left: classified correctly under this attack and everything before it at the budget on trial; None where the
-            budget is another one. Of an attack on a sample it is the estimate for all examples.
+        left: classified correctly under this attack and everything before it at the budget on trial, of all examples;
+            None where the budget is another one.
         examples: how many it attacked.
         seconds: wall-clock time.
         zero_gradients: examples that it found a gradient of exactly zero for at its start; None: it takes none.
+        disputed: examples whose adversarial images a freshly loaded copy of the model, asked in another order and in
+            other batches, answers otherwise.
+        of: how many examples are on trial, which ``left`` is a share of.
     """
 
     attack: str
@@ -41,6 +50,8 @@ class Row:
     examples: int
     seconds: float
     zero_gradients: int | None = None
+    disputed: int = 0
+    of: int | None = None
 
     @property
     def interval(self) -> Interval:
@@ -49,8 +60,8 @@ class Row:
 
     @property
     def left_interval(self) -> Interval | None:
-        """Of ``left``; where that is an estimate from a sample, as wide as so few examples make it."""
-        return None if self.left is None else wilson(self.left, self.examples)
+        """Of ``left``."""
+        return None if self.left is None else wilson(self.left, self.of or self.examples)
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, and the intervals of its accuracies."""
@@ -65,20 +76,18 @@ class Evidence:
         check: its name.
         rows: its attacks, in order.
         facts: further shares by name.
+        seconds: wall-clock time of the whole check.
     """
 
     check: str
     rows: tuple[Row, ...]
     facts: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock time of its attacks."""
-        return sum(row.seconds for row in self.rows)
+    seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON."""
-        return {"check": self.check, "rows": [row.as_json() for row in self.rows], "facts": dict(self.facts)}
+        rows = [row.as_json() for row in self.rows]
+        return {"check": self.check, "seconds": self.seconds, "rows": rows, "facts": dict(self.facts)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Evidence:
@@ -98,7 +107,7 @@ class Found:
     Attributes:
         natural: clean accuracy.
         guess: share of the most frequent class.
-        changed: share of images whose logits differ when the model is asked again.
+        facts: shares that checks found, by name.
         budget: eps on trial, as a text.
         claimed: accuracy under :data:`CLAIM`; None: not measured.
         examples: how many images there are.
@@ -107,7 +116,7 @@ class Found:
 
     natural: float
     guess: float
-    changed: float
+    facts: Mapping[str, float]
     budget: str
     claimed: float | None
     examples: int
@@ -116,7 +125,18 @@ class Found:
     @property
     def worst(self) -> float:
         """What all attacks at the budget leave together."""
-        return self._last[0]
+        return next((row.left for row in reversed(self.rows) if row.left is not None), self.natural)
+
+    @property
+    def white_box(self) -> float | None:
+        """The least that an attack along the model's own gradients leaves; None: there is none yet."""
+        along = (row.accuracy for row in self.rows if row.left is not None and row.zero_gradients is not None)
+        return min(along, default=None)
+
+    @property
+    def disputed(self) -> float:
+        """The largest share of an attack's images that a fresh copy answers otherwise; a single image is none."""
+        return max((row.disputed / row.examples for row in self.rows if row.disputed > 1), default=0.0)
 
     @property
     def difference(self) -> float | None:
@@ -126,22 +146,13 @@ class Found:
     @property
     def intervals(self) -> dict[str, Interval]:
         """Of every share above that is measured, by its name."""
-        _, judged = self._last
-        counted = {
-            "natural": (self.natural, self.examples),
-            "claimed": (self.claimed, self.examples),
-            "worst": (self.worst, judged),
-            "difference": (self.difference, judged),
+        shares = {
+            "natural": self.natural,
+            "claimed": self.claimed,
+            "worst": self.worst,
+            "difference": self.difference,
         }
-        return {name: wilson(share, number) for name, (share, number) in counted.items() if share is not None}
-
-    @property
-    def _last(self) -> tuple[float, int]:
-        """What is left at the end, and of how many images that is known."""
-        return next(
-            ((row.left, row.examples) for row in reversed(self.rows) if row.left is not None),
-            (self.natural, self.examples),
-        )
+        return {name: wilson(share, self.examples) for name, share in shares.items() if share is not None}
 
     def contributions(self, evidence: Iterable[Evidence]) -> dict[str, float]:
         """Check to the share that its attacks broke of what withstood the checks before it, at the budget."""
@@ -166,4 +177,4 @@ def found(evidence: Iterable[Evidence], budget: str, examples: int) -> Found | N
         return None
     rows = tuple(row for each in every for row in each.rows)
     claimed = next((row.accuracy for row in rows if row.attack == CLAIM and row.eps == budget), None)
-    return Found(facts[NATURAL], facts[GUESS], facts[CHANGED], budget, claimed, examples, rows)
+    return Found(facts[NATURAL], facts[GUESS], facts, budget, claimed, examples, rows)

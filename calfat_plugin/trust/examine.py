@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,11 +119,12 @@ def examine(
         full = full or record.full
         record = replace(record, full=full)
         checks = _checks(trial, observer, full=full)
+        available = len(run.dataset.test)
         record = replace(record, evidence=tuple(e for e in record.evidence if e.check in {c.name for c in checks}))
         trial.scratch, trial.on_progress = record.scratch, observer.progress
         if record.robust is not None:
             trial.robust = record.robust.clone()
-        return _finish(trial, record, checks, observer)
+        return _finish(trial, record, checks, observer, available)
 
 
 def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check, ...]:
@@ -135,12 +137,14 @@ def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check
     return battery(full=full, surrogates=len(trial.surrogates), square="square" in names)
 
 
-def _finish(trial: Trial, record: Record, checks: tuple[Check, ...], observer: TrustObserver) -> Outcome:
-    """Do what is left, one check after the other."""
+def _finish(
+    trial: Trial, record: Record, checks: tuple[Check, ...], observer: TrustObserver, available: int
+) -> Outcome:
+    """Do what is left, one check after the other, of the test split's ``available`` images on those on trial."""
 
     def verdict() -> Verdict:
         budget = trial.threat.norm, exact_text(trial.threat.eps)
-        return conclude(checks, record.evidence, *budget, len(trial.data))
+        return conclude(checks, record.evidence, *budget, len(trial.data), available)
 
     done = {each.check for each in record.evidence}
     for number, check in enumerate(checks, 1):
@@ -149,7 +153,9 @@ def _finish(trial: Trial, record: Record, checks: tuple[Check, ...], observer: T
         if verdict().clear and not record.full:
             break
         observer.begin(check, number, len(checks), _seconds_left(checks, record.evidence, len(trial.data)))
+        started = time.perf_counter()
         evidence = check.run(trial)
+        evidence = replace(evidence, seconds=time.perf_counter() - started)
         record = record.with_evidence(evidence, trial.robust)
         record.save(verdict(), finished=False)
         observer.checked(check, evidence)
@@ -191,6 +197,8 @@ def _trial(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
         device=run.device,
         seed=run.experiment.seed,
         surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},
+        fresh=run.model,
+        more=run.dataset.train,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import RESTORE, read_json, write_text
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import RunError, one_line
 from calfat_plugin.trust.evidence import Evidence
 from calfat_plugin.trust.trial import as_bits, from_bits
 from calfat_plugin.trust.verdict import Verdict
@@ -19,7 +19,7 @@ from calfat_plugin.trust.verdict import Verdict
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2  # 1 knew no surrogate, no copies that judge again, and less of what makes a number unusable
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,12 @@ class Record:
         content = read_json(path)
         if not content:
             return cls(path, digest, facts)
+        if content.get("format") != FORMAT:
+            raise RunError(
+                f"{path}: was written by another version of calfat-plugin (format {one_line(content.get('format'))}; "
+                f"this one writes {FORMAT}), whose checks were others. It is not overwritten: remove it, or write the "
+                "new one elsewhere with --output."
+            )
         if content.get("digest") != digest:
             raise RunError(
                 f"{path}: holds the verdict on another model, budget, seed or set of images. It is not overwritten: "

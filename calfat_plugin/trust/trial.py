@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,14 +15,20 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, fixed_subset, refuse_training_mode
+from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode
+from calfat_plugin.evaluators.gradient import CW, CWOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.maths.losses import true_class, without_true_class
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.threat import ThreatModel, exact_text
+from calfat_plugin.trust.check import STEPS
 from calfat_plugin.trust.evidence import Row
+
+_ALONE = 8  # images that a fresh copy is asked about one by one
+_SAME = 1e-4  # of the largest logit: what the order of additions may change
 
 Progress = Callable[[str, int, int, int], None]
 
@@ -47,6 +52,8 @@ class Trial:
         correct: (N,) bool on the CPU, right on the clean image.
         robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
         surrogates: name to another model of the same task, whose adversarial examples are tried on this one.
+        fresh: gives a copy of the model that was asked nothing yet.
+        more: further images that the model may be asked about, which are not on trial; None: there are none.
         scratch: where a long attack keeps what it needs to continue after a crash; None: nowhere.
         on_progress: called with (label, examples done, in all, correct so far).
     """
@@ -60,7 +67,9 @@ class Trial:
     seed: int
     correct: Tensor
     robust: Tensor
-    surrogates: Mapping[str, nn.Module] = dataclasses.field(default_factory=dict)
+    surrogates: Mapping[str, nn.Module]
+    fresh: Callable[[], nn.Module]
+    more: ImageData | None = None
     scratch: Path | None = None
     on_progress: Progress = _ignore
 
@@ -84,54 +93,64 @@ class Trial:
         evaluator: Evaluator,
         *,
         threat: ThreatModel | None = None,
-        max_examples: int | None = None,
+        only: Tensor | None = None,
         craft_on: nn.Module | None = None,
         resumable: bool = False,
     ) -> Row:
-        """Attack, judge every point by this model, and remember what broke at the budget on trial.
+        """Attack, have every point judged twice, and remember what broke at the budget on trial.
+
+        This model judges, and a copy that was asked nothing before, in another order and in other batches. An image is
+        broken if either is wrong about it: whoever loads the model next gets that answer.
 
         Args:
             label: of the attack, unique at its budget.
             evaluator: gives adversarial examples.
             threat: another budget than the one on trial.
-            max_examples: the evaluator attacks this fixed random subset; None: all.
+            only: attack these examples, ascending (n,) indices on the CPU; None: all.
             craft_on: the model whose gradients the attack follows; None: this one.
             resumable: the evaluator continues where a killed process stopped, so what that one broke is kept, too.
+
+        Raises:
+            ModelError: the model returned nan or inf for an adversarial image.
         """
         memory = self.scratch / f"{label}.txt" if resumable and self.scratch is not None else None
-        broken = torch.zeros_like(self.correct)
+        broken, disputed = torch.zeros_like(self.correct), torch.zeros_like(self.correct)
         if memory is not None and memory.exists():
-            broken = from_bits(memory.read_text(encoding="utf-8"))
-        before, started = self.robust.clone(), time.perf_counter()
+            broken, disputed = map(from_bits, memory.read_text(encoding="utf-8").split())
+        started = time.perf_counter()
+        chosen = torch.arange(len(self.correct)) if only is None else only
 
         def judge(where: Tensor, x_adv: Tensor) -> None:
-            with torch.no_grad():
-                right = self.model(x_adv).argmax(dim=1).cpu() == self.data.y[where.to(self.device)].cpu()
-            broken[where[~right]] = True
+            if len(where) == 0:
+                return
+            where = chosen[where]
+            again = self.asked_anew(x_adv, f"adversarial images ({label})")
+            logits = self.asked(x_adv, f"adversarial images ({label})")
+            y = self.data.y[where.to(self.data.y.device)].cpu()
+            broken[where[(logits.argmax(dim=1) != y) | (again.argmax(dim=1) != y)]] = True
+            disputed[where[differ(logits, again)]] = True
             if memory is not None:  # before the evaluator notes that this batch is done
                 memory.parent.mkdir(parents=True, exist_ok=True)
-                write_text(memory, as_bits(broken))
+                write_text(memory, f"{as_bits(broken)}\n{as_bits(disputed)}\n")
 
         with seeded_world(derive_seed(self.seed, f"trust/{label}")):
             # Without a memory an attack must not continue either: what it broke before would not be judged again.
             scratch = self.scratch if resumable else None
-            result = self._measured(label, evaluator, threat or self.threat, craft_on, scratch, judge)
-        chosen = fixed_subset(len(broken), max_examples)
-        where = torch.arange(len(broken)) if chosen is None else chosen
-        left = None
-        if threat is None or threat.eps == self.threat.eps:
+            result = self._measured(label, evaluator, threat or self.threat, only, craft_on, scratch, judge)
+        on_trial = threat is None or threat.eps == self.threat.eps
+        if on_trial:
             self.robust &= ~broken
-            # Of a sample, what it broke anew, subtracted from what was left of all.
-            left = share(before) - share((before & broken)[where]) if chosen is not None else share(self.robust)
         zero = result.details.get("zero_gradients")
         return Row(
             attack=label,
             eps=exact_text((threat or self.threat).eps),
-            accuracy=share((self.correct & ~broken)[where]),
-            left=None if left is None else max(0.0, left),
-            examples=len(where),
+            accuracy=share((self.correct & ~broken)[chosen]),
+            left=share(self.robust) if on_trial else None,
+            examples=len(chosen),
             seconds=time.perf_counter() - started,
             zero_gradients=zero if isinstance(zero, int) and craft_on is None else None,
+            disputed=int(disputed.sum()),
+            of=len(self.correct),
         )
 
     def _measured(
@@ -139,30 +158,66 @@ class Trial:
         label: str,
         evaluator: Evaluator,
         threat: ThreatModel,
+        only: Tensor | None,
         craft_on: nn.Module | None,
         scratch: Path | None,
         judge: Callable[[Tensor, Tensor], None],
     ) -> EvaluationResult:
+        correct = self.correct if craft_on is None else None
         return measure(
             self.model if craft_on is None else craft_on,
-            self.data,
+            self.data if only is None else self.data.subset(only.numpy()),
             [(label, evaluator)],
             num_classes=self.num_classes,
             threat=threat,
             batch_size=self.batch_size,
             device=self.device,
             seed=self.seed,
-            correct=self.correct if craft_on is None else None,
+            correct=correct if correct is None or only is None else correct[only],
             scratch=scratch,
             on_progress=self.on_progress,
             on_examples=judge,
         )[label]
 
+    def asked(self, x: Tensor, what: str) -> Tensor:
+        """Logits of the model on trial for (N, C, H, W) pixels, on the CPU.
+
+        Raises:
+            ModelError: they are not finite; ``what`` says which images these are.
+        """
+        with torch.no_grad():
+            return finite(self.model(x).float().cpu(), what)
+
+    def asked_anew(self, x: Tensor, what: str) -> Tensor:
+        """The same of a copy that was asked nothing before: the last image first, some alone, the others in halves.
+
+        Raises:
+            ModelError: they are not finite; ``what`` says which images these are.
+        """
+        model, order = self.fresh(), torch.arange(len(x) - 1, -1, -1)
+        alone, together = order[:_ALONE].split(1), order[_ALONE:].split(max(1, (len(x) - _ALONE + 1) // 2))
+        parts = [part for part in (*alone, *together) if len(part)]
+        with torch.no_grad():
+            logits = torch.cat([model(x[part.to(x.device)]).float().cpu() for part in parts])
+        return finite(logits.flip(0), what)
+
+    def nearest_to_an_error(self) -> Tensor:
+        """The examples that are still right, by how little the true class leads after a few steps against it: (n,)."""
+        leads = torch.full((len(self.correct),), torch.inf)
+
+        def note(where: Tensor, x_adv: Tensor) -> None:
+            logits, y = self.asked(x_adv, "adversarial images"), self.data.y[where.to(self.data.y.device)].cpu()
+            leads[where] = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+
+        with seeded_world(derive_seed(self.seed, "trust/nearest")):
+            self._measured("nearest", CW(CWOptions(steps=STEPS)), self.threat, None, None, None, note)
+        left = self.robust.nonzero().squeeze(1)
+        return left[leads[left].argsort(stable=True)]
+
     def logits(self) -> Iterator[Tensor]:
         """Of the clean images, batch by batch, on the CPU."""
-        with torch.no_grad():
-            for x, _, _ in batches(self.data, self.batch_size, self.device):
-                yield self.model(x).float().cpu()
+        for x, _, _ in batches(self.data, self.batch_size, self.device):
+            yield self.asked(x, "clean images")
 
 
 def trial(
@@ -175,11 +230,13 @@ def trial(
     device: torch.device,
     seed: int,
     surrogates: Mapping[str, nn.Module],
+    fresh: Callable[[], nn.Module],
+    more: ImageData | None = None,
 ) -> Trial:
     """A model that may be attacked: everything that cannot be is refused here, before any work.
 
     Args:
-        model, surrogates: see :class:`Trial`.
+        model, surrogates, fresh, more: see :class:`Trial`.
         data: images, at least one, in any place.
         num_classes, threat, batch_size, device, seed: see :class:`Trial`.
 
@@ -194,11 +251,27 @@ def trial(
         for other in surrogates.values():
             right(other, data)
     found = Trial(
-        model, data, num_classes, threat, batch_size, device, seed, correct, correct.clone(), dict(surrogates)
+        model=model,
+        data=data,
+        num_classes=num_classes,
+        threat=threat,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+        correct=correct,
+        robust=correct.clone(),
+        surrogates=dict(surrogates),
+        fresh=fresh,
+        more=more,
     )
     if all(are_probabilities(logits) for logits in found.logits()):
         raise ModelError(PROBABILITIES["text"])
     return found
+
+
+def differ(logits: Tensor, others: Tensor) -> Tensor:
+    """Which rows of (N, C) two passes answered otherwise, beyond rounding: (N,) bool."""
+    return (others - logits).abs().amax(dim=1) > _SAME * float(logits.abs().amax())
 
 
 def share(verdicts: Tensor) -> float:

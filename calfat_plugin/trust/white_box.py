@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.report.numbers import percent
+from calfat_plugin.report.words import listing
 from calfat_plugin.threat import ThreatModel, parse_number
 from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
-from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check
+from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check, Symptom
 from calfat_plugin.trust.evidence import CLAIM, Found, Row
 
 if TYPE_CHECKING:
     from calfat_plugin.trust.trial import Trial
 
+_SCALE_FREE = "margin20"
 _FACTORS = (Fraction(1, 2), Fraction(2), Fraction(4))
 
 
@@ -34,11 +36,11 @@ class Gradients(Check):
     def rows(self, trial: Trial) -> Iterator[Row]:
         yield trial.attack("fgsm", FGSM(FGSMOptions()))
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         for row in rows:
             share = (row.zero_gradients or 0) / row.examples
             if share > ZERO_GRADIENTS:
-                yield f"the gradient of the cross-entropy is exactly zero for {percent(share)} of the images"
+                yield Symptom(f"the gradient of the cross-entropy is exactly zero for {percent(share)} of the images")
 
 
 class WhiteBox(Check):
@@ -70,7 +72,15 @@ class ScaleFree(Check):
         yield trial.attack("cw20", CW(CWOptions(steps=STEPS)))
         if trial.num_classes > 2:
             yield trial.attack("dlr20", DLR(options))
-        yield trial.attack("margin20", ProbabilityMargin(options))
+        yield trial.attack(_SCALE_FREE, ProbabilityMargin(options))
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        # The least of them: a loss that is cut off has none for an image that is wrong by far.
+        share = min(((row.zero_gradients or 0) / row.examples for row in rows), default=0.0)
+        if share > ZERO_GRADIENTS:
+            yield Symptom(
+                f"the gradient of the logits themselves is exactly zero for {percent(share)} of the images", masks=True
+            )
 
 
 class BudgetCurve(Check):
@@ -87,21 +97,27 @@ class BudgetCurve(Check):
         budgets = {factor * threat.eps for factor in _FACTORS if factor < 1 or factor * threat.eps < everything}
         for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
             scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
-            yield trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled)
+            yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
+        if row.accuracy > 0:  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
+            yield trial.attack(_SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
-        curve = budget_curve(rows, found)
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        curve = budget_curve([row for row in rows if row.attack == CLAIM], found)
         for (smaller, before), (larger, after) in pairwise(curve):
             if clearly_below(before, after, found.examples, SLACK):
-                yield (
+                yield Symptom(
                     f"the accuracy rises with the budget, from {percent(before)} at eps {smaller} to {percent(after)} "
-                    f"at eps {larger}"
+                    f"at eps {larger}",
+                    masks=True,
                 )
-        eps, last = curve[-1]
-        if clearly_below(found.guess, last, found.examples, SLACK):
-            yield (
-                f"at eps {eps} every image can be made the same grey one, yet {CLAIM} leaves {percent(last)}, more "
-                f"than guessing ({percent(found.guess)}): the attack fails"
+        eps, _ = curve[-1]
+        attacks = {row.attack: row.accuracy for row in rows if row.eps == eps}
+        least = min((*attacks.values(), curve[-1][1]))
+        if clearly_below(found.guess, least, found.examples, SLACK):
+            yield Symptom(
+                f"at eps {eps} every image can be made the same grey one, yet what {listing([*attacks] or [CLAIM])} "
+                f"leaves, {percent(least)}, is more than guessing ({percent(found.guess)}): the attack fails",
+                masks=True,
             )
 
 
@@ -119,14 +135,14 @@ class Strength(Check):
             yield trial.attack(f"pgd{steps}", PGD(PGDOptions(steps=steps)))
         yield trial.attack(f"{CLAIM} x 5", PGD(PGDOptions(steps=STEPS, restarts=5)))
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[str]:
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         if found.claimed is None or not rows:
             return
         few, many, restarted = rows
         curve = ((few.attack, few.accuracy), (CLAIM, found.claimed), (many.attack, many.accuracy))
         for (weak, before), (strong, after) in (*pairwise(curve), (curve[1], (restarted.attack, restarted.accuracy))):
             if clearly_below(before, after, found.examples, SLACK):
-                yield (
+                yield Symptom(
                     f"{strong} leaves {percent(after)}, more than {weak} with {percent(before)}: more effort finds less"
                 )
 

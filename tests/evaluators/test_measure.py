@@ -14,6 +14,8 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError, PluginError
+from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
+from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import AttackEvaluator, counts_of
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
@@ -193,6 +195,36 @@ def at_one_pixel(value: Callable[[torch.Tensor], torch.Tensor], pixel: int) -> C
 
 
 PIXEL = st.integers(0, 31)
+
+
+class Fragile(Linear):
+    """Knows the clean images alone: nan for every other one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        known = (x[:, None] == DATA.x).flatten(2).all(dim=2).any(dim=1)
+        return super().forward(x).masked_fill(~known[:, None], float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "what"),
+    [
+        (Cheat(lambda x: (x - 0.05).abs()), "images of evaluator 'cheat'"),
+        (AutoAttack(AutoAttackOptions(version="custom", attacks="square", queries=2)), "images of 'cheat' (square)"),
+    ],
+)
+def test_nan_for_an_adversarial_image_is_an_error(evaluator: Evaluator, what: str, monkeypatch: pytest.MonkeyPatch):
+    """Its largest logit was said to be the first: class 0."""
+    monkeypatch.setattr(SubAttacks, "perturb", lambda self, x, y: (x - 0.05).abs())
+    model = Fragile().eval()
+    attacked = int((model(DATA.x).argmax(dim=1) == DATA.y).sum()) if "square" in what else 8
+    with pytest.raises(ModelError) as caught:
+        run(evaluator, model, batch_size=8)
+    assert str(caught.value) == (
+        f"the model returned nan or inf for {attacked} of {attacked} {what}. Such an answer is no class, so nothing "
+        "can be counted: find the operation that overflows or divides by zero, and repair the model."
+    )
+
+
 EXCESS = st.floats(1e-5, 1e3, allow_nan=False)
 
 

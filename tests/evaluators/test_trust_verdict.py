@@ -16,7 +16,7 @@ from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel, parse_number
 from calfat_plugin.trust.battery import SAMPLE, battery
 from calfat_plugin.trust.evidence import Evidence, Row
-from calfat_plugin.trust.verdict import Verdict, conclude
+from calfat_plugin.trust.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.trust.white_box import BudgetCurve, unbounded
 
 CHECKS = battery(full=False, surrogates=1)
@@ -25,6 +25,9 @@ HONEST = {
     "pgd20": 0.80,
     "noise100": 0.96,
     "pgd20 of other": 0.92,
+    "pgd20 of surrogate": 0.90,
+    "cw20 of surrogate": 0.90,
+    "mi-fgsm20 of surrogate": 0.89,
     "cw20": 0.79,
     "dlr20": 0.80,
     "margin20": 0.80,
@@ -40,10 +43,15 @@ ROWS = {
     "pgd": ("pgd20",),
     "noise": ("noise100",),
     "transfer": ("pgd20 of other",),
+    "surrogate": ("pgd20 of surrogate", "cw20 of surrogate", "mi-fgsm20 of surrogate"),
     "losses": ("cw20", "dlr20", "margin20"),
     "strength": ("pgd5", "pgd100", "pgd20 x 5"),
     "black-box": ("square1000",),
     f"autoattack-{SAMPLE}": ("autoattack",),
+}
+FACTS = {
+    "answers": {"natural": 0.98, "guess": 0.11, "changed": 0.0, "batched": 0.0, "remembered": 0.0, "repeated": 0.0},
+    "slopes": {"unrelated": 0.0, "one-hot": 0.0},
 }
 GRADIENTS = {"fgsm", "pgd20", "cw20", "dlr20", "margin20", "pgd5", "pgd100", "pgd20 x 5"}
 
@@ -52,7 +60,8 @@ def made(
     attacks: Mapping[str, float] = {},
     curve: Mapping[str, float] = CURVE,
     zero: int = 0,
-    changed: float = 0.0,
+    zero_margin: int = 0,
+    facts: Mapping[str, float] = {},
     until: str = "",
 ) -> list[Evidence]:
     """Evidence in the battery's order: an honest model's, with these values instead; it ends before ``until``."""
@@ -60,15 +69,16 @@ def made(
     for check in CHECKS:
         if check.name == until:
             break
-        facts = {"natural": 0.98, "guess": 0.11, "changed": changed} if check.name == "answers" else {}
+        known = {name: facts.get(name, share) for name, share in FACTS.get(check.name, {}).items()}
         rows = []
         for attack in ROWS.get(check.name, ()):
             left = min(left, accuracies[attack])
-            vanished = (zero if attack == "fgsm" else 0) if attack in GRADIENTS else None
+            zeros = zero if attack == "fgsm" else zero_margin if check.name == "losses" else 0
+            vanished = zeros if attack in GRADIENTS else None
             rows.append(Row(attack, "0.1", accuracies[attack], left, 300, 1.0, vanished))
         if check.name == "budget":
             rows = [Row("pgd20", eps, accuracy, None, 300, 1.0, 0) for eps, accuracy in curve.items()]
-        found.append(Evidence(check.name, tuple(rows), facts))
+        found.append(Evidence(check.name, tuple(rows), known))
     return found
 
 
@@ -82,9 +92,10 @@ def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget(
     assert (found.natural, found.claimed, found.worst) == (0.98, 0.80, 0.78)
     assert found.difference == pytest.approx(0.02)
     assert found.sentence == (
-        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, pgd20 of other, "
-        "noise100, cw20, dlr20, margin20, pgd5, pgd100, pgd20 x 5, square1000 and autoattack together leave 78.0 % "
-        "[73.0, 82.3], 2.0 points fewer [0.9, 4.3]."
+        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, cw20, dlr20, "
+        "margin20, pgd20 of other, noise100, pgd5, pgd100, pgd20 x 5, square1000, pgd20 of surrogate, cw20 of "
+        "surrogate, mi-fgsm20 of surrogate and autoattack together leave 78.0 % [73.0, 82.3], 2.0 points fewer [0.9, "
+        "4.3]."
     )
 
 
@@ -92,6 +103,12 @@ def of_binomial(correct: int, number: int) -> tuple[float, float]:
     """Wilson's interval by scipy."""
     found = binomtest(correct, number).proportion_ci(method="wilson")
     return pytest.approx((found.low, found.high))  # type: ignore[no-any-return]
+
+
+def of_binomial_ends(correct: int, number: int) -> tuple[float, float]:
+    """The same as numbers."""
+    found = binomtest(correct, number).proportion_ci(method="wilson")
+    return found.low, found.high
 
 
 def test_every_share_has_its_interval() -> None:
@@ -105,30 +122,67 @@ def test_every_share_has_its_interval() -> None:
     assert Row("pgd20", "0.2", 0.5, None, 300, 1.0).as_json()["left_interval"] is None
 
 
-def test_what_a_sample_leaves_is_known_as_well_as_so_few_images_show_it() -> None:
+def test_what_the_last_images_leave_is_a_share_of_all() -> None:
+    """AutoAttack attacks a few; ``left`` is counted over all of them, and so are the intervals."""
     *others, last = made()
     (row,) = last.rows
-    sampled = dataclasses.replace(last, rows=(dataclasses.replace(row, examples=64),))
-    found = conclude(CHECKS, [*others, sampled], "linf", "0.1", 300)
-    assert found.intervals["claimed"] == of_binomial(240, 300)
-    assert found.intervals["worst"] == wilson(0.78, 64)
-    assert found.difference is not None
-    assert found.intervals["difference"] == wilson(found.difference, 64)
+    few = dataclasses.replace(last, rows=(dataclasses.replace(row, examples=32, of=300),))
+    found = conclude(CHECKS, [*others, few], "linf", "0.1", 300)
+    assert found.intervals["worst"] == of_binomial(234, 300)
+    assert found.intervals["difference"] == of_binomial(6, 300)
+    assert few.rows[0].left_interval == of_binomial(234, 300)
+    assert few.rows[0].interval == wilson(0.78, 32)
 
 
-def test_a_few_points_of_a_few_images_are_not_shown() -> None:
-    found = conclude(CHECKS, of(16, made(attacks={"autoattack": 0.7375})), "linf", "0.1", 16)
-    assert (found.word, found.clear) == ("not shown", False)
-    assert found.causes == (
-        "all attacks together leave 6.2 points fewer [1.1, 28.3], but of too few images to be sure: attack more of "
-        "them (--examples, --full)",
-    )
+_FEW = "and 5 decide: {} images are too few to be sure"
 
 
-@pytest.mark.parametrize(("examples", "word"), [(25, "holds"), (100, "not shown")])
-def test_one_image_is_no_symptom(examples: int, word: str) -> None:
-    """Noise leaves 4 points fewer than PGD-20: one image of 25, or four of a hundred."""
-    assert conclude(CHECKS, of(examples, made(attacks={"noise100": 0.76})), "linf", "0.1", examples).word == word
+@pytest.mark.parametrize(
+    ("left", "images", "available", "needed", "cause"),
+    [
+        (0.7375, 16, 359, 42, "leave 6.2 points fewer [1.1, 28.3], {}. About 42 would decide if the difference {}"),
+        (0.80, 60, None, 73, "leave 0.0 points fewer [0.0, 6.0], {}. About 73 would decide if the difference {}"),
+        (0.77, 300, 359, 457, "leave 3.0 points fewer [1.6, 5.6], {}. About 457 would decide if the difference {}"),
+        (0.75, 300, 359, None, "leave 5.0 points fewer [3.1, 8.1], {}, and so near to 5 no number of them {}"),
+    ],
+)
+def test_too_few_images_are_not_shown_and_what_would_decide_is_said(
+    left: float, images: int, available: int | None, needed: int | None, cause: str
+) -> None:
+    others = dict.fromkeys(("cw20", "pgd100", "pgd20 x 5"), 0.80)
+    evidence = of(images, made(attacks={**others, "autoattack": left}))
+    found = conclude(CHECKS, evidence, "linf", "0.1", images, available)
+    assert (found.word, found.text, found.usable, found.clear) == ("not shown", "not shown", True, False)
+    ends = {
+        None: "would be enough. Report both numbers",
+        457: "stays, and the test split has 359. Report both numbers",
+    }
+    end = ends.get(needed, f"stays (--examples {needed})")
+    assert (found.images, found.causes) == (needed, (f"all attacks together {cause.format(_FEW.format(images), end)}",))
+
+
+@pytest.mark.parametrize("difference", [0.0, 0.004, 0.02, 0.03, 0.049, 0.051, 0.07, 0.1, 0.15])
+def test_so_many_images_decide_and_one_fewer_does_not(difference: float) -> None:
+    images = deciding(difference)
+    assert images is not None
+    words = [word_of(difference, wilson(difference, number)) for number in (images - 1, images, 10 * images)]
+    clear = "holds" if difference < 0.05 else "overstated"
+    assert words == ["not shown", clear, clear]
+
+
+@pytest.mark.parametrize("share", [i / 359 for i in range(0, 60)])
+def test_the_word_is_where_the_interval_lies(share: float) -> None:
+    """Holds: all of it is below 5 points. Overstated: the share is above 5, and all of it above 2."""
+    low, high = of_binomial_ends(round(359 * share), 359)
+    expected = "holds" if high < 0.05 else "overstated" if share > 0.05 and low > 0.02 else "not shown"
+    assert word_of(share, wilson(share, 359)) == expected
+
+
+@pytest.mark.parametrize(("examples", "against"), [(25, ()), (100, (True,))])
+def test_one_image_is_no_symptom(examples: int, against: tuple[bool, ...]) -> None:
+    """Noise leaves 4 points fewer than the best gradient attack: one image of 25, or four of a hundred."""
+    found = conclude(CHECKS, of(examples, made(attacks={"noise100": 0.75})), "linf", "0.1", examples)
+    assert tuple(cause.startswith("random noise leaves") for cause in found.causes[:1] if "noise" in cause) == against
 
 
 def of(examples: int, evidence: list[Evidence]) -> list[Evidence]:
@@ -146,26 +200,33 @@ def test_a_number_does_not_hold_before_the_last_check(check: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "points", "cause"),
+    ("changes", "points", "cause", "hides"),
     [
-        ({"attacks": {"cw20": 0.5}}, "30.0", "losses that do not depend on the scale of the logits"),
-        ({"attacks": {"noise100": 0.6}}, "20.0", "random points of the ball break what PGD does not"),
-        ({"attacks": {"pgd20 of other": 0.7}}, "10.0", "other models' adversarial examples break"),
-        ({"attacks": {"pgd100": 0.7}}, "10.0", "more steps and restarts break more"),
-        ({"attacks": {"square1000": 0.2}}, "60.0", "Square, which uses no gradients, breaks"),
-        ({"attacks": {"autoattack": 0.7}}, "10.0", "AutoAttack breaks what PGD-20 does not"),
-        ({"attacks": {"noise100": 0.7, "cw20": 0.5}}, "30.0", "losses that do not depend"),
-        ({"attacks": {"cw20": 0.785, "pgd100": 0.765, "square1000": 0.745}}, "5.5", "more steps and restarts"),
+        ({"attacks": {"cw20": 0.5}}, "30.0", "losses that do not depend on the scale of the logits", False),
+        ({"attacks": {"noise100": 0.6}}, "20.0", "random points of the ball break what PGD does not", True),
+        ({"attacks": {"pgd20 of other": 0.7}}, "10.0", "other models' adversarial examples break", True),
+        ({"attacks": {"cw20 of surrogate": 0.7}}, "10.0", "adversarial examples of a surrogate, a network", True),
+        ({"attacks": {"pgd100": 0.7}}, "10.0", "more steps and restarts break more", False),
+        ({"attacks": {"square1000": 0.2}}, "60.0", "Square, which uses no gradients, breaks", True),
+        ({"attacks": {"autoattack": 0.7}}, "10.0", "AutoAttack breaks what PGD-20 does not", False),
+        ({"attacks": {"noise100": 0.7, "cw20": 0.5}}, "30.0", "losses that do not depend", False),
+        ({"attacks": {"cw20": 0.785, "pgd100": 0.762, "square1000": 0.745}}, "5.5", "more steps and restarts", False),
+        ({"attacks": {"cw20": 0.5}, "facts": {"unrelated": 0.2}}, "30.0", "losses that do not depend", True),
     ],
 )
-def test_an_overstated_number_names_the_check_that_broke_most(changes: dict, points: str, cause: str) -> None:
+def test_an_overstated_number_names_the_check_that_broke_most(
+    changes: dict, points: str, cause: str, hides: bool
+) -> None:
     found = verdict(**changes)
-    assert (found.word, found.text) == ("overstated", f"overstated by {points} points")
+    at_least, end = ("at least ", "; the worst case is no usable number") if hides else ("", "")
+    assert (found.word, found.text) == ("overstated", f"overstated by {at_least}{points} points{end}")
+    assert found.usable is not hides
     assert found.causes[0].startswith(cause)
     few, many, low, high = (f"{100 * end:.1f}" for name in ("difference", "worst") for end in found.intervals[name])
     assert found.sentence.startswith(
         "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) overstate the robustness by "
-        f"{points} points [{few}, {many}]: all attacks together leave {100 * found.worst:.1f} % [{low}, {high}]. "
+        f"{at_least}{points} points [{few}, {many}]: all attacks together leave {100 * found.worst:.1f} % [{low}, "
+        f"{high}]. "
         f"Cause: {cause}"
     )
 
@@ -175,8 +236,9 @@ def test_square_is_compared_with_the_best_attack_that_uses_gradients() -> None:
 
 
 def test_five_points_are_within_the_tolerance() -> None:
-    assert verdict(attacks={"autoattack": 0.7501}).word == "holds"
-    assert verdict(attacks={"autoattack": 0.7499}).text == "overstated by 5.0 points"
+    found = {left: conclude(CHECKS, of(10**6, made(attacks={"autoattack": left})), "linf", "0.1", 10**6).text
+             for left in (0.749, 0.75, 0.751)}  # fmt: skip
+    assert found == {0.749: "overstated by 5.1 points", 0.75: "not shown", 0.751: "holds"}
 
 
 def test_only_the_last_check_is_left_out_of_an_overstated_number() -> None:
@@ -186,47 +248,169 @@ def test_only_the_last_check_is_left_out_of_an_overstated_number() -> None:
     assert "overstate the robustness by at least 30.0 points [" in late.sentence
 
 
+UPPER_BOUND = (
+    " The worst case, {}, is no usable number, only an upper bound: the model hides from attacks. Attack it "
+    "without the "
+    "part that does, and report what that leaves."
+)
+SEE_NOTHING = "no attack that compares logits sees how near it is to an error"
+
+
 @pytest.mark.parametrize(
-    ("changes", "symptom"),
+    ("changes", "symptom", "worst"),
     [
-        ({"zero": 30}, "the gradient of the cross-entropy is exactly zero for 10.0 % of the images"),
+        ({"zero": 30}, "the gradient of the cross-entropy is exactly zero for 10.0 % of the images", ""),
         (
             {"curve": {**CURVE, "0.2": 0.85}},
             "the accuracy rises with the budget, from 80.0 % at eps 0.1 to 85.0 % at eps 0.2",
+            "78.0 %",
         ),
         (
             {"curve": {**CURVE, "0.5": 0.14, "0.4": 0.15}},
-            "at eps 0.5 every image can be made the same grey one, yet pgd20 leaves 14.0 %, more than guessing "
-            "(11.0 %): the attack fails",
+            "at eps 0.5 every image can be made the same grey one, yet what pgd20 leaves, 14.0 %, is more than "
+            "guessing (11.0 %): the attack fails",
+            "78.0 %",
         ),
-        ({"attacks": {"pgd100": 0.83}}, "pgd100 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less"),
+        (
+            {"attacks": {"pgd100": 0.83}},
+            "pgd100 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less",
+            "",
+        ),
         (
             {"attacks": {"pgd20 x 5": 0.83}},
             "pgd20 x 5 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less",
-        ),
-        ({"attacks": {"pgd5": 0.77}}, "pgd20 leaves 80.0 %, more than pgd5 with 77.0 %: more effort finds less"),
-        (
-            {"attacks": {"noise100": 0.77}},
-            "random noise leaves 77.0 %, fewer than pgd20 with 80.0 %: the gradients point nowhere",
+            "",
         ),
         (
-            {"attacks": {"pgd20 of other": 0.77}},
-            "pgd20 of other leaves 77.0 %, fewer than the model's own pgd20 with 80.0 %: its gradients are masked",
+            {"attacks": {"pgd5": 0.776}},
+            "pgd20 leaves 80.0 %, more than pgd5 with 77.6 %: more effort finds less",
+            "",
+        ),
+        (
+            {"attacks": {"noise100": 0.765}},
+            "random noise leaves 76.5 %, fewer than the best attack along its gradients with 79.0 %: the gradients "
+            "point nowhere",
+            "76.5 %",
+        ),
+        (
+            {"attacks": {"pgd20 of other": 0.765}},
+            "pgd20 of other leaves 76.5 %, fewer than the best attack along its own gradients with 79.0 %: they are "
+            "masked",
+            "76.5 %",
+        ),
+        (
+            {"attacks": {"mi-fgsm20 of surrogate": 0.765}},
+            "mi-fgsm20 of surrogate leaves 76.5 %, fewer than the best attack along its own gradients with 79.0 %: "
+            "they "
+            "are masked",
+            "76.5 %",
         ),
         (
             {"attacks": {"square1000": 0.765}},
             "Square, which uses no gradients, leaves 76.5 %, fewer than the best attack that uses them with 79.0 %: "
             "the gradients are masked",
+            "76.5 %",
+        ),
+        (
+            {"facts": {"unrelated": 0.25}},
+            "for 25.0 % of the images the gradient is not the slope of the logits: attacks along it climb another "
+            "function than the one that answers",
+            "78.0 %",
+        ),
+        (
+            {"facts": {"one-hot": 1.0}},
+            f"for 100.0 % of the images the logits are two different numbers alone, as a label is: {SEE_NOTHING}",
+            "78.0 %",
+        ),
+        (
+            {"facts": {"repeated": 0.5}},
+            "at a random point of the ball the logits of 50.0 % of the images are exactly what they are at the image "
+            f"itself: {SEE_NOTHING}",
+            "78.0 %",
+        ),
+        (
+            {"zero_margin": 30},
+            "the gradient of the logits themselves is exactly zero for 10.0 % of the images",
+            "78.0 %",
+        ),
+    ],
+)  # fmt: skip
+def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, symptom: str, worst: str) -> None:
+    """Where the model hides from attacks, what withstands them is no usable number."""
+    found = verdict(**changes)
+    assert (found.word, found.causes, found.usable) == ("not shown", (symptom,), not worst)
+    assert found.text == ("not shown; the worst case is no usable number" if worst else "not shown")
+    assert found.sentence == (
+        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: "
+        f"{symptom}.{UPPER_BOUND.format(worst) if worst else ''}"
+    )
+
+
+@pytest.mark.parametrize("facts", [{"unrelated": 0.1}, {"one-hot": 0.1}, {"repeated": 0.01}, {"batched": 0.01}])
+def test_a_few_images_hide_nothing(facts: dict[str, float]) -> None:
+    """A kink of a ReLU, or rounding."""
+    assert verdict(facts=facts).word == "holds"
+
+
+def test_a_margin_that_reaches_grey_where_the_cross_entropy_does_not_is_no_symptom() -> None:
+    """tanh(40 x) in front of an honest network: its pixels saturate at a budget five times the one on trial."""
+    evidence = made(curve={**CURVE, "0.4": 0.2, "0.5": 0.2})
+    where = next(index for index, each in enumerate(evidence) if each.check == "budget")
+    margin = dataclasses.replace(evidence[where].rows[-1], attack="margin20", accuracy=0.08)
+    evidence[where] = dataclasses.replace(evidence[where], rows=(*evidence[where].rows, margin))
+    assert conclude(CHECKS, evidence, "linf", "0.1", 300).word == "holds"
+    blind = dataclasses.replace(margin, accuracy=0.14)
+    evidence[where] = dataclasses.replace(evidence[where], rows=(*evidence[where].rows[:-1], blind))
+    assert conclude(CHECKS, evidence, "linf", "0.1", 300).causes == (
+        "at eps 0.5 every image can be made the same grey one, yet what pgd20 and margin20 leaves, 14.0 %, is more "
+        "than "
+        "guessing (11.0 %): the attack fails",
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "disputed", "cause"),
+    [
+        (
+            {"batched": 0.3},
+            0,
+            "the answer about an image depends on the other images of its batch, or on their order, for 30.0 % of the "
+            "images. An accuracy is then one of the batches, not of the images: let the model use statistics that it "
+            "keeps (running averages), not the batch's",
+        ),
+        (
+            {"remembered": 0.3},
+            0,
+            "the answer depends on what the model was asked before: a freshly loaded copy answers otherwise about 30.0 "
+            "% of the points. What it remembers is not its robustness: judge it without its memory",
+        ),
+        (
+            {},
+            30,
+            "a freshly loaded copy, asked in another order and in other batches, answers otherwise about up to 10.0 % "
+            "of an attack's adversarial images: the answer depends on something else than the image. Find it (memory, "
+            "counters, the batch), and judge the model without it",
         ),
     ],
 )
-def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, symptom: str) -> None:
-    found = verdict(**changes)
-    assert (found.word, found.causes) == ("not shown", (symptom,))
+def test_no_number_is_usable_of_a_model_whose_answer_depends_on_more_than_the_image(
+    facts: dict[str, float], disputed: int, cause: str
+) -> None:
+    evidence = made(facts=facts, until="slopes")
+    last = dataclasses.replace(evidence[-1].rows[-1], disputed=disputed)
+    found = conclude(CHECKS, [*evidence[:-1], dataclasses.replace(evidence[-1], rows=(last,))], "linf", "0.1", 300)
+    assert (found.word, found.clear, found.usable) == ("not shown", True, False)
+    assert found.causes == (cause,)
     assert found.sentence == (
-        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: "
-        f"{symptom}."
+        f"Robustness within linf 0.1 (300 test images) is not shown. Cause: {cause}. No number of such a model is "
+        "usable."
     )
+
+
+def test_the_last_check_is_left_out_of_a_model_that_hides() -> None:
+    """AutoAttack could make its number no more usable."""
+    early, late = (verdict(facts={"unrelated": 0.5}, until=name) for name in ("surrogate", f"autoattack-{SAMPLE}"))
+    assert (early.clear, late.clear, late.usable) == (False, True, False)
 
 
 def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once() -> None:
@@ -246,7 +430,8 @@ def test_of_a_randomised_model_one_run_decides_nothing() -> None:
     assert found.sentence == (
         "Robustness within linf 0.1 (300 test images) is not shown. Cause: the model is randomised: asked about the "
         "same images again, it gives other logits for 40.0 % of them, and the same attack leaves from 61.0 % to 63.0 "
-        "%. One run decides nothing: average gradients and verdicts over many draws (autoattack with version: rand)."
+        "%. One run decides nothing: average gradients and verdicts over many draws (autoattack with version: rand). "
+        "No number of such a model is usable."
     )
 
 
@@ -258,10 +443,12 @@ def test_nothing_is_said_before_the_first_check() -> None:
 
 def test_the_battery_is_ordered_by_cost_and_ends_with_autoattack() -> None:
     for checks in (battery(full=False), battery(full=True), battery(full=False, surrogates=3)):
-        costs = [check.cost(SAMPLE) for check in checks[3:]]
+        costs = [check.cost(SAMPLE) for check in checks[5:-1]]
         assert costs == sorted(costs)
         assert checks[-1].name.startswith("autoattack")
-    assert [check.name for check in battery(full=True)][:3] == ["answers", "gradients", "pgd"]
+    first = [check.name for check in battery(full=True)][:5]
+    assert first == ["answers", "gradients", "pgd", "slopes", "losses"]
+    assert "surrogate" in {check.name for check in battery(full=False)}
     assert battery(full=True)[-1].name == "autoattack"
 
 
@@ -284,7 +471,7 @@ def test_the_step_grows_and_shrinks_with_the_budget() -> None:
     trial: Any = SimpleNamespace(
         threat=ThreatModel(eps="0.1", step_size="0.025"),
         data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)),
-        attack=lambda label, evaluator, threat: attacked.append(threat),
+        attack=lambda label, evaluator, threat: attacked.append(threat) or Row(label, "", 0.0, None, 2, 0.0),
     )
     list(BudgetCurve().rows(trial))
     assert [(float(threat.eps), float(threat.step_size)) for threat in attacked] == [

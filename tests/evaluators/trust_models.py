@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,103 @@ class RandomisedAndFlat(Randomised):
 
     def forward(self, x: Tensor) -> Tensor:
         return 1e-6 * super().forward(x)
+
+
+class Foreign(Honest):
+    """Its own logits, and the gradients of another network: of itself, turned by one class."""
+
+    def answer(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = super().forward(x).roll(1, dims=1)
+        return self.answer(x).detach() + other - other.detach()
+
+
+class OneHotForeign(Foreign):
+    """The same with answers of one-hot type."""
+
+    def answer(self, x: Tensor) -> Tensor:
+        return 10.0 * nn.functional.one_hot(self.net(x).argmax(dim=1), 10)
+
+
+class OneHot(Honest):
+    """Answers of one-hot type that have no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 10.0 * nn.functional.one_hot(super().forward(x).argmax(dim=1), 10) + 0 * x.sum()
+
+
+class HashNoise(Honest):
+    """Noise on the logits that is a function of the image's sum: always the same for one image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.frac(12345.678 * x.detach().flatten(1).double().sum(dim=1, keepdim=True)).float()
+        return super().forward(x) + 4 * torch.cos(2 * torch.pi * (noise + torch.arange(10) / 10))
+
+
+class Backwards(Honest):
+    """Within each period the margin runs backwards (Chen et al. 2022, AAA), so climbing leads back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        top = logits.topk(2, dim=1)
+        margin = top.values[:, 0] - top.values[:, 1]
+        turned = 12 * (margin.detach() / 6).floor() + 6 - margin
+        return logits.scatter_add(1, top.indices[:, :1], (turned - margin)[:, None])
+
+
+class Remembering(Honest):
+    """Repeats what it has answered to an image within 0.2 of one that it has seen."""
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        for images, answers in self.seen:
+            distance, nearest = torch.cdist(x.detach().flatten(1), images.flatten(1), p=math.inf).min(dim=1)
+            logits = logits.where((distance > 0.2)[:, None], answers[nearest] + logits - logits.detach())
+        if len(self.seen) < 3:
+            self.seen.append((x.detach().clone(), logits.detach().clone()))
+        return logits
+
+
+class RememberingForAll(Remembering):
+    """The same with one memory for all copies."""
+
+    shared: ClassVar[list[tuple[Tensor, Tensor]]] = []
+
+    def __init__(self, **shapes: Any) -> None:
+        super().__init__(**shapes)
+        self.seen = self.shared
+
+
+class BatchStatistics(Honest):
+    """Images relative to the mean of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - 0.5 * (x.mean(dim=0, keepdim=True) - 0.3))
+
+
+class Counting(Honest):
+    """Answers something else from the 40th call on."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        logits = super().forward(x)
+        return logits if self.calls < 40 else logits.roll(1, dims=1)
+
+
+class OnlyDigits(Honest):
+    """No number for an image whose pixels are no sixteenths, as all of scikit-learn's digits are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved = ((16 * x).round() - 16 * x).abs().flatten(1).amax(dim=1, keepdim=True) > 1e-3
+        return super().forward(x).masked_fill(moved, math.nan)
 
 
 class Probabilities(Honest):

@@ -58,6 +58,11 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "trust/pgd20": 2195172321704476937,
     "trust/clean": 1198469754649323814,
     "trust/answers": 1223165112840356200,
+    "trust/nearest": 3786458461243447887,
+    "trust/slopes": 7517516967473820027,
+    "trust/surrogate": 4705611907695858808,
+    "trust/surrogate/order": 2644833467900309753,
+    "trust/surrogate/start": 5484186179072123245,
 }
 LABELLED = {"evaluate/pgd20": "evaluate/<label>", "trust/pgd20": "trust/<attack>"}
 

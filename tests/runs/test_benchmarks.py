@@ -29,6 +29,7 @@ from benchmarks import (
     precision,
     round_overhead,
     scaling,
+    trust,
     work,
     workers,
 )
@@ -37,6 +38,7 @@ from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.passes import fast_passes
+from calfat_plugin.trust.battery import battery
 from tests.environment import bare
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.methods.helpers import CPU
@@ -580,3 +582,48 @@ class Brittle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         near = 0.05 - torch.cdist(x.flatten(1), self.clean)  # (N, 2)
         return torch.cat((near, torch.arange(8) / 1000 * torch.ones(len(x), 8)), dim=1)
+
+
+# --- trust ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_words_by_the_true_gap_are_shares_of_all_samples() -> None:
+    for gap in trust.GAPS:
+        found = trust.words(gap / 100, 359, samples=200)
+        assert sum(found.values()) == pytest.approx(1)
+    assert trust.words(0.0, 359, samples=10) == {"holds": 1.0, "not shown": 0.0, "overstated": 0.0}
+    assert trust.words(0.12, 8000, samples=10) == {"holds": 0.0, "not shown": 0.0, "overstated": 1.0}
+    assert len(list(trust.words_table())) == 2 + len(trust.GAPS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "false"),
+    [
+        ({}, ""),
+        ({"truth": 0.80}, ""),
+        ({"truth": 0.79}, "holds"),
+        ({"truth": 0.79, "honest": False}, "holds"),
+        ({"word": "overstated"}, "alarm"),
+        ({"word": "overstated", "truth": 0.79}, ""),
+        ({"word": "overstated", "honest": False}, ""),
+        ({"word": "not shown", "cause": "359 images are too few to be sure"}, ""),
+        ({"word": "not shown", "cause": "the gradient is zero"}, "alarm"),
+        ({"word": "not shown", "cause": "the gradient is zero", "honest": False}, ""),
+        ({"word": "not robust"}, ""),
+    ],
+)
+def test_what_a_false_verdict_is(changes: dict[str, object], false: str) -> None:
+    values = {"kind": "Plain", "eps": "0.1", "honest": True, "natural": 0.99, "claimed": 0.85, "worst": 0.84}
+    values |= {"truth": 0.84, "word": "holds", "usable": True, "text": "holds", "cause": "", "seconds": 1.0}
+    assert trust.Found(**{**values, **changes}).false == false  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in (*trust.MASKED, *trust.HONEST)])
+def test_every_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "battery", lambda *, full: battery(full=full)[:3])
+    monkeypatch.setattr(trust, "TRUTH_STEPS", 1)
+    monkeypatch.setattr(trust, "TRUTH_ITERATIONS", 1)
+    found = trust.judged(trust.Case(kind, "0.1", seed=0, width=2, examples=12, epochs=1))
+    assert (found.kind, found.honest) == (kind, kind in {each.__name__ for each in trust.HONEST})
+    assert 0 <= found.truth <= (found.worst or 1) <= 1
+    assert f"| `{kind}` | 0.1 | " in "\n".join(trust.table([found]))

@@ -20,6 +20,7 @@ from calfat_plugin.evaluators.base import (
     budget_as_json,
     check_budget,
     counts_of,
+    finite,
     narrowed,
     refuse_training_mode,
 )
@@ -102,7 +103,7 @@ class AutoAttack(Evaluator):
 
         Raises:
             BudgetError: a sub-attack left the budget.
-            ModelError: the model is in training mode.
+            ModelError: the model is in training mode, or returned nan or inf.
         """
         import torch
 
@@ -216,7 +217,7 @@ class _Run:
         x, y = self._images(where.to(self.task.data.x.device))
         x_adv = self.attacks.perturb(x, y)
         self.threat.check(x_adv, x, who=f"evaluator '{self.label}' ({name})")
-        broken = (self.task.model(x_adv).max(dim=1)[1] != y).cpu()
+        broken = (finite(self.task.model(x_adv), f"images of '{self.label}' ({name})").max(dim=1)[1] != y).cpu()
         self.state.robust[where[broken]] = False
         self.task.on_examples(where[broken], x_adv[broken.to(x_adv.device)])
 

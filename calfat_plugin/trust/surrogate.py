@@ -1,0 +1,104 @@
+"""A second network that learns what the model on trial answers around the images, and has gradients of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calfat_plugin.datasets.batches import batches
+from calfat_plugin.datasets.data import ImageData, pixels
+from calfat_plugin.evaluators.base import subset
+from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
+from calfat_plugin.seeds import derive_seed, generator
+
+if TYPE_CHECKING:
+    from calfat_plugin.trust.trial import Trial
+
+EPOCHS = 10
+MORE = 1000  # images beside those on trial
+_BATCH = 64
+_STEPS = 3  # of the attack in its training
+_WIDTH = 16
+_SMALLEST = 8  # pixels a side before the last layers
+_LEARNING_RATE = 2e-3
+
+
+def passes(examples: int) -> float:
+    """About how many single images pass through the surrogate, and through the model, in training."""
+    return EPOCHS * (examples + MORE) * (3.0 * _STEPS + 2 * 3.0 + 1)
+
+
+def network(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    """Plain convolutions that halve the image until it is small, and two dense layers."""
+    layers: list[nn.Module] = [nn.Conv2d(in_channels, _WIDTH, 3, padding=1), nn.ReLU()]
+    side = min(image_size)
+    while side > _SMALLEST:
+        layers += [nn.Conv2d(_WIDTH, _WIDTH, 3, stride=2, padding=1), nn.ReLU()]
+        side = (side + 1) // 2
+    layers += [nn.Conv2d(_WIDTH, 2 * _WIDTH, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()]
+    with torch.no_grad():
+        size = nn.Sequential(*layers)(torch.zeros(1, in_channels, *image_size)).shape[1]
+    return nn.Sequential(*layers, nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_classes))
+
+
+def pool(trial: Trial) -> ImageData:
+    """What the model is asked about: the images on trial, and some more."""
+    own = ImageData(pixels(trial.data.x).cpu(), trial.data.y.cpu())
+    if trial.more is None:
+        return own
+    more = subset(trial.more, MORE)
+    return ImageData(torch.cat([own.x, pixels(more.x).cpu()]), torch.cat([own.y, more.y.cpu()]))
+
+
+def trained_surrogate(trial: Trial) -> nn.Module:
+    """A network trained on the model's own labels: of the images, and of adversarial examples against itself.
+
+    Labels alone are asked for, so neither one-hot answers nor logits that lie about margins mislead it; and since they
+    are asked for around the very images on trial, what it learns there is the model's own decision.
+
+    Raises:
+        ModelError: the model returned nan or inf.
+    """
+    asked = pool(trial)
+    with seeded_world(derive_seed(trial.seed, "trust/surrogate")):
+        model = network(asked.x.shape[1], (asked.x.shape[2], asked.x.shape[3]), trial.num_classes).to(trial.device)
+    order = generator(trial.seed, "trust/surrogate/order")
+    noise = generator(trial.seed, "trust/surrogate/start")
+    labels = labels_of(trial, asked.x)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    for _ in range(EPOCHS):
+        for x, y, _ in batches(ImageData(asked.x, labels), _BATCH, trial.device, generator=order):
+            x_adv = crafted(trial, model, x, y, noise)
+            with torch.enable_grad():
+                seen = torch.cat([x, x_adv])
+                loss = functional.cross_entropy(model(seen), torch.cat([y, labels_of(trial, x_adv).to(y.device)]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def crafted(trial: Trial, model: nn.Module, x: Tensor, y: Tensor, noise: torch.Generator) -> Tensor:
+    """A few steps of PGD against the network that is trained."""
+    with attack_mode(model):
+        return gradient_ascent(
+            model,
+            x,
+            lambda logits: functional.cross_entropy(logits, y, reduction="sum"),
+            threat=trial.threat,
+            steps=_STEPS,
+            step_size=float(trial.threat.eps) / 2,
+            start=trial.threat.random_start(x, noise),
+        )
+
+
+def labels_of(trial: Trial, x: Tensor) -> Tensor:
+    """(N,) int64 on the CPU: the classes that the model on trial says."""
+    parts = x.split(trial.batch_size)
+    return torch.cat([trial.asked(part.to(trial.device), "images near those on trial").argmax(1) for part in parts])
