@@ -132,13 +132,12 @@ def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) 
     run = recipe.parent / "run"
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
-    header, first, second = (run / "rounds.csv").read_text().splitlines()
-    worst = "natural_worst_class,natural_worst_clients,fgsm_worst_class,fgsm_worst_clients"
-    assert header.endswith(f",seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,{worst}")
-    (run / "rounds.csv").write_text("\n".join([header, f"{first.rsplit(',', 9)[0]},5000.5{8 * ','}", second, ""]))
+    rows = read_rounds(run / "rounds.csv")
+    kept = (run / "rounds.csv").read_text()
+    (run / "rounds.csv").write_text(kept.replace(f",{rows[0]['seconds']},", ",5000.5,"))
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     seconds = json.loads((run / "results.json").read_text())["seconds"]
-    assert 5000.5 + float(second.split(",")[-9]) < seconds < 5000.5 + TIMEOUT
+    assert 5000.5 + float(rows[1]["seconds"]) < seconds < 5000.5 + TIMEOUT
 
 
 def test_more_rounds_than_before_extend_a_finished_run(
