@@ -73,9 +73,9 @@ class Run:
         return f"<Run {self.directory}: {accuracies or 'not finished'}>"
 
     def _repr_html_(self) -> str:
-        head: tuple[str, ...] = ("evaluator", "accuracy", "strict", "examples") if self.results else ("not finished",)
+        head: tuple[str, ...] = ("evaluator", "accuracy", "release", "examples") if self.results else ("not finished",)
         results = self.results.values()
-        body = [(r.label, percent(r.accuracy), percent(r.accuracy_strict), str(r.num_examples)) for r in results]
+        body = [(r.label, percent(r.accuracy), percent(r.accuracy_release), str(r.num_examples)) for r in results]
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in (head, *body))
         alarms = "".join(f"<p>{escape(alarm.code)}: {escape(alarm.text)}</p>" for alarm in self.alarms)
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 State = Mapping[str, "Tensor"]
 
 #: Of ``results.json``; it grows when a key changes its meaning or goes, not when one is added (docs/run_directory.md).
-RESULTS_FORMAT = 1
+RESULTS_FORMAT = 2
 #: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
 FELL = "attack_falls"
 #: Keys of an evaluation that are not written where there is nothing.
@@ -53,11 +53,12 @@ class EvaluationResult:
     Attributes:
         label: the evaluator's name in this run (``pgd20``).
         num_examples: how many test examples were evaluated.
-        accuracy: share of examples whose final (adversarial) point is classified correctly: the convention of the
-            CalFAT release, used in the paper's tables.
-        accuracy_strict: share classified correctly both clean and under attack: never above the natural accuracy.
+        accuracy: share of examples that are classified correctly both clean and under attack, which is what robust
+            accuracy means elsewhere: never above the natural accuracy.
+        accuracy_release: share whose final (adversarial) point is classified correctly, whatever became of the clean
+            image: the convention of the CalFAT release, used in the paper's tables.
         per_class: ``accuracy`` per class; None where the class has no test example.
-        per_class_strict: likewise for ``accuracy_strict``.
+        per_class_release: likewise for ``accuracy_release``.
         settings: how the number was made (eps, steps, start, seed ...), ready for JSON.
         implementation: package and version that made the adversarial examples.
         seconds: wall-clock time.
@@ -70,9 +71,9 @@ class EvaluationResult:
     label: str
     num_examples: int
     accuracy: float
-    accuracy_strict: float
+    accuracy_release: float
     per_class: tuple[float | None, ...]
-    per_class_strict: tuple[float | None, ...]
+    per_class_release: tuple[float | None, ...]
     settings: Mapping[str, Any]
     implementation: str
     seconds: float
@@ -214,10 +215,10 @@ def evaluation_as_json(evaluation: EvaluationResult) -> dict[str, Any]:
 
 
 def evaluation_from_json(row: Mapping[str, Any]) -> EvaluationResult:
-    """What :func:`evaluation_as_json` was given, of an entry of a results file of any version."""
+    """What :func:`evaluation_as_json` was given, of an entry as ``report.reading`` gives it."""
     names = [field.name for field in dataclasses.fields(EvaluationResult)]
     values = {name: row[name] for name in names if name in row or name not in _OPTIONAL}
-    values |= {name: tuple(row[name]) for name in ("per_class", "per_class_strict")}
+    values |= {name: tuple(row[name]) for name in ("per_class", "per_class_release")}
     if worst := values.get("worst_clients"):
         values["worst_clients"] = Worst(worst["accuracy"], tuple(worst["ids"]))
     return EvaluationResult(**values)

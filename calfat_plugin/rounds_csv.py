@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calfat_plugin.disk import long_csv_fields
+from calfat_plugin.earlier import RELEASE, WORST, round_as_today
 from calfat_plugin.errors import RunError
 
 ALARMS = "alarms"
 TEXT_COLUMNS = ("clients", "refused", ALARMS)
-STRICT = "_strict"
-WORST = ("_worst_class", "_worst_clients")
 #: What the columns of a monitored evaluator have after its label, beside the column of its accuracy.
-SUFFIXES = (STRICT, *WORST)
+SUFFIXES = (RELEASE, *WORST)
 _LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
 
@@ -46,7 +45,7 @@ def text_of(path: Path) -> str:
 
 
 def rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of the file's lines, each with a value for every column, numbers where numbers belong.
+    """The rows of the file's lines, each with a value for every column of today, numbers where numbers belong.
 
     Raises:
         RunError: a row is otherwise.
@@ -57,7 +56,7 @@ def rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
             reader = csv.DictReader(lines, strict=True)
             for row in reader:
                 _check_row(row, len(reader.fieldnames or ()))
-                rows.append(row)
+                rows.append(round_as_today(row))
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None

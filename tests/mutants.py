@@ -674,8 +674,8 @@ MUTANTS = (
     Mutant(
         "a threat of a panel forgets the clean image",
         "evaluators/panel.py",
-        "result.accuracy_strict) for name",
         "result.accuracy) for name",
+        "result.accuracy_release) for name",
         CORRUPTED,
     ),
     Mutant(

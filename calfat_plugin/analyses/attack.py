@@ -192,13 +192,14 @@ def _place(plan: Plan, output: Path | None) -> tuple[Path, str]:
 
 
 def _write(path: Path, plan: Plan, content: Mapping[str, Any], alarms: tuple[Alarm, ...], seconds: float) -> None:
-    from calfat_plugin.results import evaluation_as_json
+    from calfat_plugin.results import RESULTS_FORMAT, evaluation_as_json
     from calfat_plugin.runs.directory import RunDirectory
     from calfat_plugin.runs.writer import CONVENTIONS
 
     RunDirectory(path.parent).write_json(
         path,
         {
+            "format": RESULTS_FORMAT,
             **content,
             "seconds": seconds,
             "conventions": CONVENTIONS,

@@ -22,6 +22,7 @@ from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.report.analyses import mean_of
 from calfat_plugin.report.reading import PER_CLASS
+from calfat_plugin.results import RESULTS_FORMAT
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
@@ -89,6 +90,7 @@ def compare_per_class(
         shards = shards_of(run.experiment, run.dataset, run.device)
         found = {name: list(_clients(run, name, variant, shards, say)) for name, variant in variants.items()}
         content = {
+            "format": RESULTS_FORMAT,
             "protocol": "one local epoch of each method from one global model, no aggregation, whole test split",
             "checkpoint": checkpoint,
             "round": run.checkpoint[0].round,

@@ -63,5 +63,6 @@ class LiveAttackProgress(AttackObserver):
 
 
 def _line(result: EvaluationResult) -> str:
-    strict = f", strict {percent(result.accuracy_strict)}" if result.accuracy_strict != result.accuracy else ""
-    return f"{with_budget(result)}  {percent(result.accuracy)}{strict}  {result.seconds:.1f} s"
+    differs = result.accuracy_release != result.accuracy
+    release = f", release {percent(result.accuracy_release)}" if differs else ""
+    return f"{with_budget(result)}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s"

@@ -38,7 +38,7 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
     figures = list(dict.fromkeys(name for result in results for name in result.metrics))
     words = (name.replace("_", " ") for name in figures)
     eps = ("eps",) if by_eps else ()
-    for heading in (*eps, "accuracy", "95 % interval", "strict", *words, "examples", "seconds"):
+    for heading in (*eps, "accuracy", "95 % interval", "release", *words, "examples", "seconds"):
         table.add_column(heading, justify="right")
     for result in results:
         found = of_accuracy((result.accuracy,), result.num_examples)
@@ -46,7 +46,7 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
             *((result.label, _budget(result)) if by_eps else (with_budget(result),)),
             percent(result.accuracy),
             "" if found is None else interval(*found),
-            percent(result.accuracy_strict),
+            percent(result.accuracy_release),
             *(f"{result.metrics[name]:.4g}" if name in result.metrics else "" for name in figures),
             str(result.num_examples),
             f"{result.seconds:.1f}",

@@ -170,11 +170,11 @@ def _lowest(results: Iterable[EvaluationResult], like: EvaluationResult) -> Eval
         return result.num_examples, result.settings.get("norm"), result.settings.get("eps")
 
     comparable = (result for result in results if setting(result) == setting(like))
-    return min(comparable, key=lambda result: result.accuracy_strict, default=None)
+    return min(comparable, key=lambda result: result.accuracy, default=None)
 
 
 def _clearly_below(low: EvaluationResult, high: EvaluationResult, share: float) -> bool:
-    return clearly_below(low.accuracy_strict, high.accuracy_strict, high.num_examples, share)
+    return clearly_below(low.accuracy, high.accuracy, high.num_examples, share)
 
 
 def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
@@ -194,4 +194,4 @@ def _name(result: EvaluationResult) -> str:
 
 
 def _percent(result: EvaluationResult) -> str:
-    return f"{100 * result.accuracy_strict:.1f} %"
+    return f"{100 * result.accuracy:.1f} %"

@@ -116,7 +116,7 @@ class AttackEvaluator(Evaluator):
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
             reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
-            done, correct = done + len(y), correct + int(verdicts[-1].sum())
+            done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where].cpu()).sum())
             task.on_progress(done, len(task.data), correct)
         budget = budget_as_json(threat) if self.has_budget else {}
         aim = {} if task.targets is None else {"targeted": True}
@@ -282,8 +282,8 @@ def budget_as_json(threat: ThreatModel) -> dict[str, str]:
 def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
     """Count verdicts per class, in both conventions of robust accuracy (methods.md 9).
 
-    The *release* counts an example as robust when its final adversarial point is classified correctly, whatever became
-    of the clean image; *strict* wants both right, and so never exceeds natural accuracy.
+    An example is robust when it is classified correctly both clean and at its final adversarial point. The *release* of
+    CalFAT leaves the clean image out of account, so its accuracy may exceed the natural one.
 
     Args:
         task: what was attacked, at least one example, with the verdicts on the clean images.
@@ -295,7 +295,7 @@ def counts_of(task: EvaluationTask, adv_correct: Tensor) -> dict[str, Any]:
     y = task.data.y.cpu()
     examples = y.bincount(minlength=task.num_classes).tolist()
     counts: dict[str, Any] = {"num_examples": len(y)}
-    for suffix, right in (("", adv_correct), ("_strict", adv_correct & task.clean_correct.cpu())):
+    for suffix, right in (("", adv_correct & task.clean_correct.cpu()), ("_release", adv_correct)):
         found = y[right].bincount(minlength=task.num_classes).tolist()
         counts[f"accuracy{suffix}"] = sum(found) / len(y)
         counts[f"per_class{suffix}"] = tuple(one / n if n else None for one, n in zip(found, examples, strict=True))

@@ -216,7 +216,7 @@ def _checked(result: object, label: str) -> EvaluationResult:
     """Refuse what the rest of the run could not work with."""
     if not isinstance(result, EvaluationResult):
         raise PluginError(f"evaluator '{label}' returned a {type(result).__name__}; expected an EvaluationResult.")
-    for name in ("accuracy", "accuracy_strict"):
+    for name in ("accuracy", "accuracy_release"):
         value = getattr(result, name)
         if not (isinstance(value, float) and math.isfinite(value) and 0 <= value <= 1):
             raise PluginError(f"evaluator '{label}' returned {name} {one_line(value)}; expected a fraction in [0, 1].")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.recipe.schema import Recipe
 
-_COUNTING = "strict only: right clean and under every threat. The mean is over the threats, of corruptions their mean"
+_COUNTING = "right clean and under every threat. The mean is over the threats, of corruptions their mean"
 _BALL = "eps of the threat in {}; null leaves it out"
 
 
@@ -72,7 +72,7 @@ class Panel(Evaluator):
         for position, (name, evaluator) in enumerate(threats.items()):
             part = _part(task, name, position, len(threats), robust)
             results[name] = evaluator.evaluate(part, f"{label}/{name}")
-        figures = {name: result.metrics.get(MEAN, result.accuracy_strict) for name, result in results.items()}
+        figures = {name: result.metrics.get(MEAN, result.accuracy) for name, result in results.items()}
         return EvaluationResult(
             **counts_of(task, robust),
             label=label,
@@ -132,7 +132,7 @@ def _details(results: dict[str, EvaluationResult]) -> dict[str, Any]:
     """What each threat found, and the findings of all."""
     return {
         "threats": {
-            name: {"accuracy_strict": result.accuracy_strict, "seconds": result.seconds, **result.details}
+            name: {"accuracy": result.accuracy, "seconds": result.seconds, **result.details}
             for name, result in results.items()
         },
         "zero_gradients": max(result.details.get("zero_gradients", 0) for result in results.values()),
@@ -174,7 +174,7 @@ ENTRY = EvaluatorEntry(
     check=_check,
     metrics={
         MEAN: "mean of the threats' figures",
-        **{norm: f"strict accuracy under the attack in {norm}" for norm in get_args(Norm)},
+        **{norm: f"accuracy under the attack in {norm}" for norm in get_args(Norm)},
         CORRUPTIONS.name: "mean accuracy over the kinds and severities of corruptions",
     },
 )

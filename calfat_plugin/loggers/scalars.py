@@ -28,8 +28,8 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
 
 
 def accuracies(group: str, result: EvaluationResult) -> dict[str, float]:
-    """Both counting conventions of one evaluation: ``accuracy/pgd20`` and ``accuracy/pgd20_strict``."""
-    return {f"{group}/{result.label}": result.accuracy, f"{group}/{result.label}_strict": result.accuracy_strict}
+    """Both counting conventions of one evaluation: ``accuracy/pgd20`` and ``accuracy/pgd20_release``."""
+    return {f"{group}/{result.label}": result.accuracy, f"{group}/{result.label}_release": result.accuracy_release}
 
 
 def final_scalars(result: EvaluationResult) -> dict[str, float]:

@@ -50,14 +50,14 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
 
 
 def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
-    """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the accuracy."""
+    """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the release's accuracy."""
     number = evaluation.get("num_examples") or 0
     found = of_accuracy((float(evaluation["accuracy"]),), number)
     numbers = [
         bare_percent(float(evaluation["accuracy"])),
         NOTHING if found is None else interval(*found),
+        bare_percent(evaluation.get("accuracy_release")),
         *reported,
-        bare_percent(evaluation.get("accuracy_strict")),
         f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",
     ]
@@ -65,7 +65,7 @@ def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) 
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
-    """The strict accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
+    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
 
     Args:
         name: file name without ending.
@@ -76,13 +76,13 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     texts = list(dict.fromkeys(str(evaluation["settings"]["eps"]) for evaluation in attacked))
     if len(texts) < 2:
         return None
-    natural = [float(e["accuracy_strict"]) for e in evaluations if "eps" not in e["settings"]]
+    natural = [float(e["accuracy"]) for e in evaluations if "eps" not in e["settings"]]
     start = [(0.0, natural[0])] if natural and "0" not in texts else []
     ticks = ["0", *texts] if start else texts
     lines: dict[str, list[tuple[float, float]]] = {}
     for evaluation in attacked:
         line = lines.setdefault(str(evaluation["label"]), [*start])
-        line.append((float(parse_number(evaluation["settings"]["eps"])), float(evaluation["accuracy_strict"])))
+        line.append((float(parse_number(evaluation["settings"]["eps"])), float(evaluation["accuracy"])))
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -94,7 +94,7 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
         if len(ticks) > _MOST_LEVEL_TICKS:
             axes.tick_params(axis="x", rotation=60)
         axes.set_xlabel(f"eps ({attacked[0]['settings']['norm']}, fraction of the pixel range)")
-        axes.set_ylabel("accuracy, strict (%)")
+        axes.set_ylabel("accuracy (%)")
         axes.set_ylim(0, 100)
         axes.grid(axis="y")
 
@@ -116,6 +116,8 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
     drawn, tables = [], []
     for label in map(str, content["evaluators"]):
         title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
+        if label != NATURAL and "format" not in content:  # of a version that counted as the release does
+            title += " (release)"
         found = {method: [client[label] for client in clients] for method, clients in methods.items()}
         means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
         caption = spread_sentence(means, classes)

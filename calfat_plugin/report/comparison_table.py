@@ -93,6 +93,7 @@ def _score(
     own = _is_in(column, columns, measured)
     score, found = (group.score(column.label), group.interval(column.label)) if own else (None, None)
     reported = group.reported.get(column.label) if own else None
+    release = group.release(column.label)
     return {
         "mean": bare_percent(None if score is None else score.mean),
         "best": rival is not None and rival.is_clear_best,
@@ -100,7 +101,7 @@ def _score(
         "interval": "" if found is None else interval(*found),
         "rival": _difference(rival),
         "reported": "" if reported is None else bare_percent(reported),
-        "difference": "" if score is None or reported is None else page_points(score.mean - reported),
+        "difference": "" if release is None or reported is None else page_points(release - reported),
         "beyond": group.tolerable.get(column.label) is False,
     }
 

@@ -39,6 +39,11 @@ class Group:
         found = {run.seed: run.accuracy(label) for run in self.runs}
         return {seed: value for seed, value in found.items() if value is not None}
 
+    def release(self, label: str) -> float | None:
+        """The mean over seeds by the release's convention, with which reported numbers compare."""
+        found = [value for run in self.runs if (value := run.accuracy_release(label)) is not None]
+        return mean_std(found)[0] if found else None
+
     def score(self, label: str) -> MeanStd | None:
         """Mean and sample standard deviation over seeds of the final accuracy; None where nothing is finished."""
         values = list(self.by_seed(label).values())

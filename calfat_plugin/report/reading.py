@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.disk import RESTORE, read_json
+from calfat_plugin.earlier import best_as_today, evaluation_as_today
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
@@ -107,6 +108,12 @@ class RunFiles:
         """Final accuracy of one evaluator, a fraction."""
         return next((float(e["accuracy"]) for e in self.evaluations if e["label"] == label), None)
 
+    def accuracy_release(self, label: str) -> float | None:
+        """The same by the release's convention, in which papers report it."""
+        found = next((e for e in self.evaluations if e["label"] == label), {})
+        accuracy = found.get("accuracy_release", found.get("accuracy"))
+        return None if accuracy is None else float(accuracy)
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; their numbers where no name is known."""
@@ -171,7 +178,7 @@ def read_run(path: Path) -> RunFiles:
         results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
-            str(file.relative_to(path)): content
+            str(file.relative_to(path)): with_evaluations_of_today(content)
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
             if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
@@ -319,7 +326,7 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 def read_results(path: Path) -> Mapping[str, Any]:
     """Read ``results.json``; empty where there is none: the run is not finished.
 
-    Worst classes and clients, which earlier versions did not write, are added.
+    Of an earlier version, accuracies are as today's, and worst classes and clients are added.
 
     Raises:
         RunError: it is damaged, or of a newer version than this one.
@@ -330,7 +337,21 @@ def read_results(path: Path) -> Mapping[str, Any]:
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    return _with_worst(found, path.with_name("partition.json"))
+    return _with_worst(_as_today(found, path.with_name("rounds.csv")), path.with_name("partition.json"))
+
+
+def _as_today(results: Mapping[str, Any], rounds: Path) -> Mapping[str, Any]:
+    if (results.get("format") or 0) >= RESULTS_FORMAT:
+        return results
+    selected = {key: results[key] for key in ("validation_selected", "test_selected") if results.get(key)}
+    rows = read_rounds(rounds) if selected else ()
+    return {**with_evaluations_of_today(results), **{key: best_as_today(best, rows) for key, best in selected.items()}}
+
+
+def with_evaluations_of_today(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A file of evaluations, each as :func:`evaluation_as_today` gives it."""
+    evaluations = content.get("evaluations") or ()
+    return {**content, "evaluations": list(map(evaluation_as_today, evaluations))} if evaluations else content
 
 
 def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.earlier import WORST
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.report import words
 from calfat_plugin.report.analyses import attacks_view, evaluation_row, per_class_view, tsne_chart
@@ -26,7 +27,6 @@ from calfat_plugin.report.page import alarms_of, citations, environment, render_
 from calfat_plugin.report.reading import RunFiles
 from calfat_plugin.report.spending import cells, spending
 from calfat_plugin.report.trust import trust_view
-from calfat_plugin.rounds_csv import WORST
 
 _WORST = dict(zip(WORST, ("worst class", "worst clients"), strict=True))
 
@@ -97,7 +97,8 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
     rows = []
     for evaluation in run.evaluations:
         paper = published.get(str(evaluation["label"]))
-        difference = NOTHING if paper is None else page_points(float(evaluation["accuracy"]) - paper)
+        release = evaluation.get("accuracy_release", evaluation["accuracy"])  # as the paper's tables count
+        difference = NOTHING if paper is None else page_points(float(release) - paper)
         rows.append(evaluation_row(evaluation, [bare_percent(paper), difference] if compares else []))
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"

@@ -56,7 +56,7 @@ _WORST = {"accuracy": FRACTION, "ids": [COUNT], "*": ANYTHING}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
-    "accuracy_strict?": FRACTION,
+    "accuracy_release?": FRACTION,
     "num_examples?": COUNT,
     "per_class?": [PER_CLASS],
     "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
@@ -126,9 +126,7 @@ ATTACKS = {
     "checkpoint?": TEXT,
     "round?": COUNT,
     "selected_on?": TEXT,
-    "evaluations?": [
-        {**_EVALUATION, "accuracy_strict": FRACTION, "num_examples": COUNT, "settings": _EVALUATION["settings?"]}
-    ],
+    "evaluations?": [{**_EVALUATION, "num_examples": COUNT, "settings": _EVALUATION["settings?"]}],
     "alarms?": _ALARMS,
     "*": ANYTHING,
 }

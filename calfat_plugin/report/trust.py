@@ -64,9 +64,9 @@ def _curve(content: Mapping[str, Any]) -> Chart | None:
     points = [row for row in _attacks(content) if row["attack"] == content["attack"]]
     if natural is None:
         return None
-    clean = {"label": NATURAL, "accuracy_strict": natural, "settings": {}, "num_examples": content["examples"]}
+    clean = {"label": NATURAL, "accuracy": natural, "settings": {}, "num_examples": content["examples"]}
     attacked = [
-        {"label": row["attack"], "accuracy_strict": row["accuracy"], "settings": {"norm": norm, "eps": row["eps"]}}
+        {"label": row["attack"], "accuracy": row["accuracy"], "settings": {"norm": norm, "eps": row["eps"]}}
         for row in sorted(points, key=lambda row: parse_number(row["eps"]))
     ]
     return eps_chart("trust_curve", [clean, *attacked], "an honest one falls to 0")
@@ -91,7 +91,7 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0, 112)
         axes.set_xticks(range(0, 101, 20))
-        axes.set_xlabel("accuracy, strict (%)")
+        axes.set_xlabel("accuracy (%)")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)

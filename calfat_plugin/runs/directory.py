@@ -189,14 +189,18 @@ class RunDirectory:
         written["calfat"] = {"name": experiment.recipe.name, **written["calfat"]}  # else, run again, it were "recipe"
         write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
 
-    def begin(self, last_round: int) -> None:
+    def begin(self, last_round: int, experiment: Experiment) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.
+
+        Args:
+            last_round: the last that is finished.
+            experiment: what runs.
 
         Raises:
             RunError: rows of finished rounds are missing.
         """
         if last_round > 0:
-            RoundsFile(self.rounds, (), 0).keep_until(last_round)
+            RoundsFile.of(self.rounds, experiment).keep_until(last_round)
         else:
             self.rounds.unlink(missing_ok=True)
         self.results.unlink(missing_ok=True)  # it continues, so it is not finished

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
+from calfat_plugin.earlier import RELEASE, WORST, round_as_today
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.rounds_csv import ALARMS, STRICT, WORST, read_rounds, rows_of, text_of
+from calfat_plugin.rounds_csv import ALARMS, read_rounds, rows_of, text_of
 
 _MEMORY = ("peak_memory_mb", "peak_gpu_memory_mb")
 COST_COLUMNS = ("seconds", *_MEMORY)  # the only columns that two runs of one recipe and seed may differ in
@@ -39,13 +41,19 @@ class RoundsFile:
     def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
         self.path, self.labels, self.num_clients, self.metrics = path, tuple(labels), num_clients, tuple(metrics)
 
+    @classmethod
+    def of(cls, path: Path, experiment: Experiment) -> RoundsFile:
+        """The file of a run."""
+        labels = [pick.label for pick in experiment.monitor_evaluators]
+        return cls(path, labels, experiment.num_clients, experiment.metric_columns)
+
     @property
     def columns(self) -> list[str]:
         """The header."""
         clients = range(self.num_clients)
         return [
             "round",
-            *(column for label in self.labels for column in (label, f"{label}{STRICT}")),
+            *(column for label in self.labels for column in (label, f"{label}{RELEASE}")),
             "heterogeneity",
             "clients",
             "refused",
@@ -84,7 +92,7 @@ class RoundsFile:
     def keep_until(self, last_round: int) -> None:
         """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
 
-        A file of an older version, without the last columns, gets them.
+        A file of an older version gets the columns of today.
 
         Raises:
             RunError: rows up to ``last_round`` are missing.
@@ -97,14 +105,14 @@ class RoundsFile:
                 f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
                 "there; the file was changed by hand. Start the run again without --resume."
             )
-        rows_of(self.path, kept)
-        header, *rows = kept
+        rows = rows_of(self.path, kept)
         with long_csv_fields():
-            present = next(csv.reader([header]))
+            present = round_as_today(dict.fromkeys(next(csv.reader(kept)), ""))
         missing = [column for column in self._added if column not in present]
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow([*present, *missing])
-        text.writelines(row.rstrip("\n") + "," * len(missing) + "\n" for row in rows)
+        writer = csv.DictWriter(text, [*present, *missing], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
         write_text(self.path, text.getvalue())
 
     def _row(self, record: RoundRecord) -> dict[str, object]:
@@ -123,7 +131,7 @@ class RoundsFile:
             row[_RATE] = repr(record.learning_rate)
         row |= {column: f"{peak:.1f}" for column in _MEMORY if (peak := getattr(record, column)) is not None}
         for label, result in record.evaluations.items():
-            row[label], row[f"{label}{STRICT}"] = repr(result.accuracy), repr(result.accuracy_strict)
+            row[label], row[f"{label}{RELEASE}"] = repr(result.accuracy), repr(result.accuracy_release)
             worst = zip(WORST, (result.worst_class, result.worst_clients), strict=True)
             row |= {f"{label}{suffix}": repr(found.accuracy) for suffix, found in worst if found is not None}
         row.update({f"loss_{client}": repr(loss) for client, loss in record.losses.items()})

@@ -69,7 +69,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         info = _run_info(directory, experiment, snapshot, counts)
         if snapshot is not None:
             directory.check_data(data)
-        directory.begin(info.start_round - 1)
+        directory.begin(info.start_round - 1, experiment)
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         directory.write_recipe(experiment)
         _write_environment(directory, experiment, device, request.command, warn)

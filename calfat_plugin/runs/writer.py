@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, reporting_disk_errors
+from calfat_plugin.earlier import best_as_today
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.experiment import Experiment
@@ -25,8 +26,8 @@ from calfat_plugin.runs.rounds import RoundsFile, alarms_of
 
 NATURAL = "natural"
 CONVENTIONS = {
-    "accuracy": "share of examples whose final point is classified correctly (CalFAT release)",
-    "accuracy_strict": "share classified correctly both clean and under attack",
+    "accuracy": "share of examples that are classified correctly both clean and under attack",
+    "accuracy_release": "share whose final point is classified correctly, whatever the clean image (CalFAT release)",
 }
 
 
@@ -62,14 +63,14 @@ class RunWriter:
         resume_from: Snapshot | None = None,
     ) -> None:
         self.directory, self.experiment = directory, experiment
-        labels = [pick.label for pick in experiment.monitor_evaluators]
-        self._rounds = RoundsFile(directory.rounds, labels, experiment.num_clients, experiment.metric_columns)
+        self._rounds = RoundsFile.of(directory.rounds, experiment)
+        labels = self._rounds.labels
         robust = [label for label in labels if label != NATURAL]
         # The last attack of the list counts as the robust one: recipes list them from weak to strong.
         self._selectors = {"best-natural": NATURAL} if NATURAL in labels else {}
         if robust:
             self._selectors["best-robust"] = robust[-1]
-        self.best: dict[str, Mapping[str, Any]] = dict(best or {})
+        self.best: dict[str, Mapping[str, Any]] = best_as_today(best or {}, read_rounds(directory.rounds))
         self._metrics: Mapping[str, float] = {} if resume_from is None else self._metrics_before()
         self.client_states = _client_states(directory, resume_from)
         self._disk = ThreadPoolExecutor(1, "checkpoint")

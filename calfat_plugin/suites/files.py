@@ -22,7 +22,7 @@ from calfat_plugin.suites.schema import Choose
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 from calfat_plugin.suites.tables import columns, latex, markdown, names
 
-_CSV_NUMBERS = ("mean_percent", "std_percent", "reported_percent", "difference_points")
+_CSV_NUMBERS = ("mean_percent", "std_percent", "release_percent", "reported_percent", "difference_points")
 _CSV_INTERVALS = ("low_percent", "high_percent", "rival", "rival_points", "rival_low_points", "rival_high_points")
 _CSV_SEEDS = ("seeds", "values_percent")  # one value a seed, for paired comparisons
 _CSV_FIGURES = ("mean", "std", "values")  # of what is no accuracy; only in tables that have such a column
@@ -83,7 +83,7 @@ def as_csv(summary: SuiteSummary) -> str:
 
 def _numbers(score: Score) -> list[str]:
     """The values of ``_CSV_NUMBERS``; empty for a figure."""
-    numbers = (score.mean, score.std, score.reported, score.difference)
+    numbers = (score.mean, score.std, score.release_mean, score.reported, score.difference)
     return _in_hundredths(numbers if score.is_accuracy else (None,) * len(numbers))
 
 
@@ -164,7 +164,7 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
             label: {
                 "n": len(score.values),
                 "values": list(score.values),
-                **{key: getattr(score, key) for key in ("mean", "std", "reported", "difference")},
+                **{key: getattr(score, key) for key in ("mean", "std", "release_mean", "reported", "difference")},
                 "beyond_tolerance": score.beyond,
                 "interval": score.interval,
                 "rival": score.rival and _rival_as_json(score.rival),

@@ -18,7 +18,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
 from calfat_plugin.suites.choices import Choice, choice_of
 from calfat_plugin.suites.parts import check_selector, grid
-from calfat_plugin.suites.schema import WORST, Selector, Setting, Suite, evaluator_of
+from calfat_plugin.suites.schema import BESIDE, Selector, Setting, Suite, evaluator_of
 
 REPORTED_PATH: KeyPath = ("calfat", "reported")
 _DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
@@ -243,8 +243,8 @@ def _check_metrics(suite: Suite, experiment: Experiment, name: str) -> None:
 def _problem_of_metric(metric: str, experiment: Experiment, accuracies: Sequence[str], measured: Sequence[str]) -> str:
     """Why the runs of a cell do not have a metric, in words; empty where they have it."""
     evaluator, _, worst = metric.rpartition(":")
-    if evaluator in accuracies and worst not in WORST:
-        return f"got '{metric}'; after the evaluator '{evaluator}' and a colon, expected {' or '.join(WORST)}."
+    if evaluator in accuracies and worst not in BESIDE:
+        return f"got '{metric}'; after the evaluator '{evaluator}' and a colon, expected {listed(BESIDE)}."
     if worst == "worst-clients" and runtime_of(experiment).has_silos:
         return (
             f"'{metric}' needs the labels of each client's examples, and across silos the server does not know them. "

@@ -26,12 +26,17 @@ from calfat_plugin.experiment.compare import FREE, flat
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import label_of
-from calfat_plugin.suites.schema import WORST
+from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.suites.schema import RELEASE, WORST
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
+_OTHER_COUNT = (
+    "its format is {}, and this version's is {}. In format 1 accuracies count as in the CalFAT release, and numbers of "
+    "both cannot stand in one table. Move the file away, and run the suite again."
+)
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
-_HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin")
+_HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Recorded:
         recipe: digest of what was run (:func:`digest`).
         values: metric to value as measured, accuracies as fractions; of a choice run only :data:`CHOICE`.
         seconds, processor, calfat_plugin: what the run took, on what, with which version.
+        format: of the run's ``results.json``, which says how accuracies count.
     """
 
     state: Literal["finished", "lost"]
@@ -51,6 +57,7 @@ class Recorded:
     seconds: str = ""
     processor: str = ""
     calfat_plugin: str = __version__
+    format: str = str(RESULTS_FORMAT)
 
 
 def digest(experiment: Experiment) -> str:
@@ -107,8 +114,8 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
 
     Args:
         results: the content of the file.
-        metric: an evaluator's label, for its accuracy by the convention of the suite's tables; the same with what the
-            model serves worst (``pgd20:worst-class``); or a plugin's figure.
+        metric: an evaluator's label, for its accuracy; the same by the release's convention (``pgd20:release``), or of
+            whom the model fails (``pgd20:worst-class``); or a plugin's figure.
     """
     found = dict(results.get("metrics") or {})
     for evaluation in results.get("evaluations", ()):
@@ -117,6 +124,7 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
         worst = {name: evaluation.get(key) for name, key in WORST.items()}
         found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
         found[evaluation["label"]] = evaluation["accuracy"]
+        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
     number = found.get(metric)
     return None if number is None else float(number)
 
@@ -137,6 +145,8 @@ def read_record(path: Path) -> dict[Key, Recorded]:
     reader = csv.DictReader(lines)
     try:
         for row in reader:
+            if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:
+                raise RunError(f"{path}:{reader.line_num}: {_OTHER_COUNT.format(number, RESULTS_FORMAT)}")
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:
@@ -181,5 +191,7 @@ def _as_csv(rows: Mapping[Key, Recorded]) -> str:
     writer.writerow([*_HEAD, *metrics])
     for key, row in sorted(rows.items()):
         values = ("" if name not in row.values else repr(row.values[name]) for name in metrics)
-        writer.writerow([*key, row.state, row.recipe, row.seconds, row.processor, row.calfat_plugin, *values])
+        writer.writerow(
+            [*key, row.state, row.recipe, row.seconds, row.processor, row.calfat_plugin, row.format, *values]
+        )
     return text.getvalue()

@@ -25,7 +25,7 @@ from calfat_plugin.suites.choices import value_of_try
 from calfat_plugin.suites.parts import same_or_below
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured
-from calfat_plugin.suites.schema import Suite
+from calfat_plugin.suites.schema import Suite, release_of
 from calfat_plugin.suites.shares import environment
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
@@ -308,7 +308,9 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
             if run.cell.tried and suite.choose is not None:
                 values = {CHOICE: value_of_try(run, suite.choose)}
             else:
-                values = {metric: measured(results, metric) for metric in suite.metrics}
+                published = suite.reported.get(run.cell.name)
+                release = () if published is None else map(release_of, published.accuracy)
+                values = {metric: measured(results, metric) for metric in (*suite.metrics, *release)}
             rows[run.key] = Recorded(
                 state=run.state,
                 recipe=digest(run.experiment),

@@ -16,8 +16,11 @@ from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.runs.directory import DEFAULT_ROOT
 
 SUITES_ROOT = DEFAULT_ROOT / "suites"
-#: What may be behind an evaluator's label and a colon in a metric, and its key in ``results.json``.
+#: Behind an evaluator's label and a colon in a metric: its accuracy by the release's convention; and whom the model
+#: fails, with its key in ``results.json``.
+RELEASE = "release"
 WORST = {"worst-class": "worst_class", "worst-clients": "worst_clients"}
+BESIDE = (RELEASE, *WORST)
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9.]+")
 
 
@@ -28,8 +31,13 @@ def slug(text: str) -> str:
 
 def evaluator_of(metric: str) -> str:
     """The evaluator of ``pgd20:worst-class``: ``pgd20``; any other metric itself."""
-    label, _, worst = metric.rpartition(":")
-    return label if worst in WORST else metric
+    label, _, beside = metric.rpartition(":")
+    return label if beside in BESIDE else metric
+
+
+def release_of(metric: str) -> str:
+    """An evaluator's accuracy by the release's convention: ``pgd20:release``; a metric of another kind itself."""
+    return f"{metric}:{RELEASE}" if evaluator_of(metric) == metric else metric
 
 
 @dataclass(frozen=True)

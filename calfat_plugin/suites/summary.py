@@ -4,7 +4,7 @@ published numbers."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from calfat_plugin.suites.chosen import choice_notes
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.record import measured
 from calfat_plugin.suites.runner import Outcome
-from calfat_plugin.suites.schema import Suite, evaluator_of
+from calfat_plugin.suites.schema import RELEASE, Suite, evaluator_of, release_of
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
@@ -32,6 +32,7 @@ class Score:
         is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
         values: one a finished seed, in the order of the seeds.
         reported: the published number, or None.
+        release: ``values`` by the release's convention, with which the published number compares.
         tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
         seeds: one for each value.
         num_examples: what one value is a share of; None where it is no share of examples.
@@ -40,6 +41,7 @@ class Score:
 
     values: tuple[float, ...]
     reported: float | None = None
+    release: tuple[float, ...] = ()
     tolerance: float | None = None
     is_accuracy: bool = True
     seeds: tuple[int, ...] = ()
@@ -57,6 +59,11 @@ class Score:
         return mean_std(self.values)[1] if self.values else None
 
     @property
+    def release_mean(self) -> float | None:
+        """Over seeds; None where nothing is reported to compare it with, or none has finished."""
+        return mean_std(self.release)[0] if self.release else None
+
+    @property
     def interval(self) -> Interval | None:
         """95 % interval of the mean: Student's over seeds; of a single accuracy Wilson's, over its test examples."""
         return of_accuracy(self.values, self.num_examples) if self.is_accuracy else student(self.values)
@@ -68,8 +75,8 @@ class Score:
 
     @property
     def difference(self) -> float | None:
-        """Measured minus reported."""
-        return None if self.mean is None or self.reported is None else self.mean - self.reported
+        """Measured minus reported, both by the release's convention, which the paper's tables follow."""
+        return None if self.release_mean is None or self.reported is None else self.release_mean - self.reported
 
     @property
     def beyond(self) -> bool | None:
@@ -94,8 +101,8 @@ class RunSummary:
     results: Mapping[str, Any]
 
     def value(self, metric: str) -> float | None:
-        """Accuracy of one evaluator by the convention of the paper's tables, of its worst class or clients, or a
-        plugin's figure."""
+        """Accuracy of one evaluator, also by the release's convention or of its worst class or clients, or a plugin's
+        figure."""
         recorded = self.run.recorded
         return measured(self.results, metric) if recorded is None else recorded.values.get(metric)
 
@@ -104,7 +111,7 @@ class RunSummary:
         found = {
             evaluation["label"]: evaluation.get("num_examples") for evaluation in self.results.get("evaluations", ())
         }
-        return found.get(metric)
+        return found.get(metric.removesuffix(f":{RELEASE}"))
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,7 @@ def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSum
         scores[label] = Score(
             tuple(known.values()),
             published,
+            _release(runs, known, label) if published is not None else (),
             tolerance,
             label not in figures,
             seeds=tuple(known),
@@ -210,6 +218,13 @@ def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSum
     source = None if reported is None else reported.source
     waiting = plan.seeds if cell.name in plan.waiting else ()
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
+
+
+def _release(runs: Sequence[RunSummary], known: Collection[int], label: str) -> tuple[float, ...]:
+    """The values of an accuracy by the release's convention; none where a seed's is not known."""
+    found = [run.value(release_of(label)) for run in runs if run.run.seed in known]
+    values = tuple(value for value in found if value is not None)
+    return values if len(values) == len(found) else ()
 
 
 def _compared(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:

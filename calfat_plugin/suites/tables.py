@@ -92,7 +92,9 @@ def caption(summary: SuiteSummary) -> str:
     text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
-        text += f" In parentheses: {'; '.join(sources)}, and measured minus reported"
+        text += (
+            f" In parentheses: {'; '.join(sources)}, and measured (as counted there, the release's way) minus reported"
+        )
         limits = ", ".join(f"{suite.metrics[label]} {limit:g}" for label, limit in suite.tolerance.items())
         text += f" (! marks more points than: {limits})." if limits else "."
     left = sum(bool(cell.left) for cell in summary.cells)

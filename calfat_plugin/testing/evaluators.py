@@ -33,7 +33,7 @@ from calfat_plugin.testing.tiny import (
 )
 from calfat_plugin.threat import ThreatModel, exact_text
 
-_NUMBERS = ("num_examples", "accuracy", "accuracy_strict", "per_class", "per_class_strict")
+_NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_class_release")
 _TOLERANCE = 1e-6  # of a number of examples
 
 
@@ -41,9 +41,9 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
     """Hold an evaluator to its contract.
 
     It leaves model and images alone; gives the same numbers again, whatever it measured in between, also where it was
-    interrupted half way; its accuracies are shares of the examples that it counted, add up over the classes, and the
-    strict one is never above the others; its settings and details are ready for JSON. If it hands out its examples, its
-    accuracies are what the model says of them, and they lie in the pixel range.
+    interrupted half way; its accuracies are shares of the examples that it counted, add up over the classes, and
+    ``accuracy`` is above neither ``accuracy_release`` nor the natural accuracy; its settings and details are ready for
+    JSON. If it hands out its examples, its accuracies are what the model says of them, and they lie in the pixel range.
 
     Whatever is an attack keeps its budget, and with eps 0 it finds the natural accuracy. In each norm that it takes it
     breaks some of a dozen images that a model gets right, which an attack that descends its loss does not; one without
@@ -141,22 +141,22 @@ class _Trial:
 
 def _check_numbers(name: str, found: EvaluationResult, trial: _Trial) -> None:
     require(0 < found.num_examples <= len(trial.data), f"{name}: num_examples must be those that it counted.")
-    for kind in ("accuracy", "accuracy_strict"):
+    for kind in ("accuracy", "accuracy_release"):
         share, total = getattr(found, kind), found.num_examples
         whole = 0 <= share <= 1 and math.isclose(share * total, round(share * total), abs_tol=_TOLERANCE)
         require(whole, f"{name}: {kind} must be a share of its {total} examples; got {share}.")
-    below = found.accuracy_strict <= found.accuracy
+    below = found.accuracy <= found.accuracy_release
     if found.num_examples == len(trial.data):
-        below = below and found.accuracy_strict <= _mean(trial.clean)
-    require(below, f"{name}: accuracy_strict must be at most accuracy and the natural accuracy.")
-    classes = len(found.per_class) == len(found.per_class_strict) == NUM_CLASSES
-    require(classes, f"{name}: per_class and per_class_strict must have a value for each of the {NUM_CLASSES} classes.")
+        below = below and found.accuracy <= _mean(trial.clean)
+    require(below, f"{name}: accuracy must be at most accuracy_release and the natural accuracy.")
+    classes = len(found.per_class) == len(found.per_class_release) == NUM_CLASSES
+    require(classes, f"{name}: per_class and per_class_release must have values for each of the {NUM_CLASSES} classes.")
 
 
 def _check_classes(name: str, found: EvaluationResult, trial: _Trial) -> None:
     """Where all images were measured, the classes add up to the whole."""
     counts = torch.bincount(trial.data.y, minlength=NUM_CLASSES).tolist()
-    for suffix in ("", "_strict") if found.num_examples == len(trial.data) else ():
+    for suffix in ("", "_release") if found.num_examples == len(trial.data) else ():
         shares = getattr(found, f"per_class{suffix}")
         right = math.fsum((share or 0.0) * count for share, count in zip(shares, counts, strict=True))
         wanted = getattr(found, f"accuracy{suffix}") * found.num_examples
@@ -187,7 +187,7 @@ def _check_examples(name: str, found: EvaluationResult, x_adv: Tensor, trial: _T
     if found.num_examples < len(trial.data):
         return  # of the others, it is not known whether they were attacked
     right = trial.right(x_adv)
-    for kind, verdicts in (("accuracy", right), ("accuracy_strict", right & trial.clean)):
+    for kind, verdicts in (("accuracy", right & trial.clean), ("accuracy_release", right)):
         share, wanted = getattr(found, kind), _mean(verdicts)
         require(
             share == wanted, f"{name}: {kind} is {share:.4g}; on the examples that it hands out it is {wanted:.4g}."

@@ -32,7 +32,7 @@ class Row:
     Attributes:
         attack: its label: ``pgd20``.
         eps: of the ball, exact, as a text.
-        accuracy: classified correctly both clean and under this attack alone (``accuracy_strict``).
+        accuracy: classified correctly both clean and under this attack alone.
         left: classified correctly under this attack and everything before it at the budget on trial, of all examples;
             None where the budget is another one.
         examples: how many it attacked.

@@ -478,7 +478,7 @@ class Attack(BudgetedAttack):
 class Wavering(Attack):
     def evaluate(self, task, label):
         share = next(COUNTER) % 12 / 12
-        return dataclasses.replace(super().evaluate(task, label), accuracy=share, accuracy_strict=0.0)
+        return dataclasses.replace(super().evaluate(task, label), accuracy=0.0, accuracy_release=share)
 
 
 class Cheating(Attack):
@@ -491,7 +491,7 @@ class Harsh(Attack):
 
     def evaluate(self, task, label):
         found = super().evaluate(task, label)
-        return dataclasses.replace(found, accuracy=0.0, accuracy_strict=0.0)
+        return dataclasses.replace(found, accuracy=0.0, accuracy_release=0.0)
 
 
 class Changed(Natural):
@@ -528,8 +528,8 @@ class Boasting(PGD):
         found = super().evaluate(task, label)
         if task.threat.eps == 0:
             return found
-        nothing = {"accuracy_strict": 0.0, "per_class_strict": (0.0,) * 4}
-        return dataclasses.replace(found, accuracy=1.0, per_class=(1.0,) * 4, **nothing)
+        nothing = {"accuracy": 0.0, "per_class": (0.0,) * 4}
+        return dataclasses.replace(found, accuracy_release=1.0, per_class_release=(1.0,) * 4, **nothing)
 
 
 class Backward(PGD):
@@ -557,8 +557,8 @@ class Halving(PGD):
     def evaluate(self, task, label):
         place = task.scratch and task.scratch / "half"
         if place is not None and place.exists():
-            ones = dict.fromkeys(("per_class", "per_class_strict"), (1.0,) * 4)
-            return dataclasses.replace(super().evaluate(task, label), accuracy=1.0, accuracy_strict=1.0, **ones)
+            ones = dict.fromkeys(("per_class", "per_class_release"), (1.0,) * 4)
+            return dataclasses.replace(super().evaluate(task, label), accuracy=1.0, accuracy_release=1.0, **ones)
         if place is not None:
             place.parent.mkdir(exist_ok=True)
             place.touch()
@@ -588,7 +588,7 @@ EVALUATORS = [
         "x: an attack must break some of 12 images that the model gets right, in the linf ball of eps 0.1; it broke "
         "none. Does it climb its loss, or descend?",
     ),
-    (Boasting, "x: accuracy is 1; on the examples that it hands out it is 0."),
+    (Boasting, "x: accuracy_release is 1; on the examples that it hands out it is 0."),
     (
         Backward,
         "x: the model's parameters must be left without gradients, and able to have them; take "
@@ -610,8 +610,8 @@ EVALUATORS = [
     (Harsh, "x: with eps 0 it must find the natural accuracy "),
     (changed(num_examples=99), "x: num_examples must be those that it counted."),
     (changed(accuracy=0.123), "x: accuracy must be a share of its 12 examples; got 0.123."),
-    (changed(accuracy=0.0, accuracy_strict=0.5), "x: accuracy_strict must be at most accuracy and the natural "),
-    (changed(per_class=()), "x: per_class and per_class_strict must have a value for each of the 4 classes."),
+    (changed(accuracy=0.5, accuracy_release=0.0), "x: accuracy must be at most accuracy_release and the natural "),
+    (changed(per_class=()), "x: per_class and per_class_release must have values for each of the 4 classes."),
     (
         changed(details={"x": object()}),
         "evaluator 'x' (passed in Plugin): its result's details.x is a object, which results.json cannot hold",

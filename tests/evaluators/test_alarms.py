@@ -15,7 +15,9 @@ from calfat_plugin.results import EvaluationResult
 N = 1000
 
 
-def result(label: str, attack: str | None, strict: float, *, details: Any = None, **settings: Any) -> EvaluationResult:
+def result(
+    label: str, attack: str | None, accuracy: float, *, details: Any = None, **settings: Any
+) -> EvaluationResult:
     examples = settings.pop("examples", N)
     if attack not in (None, "none"):
         settings = {"norm": "linf", "eps": "8/255", **settings}
@@ -24,7 +26,7 @@ def result(label: str, attack: str | None, strict: float, *, details: Any = None
     if attack == "autoattack":
         settings.setdefault("version", "standard")
     return EvaluationResult(
-        label, examples, strict, strict, (), (), settings, "calfat-plugin", 1.0, details=details or {}
+        label, examples, accuracy, accuracy, (), (), settings, "calfat-plugin", 1.0, details=details or {}
     )
 
 
@@ -108,7 +110,7 @@ def test_cw_is_compared_with_the_lowest_plain_pgd_only():
 # --- robust above natural ---------------------------------------------------------------------------------------------
 
 
-def test_strict_robust_above_natural():
+def test_robust_above_natural():
     assert find_alarms([natural(0.5), result("pgd20", "pgd", 0.501)]) == (
         Alarm(
             "robust-above-natural",
@@ -123,7 +125,7 @@ def test_strict_robust_above_natural():
 
 def test_the_releases_convention_may_exceed_natural():
     released = EvaluationResult(
-        "pgd20", N, 0.6, 0.4, (), (), {"attack": "pgd", "norm": "linf", "eps": "8/255"}, "calfat-plugin", 1.0
+        "pgd20", N, 0.4, 0.6, (), (), {"attack": "pgd", "norm": "linf", "eps": "8/255"}, "calfat-plugin", 1.0
     )
     assert find_alarms([natural(0.5), released]) == ()
 
@@ -147,9 +149,9 @@ def test_accuracy_that_rises_with_eps():
     )
 
 
-@pytest.mark.parametrize("changes", [{"norm": "l2"}, {"label": "other"}, {"strict": 0.404}])
+@pytest.mark.parametrize("changes", [{"norm": "l2"}, {"label": "other"}, {"accuracy": 0.404}])
 def test_other_attacks_norms_and_small_rises_are_silent(changes):
-    later = {"label": "pgd20", "attack": "pgd", "strict": 0.45, "eps": "16/255", **changes}
+    later = {"label": "pgd20", "attack": "pgd", "accuracy": 0.45, "eps": "16/255", **changes}
     assert find_alarms([result("pgd20", "pgd", 0.4), result(**later)]) == ()
 
 

@@ -276,7 +276,7 @@ def test_no_label_takes_the_place_of_a_column(column: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "label", ["rounds", "pgd20_strict", "loss_a", "strict", "natural_strictly", "pgd20_worst_class"]
+    "label", ["rounds", "pgd20_release", "loss_a", "release", "natural_released", "pgd20_worst_class"]
 )
 def test_a_label_that_is_only_like_a_column_is_good(label: str, tmp_path: Path) -> None:
     labelled = f"evaluators: [natural, {{name: pgd20, label: {label}}}]}}"

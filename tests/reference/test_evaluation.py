@@ -56,8 +56,8 @@ def check(found: dict[str, EvaluationResult], net: Tiny, x: Tensor, y: Tensor, r
     n = len(y)
     assert {label: result.num_examples for label, result in found.items()} == {"natural": n, "robust": n}
     assert found["natural"].accuracy == sum(clean) / n
-    assert found["robust"].accuracy == sum(robust) / n
-    assert found["robust"].accuracy_strict == sum(c and r for c, r in zip(clean, robust, strict=True)) / n
+    assert found["robust"].accuracy_release == sum(robust) / n
+    assert found["robust"].accuracy == sum(c and r for c, r in zip(clean, robust, strict=True)) / n
 
 
 def model(ran: Ran, round: int) -> Tiny:

@@ -63,4 +63,4 @@ def test_names_and_numbers_are_those_of_the_code() -> None:
     known = {*round_scalars(finished), *accuracies("final", result)}
     told = set(re.findall(r"`([a-z_]+(?:/[a-z_<>]+)?)`", TEXT.partition("Both log")[2].partition("A resumed run")[0]))
     shown = {re.sub(r"client_\d+", "client_<k>", name).replace("natural", "<evaluator>") for name in known}
-    assert told - {"_strict"} == {name for name in shown if not name.endswith("_strict")}
+    assert told - {"_release"} == {name for name in shown if not name.endswith("_release")}

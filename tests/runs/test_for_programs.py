@@ -56,7 +56,7 @@ def test_results_of_a_newer_format_are_refused(folder: Path, warm: WarmServer, t
     refused = warm.run("report", "run", cwd=tmp_path)
     assert refused.code == 2
     assert refused.err == (
-        "error: run/results.json: its format is 2, and the newest that this version knows is 1. "
+        "error: run/results.json: its format is 3, and the newest that this version knows is 2. "
         "A newer calfat-plugin wrote it: update yours.\n"
     )
 

@@ -17,13 +17,13 @@ from tests.report.made import evaluation, record
 
 OF_CLIENTS = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2"
 HEADER = (
-    "round,natural,natural_strict,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
+    "round,natural,natural_release,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
     "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,"
     f"learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}\n"
 )
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
-    evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_strict=0.49
+    evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_release=0.51
 ).over_clients([[0, 0], [2, 2], [4, 0]])
 AGAIN = "Restore the file from a copy, or start the run again in another directory."
 
@@ -76,7 +76,7 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
     )
     assert file.path.read_bytes().decode() == (  # bytes: reading a text would take any end of line for \n
         f"{HEADER}"
-        "1,0.5,0.49,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
+        "1,0.5,0.51,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
         "long; longer,812.5,,0.05,0.25,0.375,30,,20,0.6,,0.4\n"
         "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,,,,,,,,,\n"
     )
@@ -110,6 +110,44 @@ def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_
     assert alarms_of(file.path) == ()
     file.keep_until(2)
     assert file.path.read_text(encoding="utf-8") == now
+
+
+OLD_COUNT = (
+    "round,natural,natural_strict,pgd20,pgd20_strict,heterogeneity,clients,refused,loss_0,update_norm_0,bytes_down,"
+    "bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,"
+    "pgd20_worst_class,pgd20_worst_clients\n"
+    "1,0.5,0.5,0.4,0.25,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,0.2,0.3\n"
+    "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,\n"
+)
+
+
+def test_a_file_that_counted_as_the_release_does(tmp_path: Path) -> None:
+    """What had a suffix has none; of the worst, only those remain that both counts have in common."""
+    file = RoundsFile(tmp_path / "rounds.csv", ["natural", "pgd20"], 1)
+    file.path.write_text(OLD_COUNT)
+    first, second = read_rounds(file.path)
+    file.keep_until(2)
+    now = (
+        "round,natural,natural_release,pgd20,pgd20_release,heterogeneity,clients,refused,loss_0,update_norm_0,"
+        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,"
+        "natural_worst_clients,pgd20_worst_class,pgd20_worst_clients,num_examples_0,weight_0\n"
+        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,\n"
+        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,\n"
+    )
+    assert file.path.read_text() == now
+    assert now.startswith(",".join(file.columns))  # a row that is appended is in the right order
+    assert (first["pgd20"], first["pgd20_release"], second["pgd20"]) == ("0.25", "0.4", "")
+    file.keep_until(2)
+    assert file.path.read_text() == now
+
+
+def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
+    file = RoundsFile(tmp_path / "rounds.csv", ["natural", "natural_strict"], 3)
+    other = dataclasses.replace(evaluation("natural_strict", 0.25), accuracy_release=0.75)
+    file.append(of_three_clients(1, evaluations={"natural": OF_TWO_CLASSES, "natural_strict": other}))
+    (row,) = read_rounds(file.path)
+    found = [row[f"natural{suffix}"] for suffix in ("", "_release", "_strict", "_strict_release")]
+    assert found == ["0.5", "0.51", "0.25", "0.75"]
 
 
 def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) -> None:

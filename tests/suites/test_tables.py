@@ -55,9 +55,11 @@ def summary(tmp_path, monkeypatch):
         if accuracy is not None:
             run.directory.mkdir(parents=True)
             evaluations = [
-                {"label": label, "accuracy": a} for label, a in zip(("natural", "pgd20"), accuracy, strict=True)
+                {"label": label, "accuracy": a, "accuracy_release": a + more}
+                for label, a, more in zip(("natural", "pgd20"), accuracy, (0, 0.01), strict=True)
             ]
-            (run.directory / "results.json").write_text(json.dumps({"seconds": 9.5, "evaluations": evaluations}))
+            content = {"format": 2, "seconds": 9.5, "evaluations": evaluations}
+            (run.directory / "results.json").write_text(json.dumps(content))
             outcomes.append(Outcome(run, "finished"))
     outcomes.append(Outcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
     return summarise(plan, outcomes)
@@ -66,19 +68,19 @@ def summary(tmp_path, monkeypatch):
 MARKDOWN = """\
 # Two methods
 
-| data_set | method |   n |                                   natural |                                    PGD-20 |
-| -------- | ------ | --: | ----------------------------------------: | ----------------------------------------: |
-| A&B      | CalFAT |   2 | 82.00 ± 2.83 [56.6, 100.0] (80.00, +2.00) | 40.50 ± 0.71 [34.1, 46.9] (31.12, +9.38!) |
-| A&B      | FedPGD |   1 |                                     60.00 |                                     25.50 |
-| C\\|D     | CalFAT |   0 |                                 - (50.50) |                                         - |
-| C\\|D     | FedPGD |   - |                                         - |                                         - |
+| data_set | method |   n |                                   natural |                                     PGD-20 |
+| -------- | ------ | --: | ----------------------------------------: | -----------------------------------------: |
+| A&B      | CalFAT |   2 | 82.00 ± 2.83 [56.6, 100.0] (80.00, +2.00) | 40.50 ± 0.71 [34.1, 46.9] (31.12, +10.38!) |
+| A&B      | FedPGD |   1 |                                     60.00 |                                      25.50 |
+| C\\|D     | CalFAT |   0 |                                 - (50.50) |                                          - |
+| C\\|D     | FedPGD |   - |                                         - |                                          - |
 
 Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
 after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
 examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
 zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: \
-arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells \
-have seeds left to run.
+arXiv:2205.14926, Table 1, and measured (as counted there, the release's way) minus reported (! marks more points \
+than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.
 
 - A&B/FedPGD: seed 1 failed: no data
 - C|D/FedPGD: skipped: too slow
@@ -142,13 +144,13 @@ def test_a_caption_says_what_was_measured_on_fewer_examples(summary):
 LATEX = r"""% needs \usepackage{booktabs}
 \begin{table}
   \centering
-  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In brackets: a 95 \% interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best mean, where the 95 \% interval of its difference to the next best, paired over seeds, excludes zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: arXiv:2205.14926, Table 1, and measured minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
+  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In brackets: a 95 \% interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best mean, where the 95 \% interval of its difference to the next best, paired over seeds, excludes zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: arXiv:2205.14926, Table 1, and measured (as counted there, the release's way) minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
   \label{tab:tiny}
   \begin{tabular}{llrrr}
     \toprule
     data\_set & method & $n$ & natural & PGD-20 \\
     \midrule
-    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize [56.6, 100.0] (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize [34.1, 46.9] (31.12, $+$9.38!)} \\
+    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize [56.6, 100.0] (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize [34.1, 46.9] (31.12, $+$10.38!)} \\
     A\&B & FedPGD & 1 & 60.00 & 25.50 \\
     \midrule
     C\textbar{}D & CalFAT & 0 & -- {\scriptsize (50.50)} & -- \\
@@ -166,16 +168,16 @@ def test_latex(summary):
 
 
 CSV = """\
-data_set,method,metric,n,mean_percent,std_percent,reported_percent,difference_points,beyond,source,note,low_percent,high_percent,rival,\
+data_set,method,metric,n,mean_percent,std_percent,release_percent,reported_percent,difference_points,beyond,source,note,low_percent,high_percent,rival,\
 rival_points,rival_low_points,rival_high_points,seeds,values_percent
-A&B,CalFAT,natural,2,82.0000,2.8284,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,,0 1,80.0000 84.0000
-A&B,CalFAT,pgd20,2,40.5000,0.7071,31.1200,9.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,,0 1,40.0000 41.0000
-A&B,FedPGD,natural,1,60.0000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,,0,60.0000
-A&B,FedPGD,pgd20,1,25.5000,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,,0,25.5000
-C|D,CalFAT,natural,0,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,,,
-C|D,CalFAT,pgd20,0,,,,,,,,,,,,,,,
-C|D,FedPGD,natural,0,,,,,,,skipped: too slow,,,,,,,,
-C|D,FedPGD,pgd20,0,,,,,,,skipped: too slow,,,,,,,,
+A&B,CalFAT,natural,2,82.0000,2.8284,82.0000,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,,0 1,80.0000 84.0000
+A&B,CalFAT,pgd20,2,40.5000,0.7071,41.5000,31.1200,10.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,,0 1,40.0000 41.0000
+A&B,FedPGD,natural,1,60.0000,,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,,0,60.0000
+A&B,FedPGD,pgd20,1,25.5000,,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,,0,25.5000
+C|D,CalFAT,natural,0,,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,,,
+C|D,CalFAT,pgd20,0,,,,,,,,,,,,,,,,
+C|D,FedPGD,natural,0,,,,,,,,skipped: too slow,,,,,,,,
+C|D,FedPGD,pgd20,0,,,,,,,,skipped: too slow,,,,,,,,
 """  # noqa: E501
 
 
@@ -185,18 +187,18 @@ def test_csv(summary):
 
 TERMINAL = """\
 Two methods
-┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━┓
-┃ data_set ┃ method ┃ n ┃        natural ┃          PGD-20 ┃
-┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━┩
-│ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │     40.50 ±0.71 │
-│          │        │   │  [56.6, 100.0] │    [34.1, 46.9] │
-│          │        │   │ (80.00, +2.00) │ (31.12, +9.38!) │
-│ A&B      │ FedPGD │ 1 │          60.00 │           25.50 │
-├──────────┼────────┼───┼────────────────┼─────────────────┤
-│ C|D      │ CalFAT │ 0 │              - │               - │
-│          │        │   │        (50.50) │                 │
-│ C|D      │ FedPGD │ - │              - │               - │
-└──────────┴────────┴───┴────────────────┴─────────────────┘
+┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ data_set ┃ method ┃ n ┃        natural ┃           PGD-20 ┃
+┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │      40.50 ±0.71 │
+│          │        │   │  [56.6, 100.0] │     [34.1, 46.9] │
+│          │        │   │ (80.00, +2.00) │ (31.12, +10.38!) │
+│ A&B      │ FedPGD │ 1 │          60.00 │            25.50 │
+├──────────┼────────┼───┼────────────────┼──────────────────┤
+│ C|D      │ CalFAT │ 0 │              - │                - │
+│          │        │   │        (50.50) │                  │
+│ C|D      │ FedPGD │ - │              - │                - │
+└──────────┴────────┴───┴────────────────┴──────────────────┘
 """
 NARROW = """\
 Two methods
@@ -208,7 +210,8 @@ Two methods
 │          │        │   │  [56.6, │  [34.1, │
 │          │        │   │  100.0] │   46.9] │
 │          │        │   │ (80.00, │ (31.12, │
-│          │        │   │  +2.00) │ +9.38!) │
+│          │        │   │  +2.00) │ +10.38! │
+│          │        │   │         │       ) │
 │ A&B      │ FedPGD │ 1 │   60.00 │   25.50 │
 ├──────────┼────────┼───┼─────────┼─────────┤
 │ C|D      │ CalFAT │ 0 │       - │       - │
@@ -240,8 +243,9 @@ def test_json_holds_everything(summary):
         "values": [0.40, 0.41],
         "mean": pytest.approx(0.405),
         "std": pytest.approx(0.0070710678),
+        "release_mean": pytest.approx(0.415),
         "reported": pytest.approx(0.3112),
-        "difference": pytest.approx(0.0938),
+        "difference": pytest.approx(0.1038),
         "beyond_tolerance": True,
         "interval": [pytest.approx(0.341468976), pytest.approx(0.468531024)],
         "rival": {"name": "A&B/FedPGD", "difference": pytest.approx(0.145), "interval": None, "seeds": 1},
@@ -250,7 +254,11 @@ def test_json_holds_everything(summary):
     assert cell["source"] == "arXiv:2205.14926, Table 1"
     assert [run["status"] for run in content["cells"][1]["runs"]] == ["finished", "failed"]
     assert content["cells"][1]["runs"][0]["directory"] == "runs/suites/tiny/a-b_fedpgd/seed-0"
-    assert content["cells"][1]["runs"][0]["evaluations"][0] == {"label": "natural", "accuracy": 0.6}
+    assert content["cells"][1]["runs"][0]["evaluations"][0] == {
+        "label": "natural",
+        "accuracy": 0.6,
+        "accuracy_release": 0.6,
+    }
     assert content["cells"][3]["skipped"] == "too slow"
 
 
@@ -279,7 +287,7 @@ def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path):
     ("content", "complaint"),
     [
         ("[1]", f"holds no JSON mapping; it was changed by hand. {RESTORE}"),
-        ('{"format": 2}', f"its format is 2, and the newest that this version knows is 1. {UPDATE}"),
+        ('{"format": 3}', f"its format is 3, and the newest that this version knows is 2. {UPDATE}"),
         (
             '{"evaluations": [{"label": "natural"}]}',
             f"evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}",
@@ -301,12 +309,12 @@ def test_a_damaged_results_file_is_reported(content, complaint, summary):
 
 def test_scores_by_hand():
     """81, 84, 87: mean 84, sample standard deviation 3 (the population's would be 2.449)."""
-    three = Score((0.81, 0.84, 0.87), reported=0.80, tolerance=0.03)
+    three = Score((0.81, 0.84, 0.87), reported=0.80, release=(0.82, 0.85, 0.88), tolerance=0.03)
     assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
-    assert three.difference == pytest.approx(0.04)
+    assert three.difference == pytest.approx(0.05)  # both by the release's count
     assert three.beyond is True
     assert measured(three) == "84.00 ± 3.00"
-    assert beside(three) == "80.00, +4.00!"
+    assert beside(three) == "80.00, +5.00!"
 
 
 def test_one_seed_has_no_deviation_and_none_has_no_mean():
@@ -322,7 +330,7 @@ def test_one_seed_has_no_deviation_and_none_has_no_mean():
 )
 def test_a_difference_of_just_the_tolerance_passes(mean, beyond):
     """0.3112 - 0.2912 is 0.020000000000000018 in floating point."""
-    assert Score((mean,), reported=0.3112, tolerance=0.02).beyond is beyond
+    assert Score((0.0,), reported=0.3112, release=(mean,), tolerance=0.02).beyond is beyond
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _LEAST_L1 = 5  # iterations; APGD in L1 begins at larger radii, and fewer would leave none for eps itself
 _COUNTING = (
-    "strict only: AutoAttack attacks what is classified correctly, and counts an example as broken once any sub-attack "
-    "has broken it"
+    "AutoAttack attacks what is classified correctly, and counts an example as broken once any sub-attack has broken it"
 )
 
 
