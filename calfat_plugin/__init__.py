@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.api import load_model as load_model
     from calfat_plugin.api import load_run as load_run
     from calfat_plugin.api import run as run
+    from calfat_plugin.api import trust as trust
     from calfat_plugin.datasets import Augmentation as Augmentation
     from calfat_plugin.datasets import Dataset as Dataset
     from calfat_plugin.datasets import ImageData as ImageData
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import MonitoredData as MonitoredData
     from calfat_plugin.interfaces import RoundEnd as RoundEnd
     from calfat_plugin.interfaces import TrainSettings as TrainSettings
+    from calfat_plugin.judging.verdict import Verdict as Verdict
     from calfat_plugin.maths.averaging import weighted_average as weighted_average
     from calfat_plugin.models.base import ImageClassifier as ImageClassifier
     from calfat_plugin.options import NoOptions as NoOptions

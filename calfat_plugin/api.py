@@ -1,4 +1,4 @@
-"""What Python programs and notebooks do: make a run, read it back, load its model or a data set."""
+"""What Python programs and notebooks do: make a run, read it back, judge it, load its model or a data set."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
+    from calfat_plugin.judging.verdict import Verdict
+    from calfat_plugin.threat import Norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,6 +158,89 @@ def run(
             directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))
         raise
     return load_run(directory.path)
+
+
+def trust(
+    target: str | Path | None = None,
+    *,
+    full: bool = False,
+    transfer: Sequence[str | Path] = (),
+    plugins: Sequence[str | Path] = (),
+    trust_plugins: bool = False,
+    eps: str | float | None = None,
+    norm: Norm | None = None,
+    step_size: str | float | None = None,
+    checkpoint: str | None = None,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    dataset: str | None = None,
+    data_dir: str | Path | None = None,
+    download: bool = False,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    seed: int | None = None,
+    examples: int | None = None,
+    output: str | Path | None = None,
+) -> Verdict:
+    """Judge whether a robust accuracy may be believed, as ``calfat trust`` does, with the names of its options.
+
+    The evidence is in ``trust.json`` of the run, beside the weights, or in ``output``; a stopped call continues there.
+
+    Args:
+        target: a run directory, or one of its checkpoints; or ``model``, ``weights`` and ``dataset``.
+        full: run every check, and AutoAttack on all images, also if the verdict is clear.
+        transfer: run directories or checkpoints of other models, whose adversarial examples are tried, too.
+        plugins: files with plugins.
+        trust_plugins: whether plugin files of the run may be executed that this user has not run before.
+        eps: the budget, such as 0.1 or ``"8/255"``; None: the recipe's.
+        norm: of the budget; None: the recipe's, else ``linf``.
+        step_size: of the attacks, a number or a multiple of eps such as ``"eps/10"``; None: the recipe's.
+        checkpoint: of a run directory: ``last`` (which None means), ``best-natural`` or ``best-robust``.
+        model: ``package.module:factory``, or a built-in name.
+        weights: its state dict.
+        dataset: the name of the data set that it is judged on.
+        data_dir: where data sets are; None: the recipe's.
+        download: fetch a missing data set.
+        batch_size: images a batch; None: the recipe's.
+        device: where to compute; None: as the recipe says.
+        seed: of random starts; None: the recipe's.
+        examples: so many test images; None: 500, or all if there are fewer.
+        output: the file; None: ``trust.json`` of the run, or beside the weights.
+
+    Raises:
+        CalfatError: with what to fix; nothing is written then.
+    """
+    from calfat_plugin.analyses.attack_plan import AttackRequest
+    from calfat_plugin.cli.finished_model import planned
+    from calfat_plugin.judging.examine import TrustObserver, examine
+
+    class Warner(TrustObserver):
+        def warn(self, message: str) -> None:
+            warnings.warn(message, stacklevel=3)
+
+    request = AttackRequest(
+        attacks=(),
+        eps=() if eps is None else (str(eps),),
+        norm=norm,
+        step_size=None if step_size is None else str(step_size),
+        examples=examples,
+        batch_size=batch_size,
+        seed=seed,
+        device=None if device is None else str(device),
+        data_dir=None if data_dir is None else str(data_dir),
+        download=download,
+        plugins=tuple(map(Path, plugins)),
+        trust=lambda file: trust_plugins,
+    )
+    plan = planned(_path(target), checkpoint, model, _path(weights), dataset, request)
+    for message in plan.experiments[0].recipe.warnings:
+        warnings.warn(message, stacklevel=2)
+    others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]
+    return examine(plan, others, full=full, output=_path(output), command=command, observer=Warner()).verdict
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def load_dataset(

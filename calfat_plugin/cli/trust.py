@@ -16,7 +16,7 @@ from calfat_plugin.disk import read_json
 
 if TYPE_CHECKING:
     from calfat_plugin.analyses.attack_plan import Plan
-    from calfat_plugin.trust.examine import Outcome
+    from calfat_plugin.judging.examine import Outcome
 
 _RESUME = "The same command again continues with the check that was stopped."
 
@@ -81,8 +81,8 @@ def _run(plan: Plan, transfer: tuple[Path, ...], full: bool, output: Path | None
 
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.trust_progress import LiveTrustProgress, PlainTrustProgress, show_verdict
+    from calfat_plugin.judging.examine import FILE, examine
     from calfat_plugin.report import write_run_report
-    from calfat_plugin.trust.examine import FILE, examine
 
     console = Console(highlight=False)
     live = can_draw(console) and not plain

@@ -8,10 +8,10 @@ from rich.text import Text
 
 from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
 from calfat_plugin.cli.progress import clock
+from calfat_plugin.judging.check import Check
+from calfat_plugin.judging.evidence import Evidence
+from calfat_plugin.judging.examine import Outcome, TrustObserver
 from calfat_plugin.report.numbers import interval, percent
-from calfat_plugin.trust.check import Check
-from calfat_plugin.trust.evidence import Evidence
-from calfat_plugin.trust.examine import Outcome, TrustObserver
 
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 

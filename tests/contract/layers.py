@@ -35,7 +35,7 @@ FLOORS = (
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
     ("host", "FedML; no other package imports it", "host"),
-    ("runs", "run directories, and the reports and analyses made from them", "runs report analyses trust suites"),
+    ("runs", "run directories, and the reports and analyses made from them", "runs report analyses judging suites"),
     ("commands", "the command line", "cli"),
     ("Python", "what programs, notebooks and the tests of plugins call; `__init__` offers `api`", "api testing"),
 )

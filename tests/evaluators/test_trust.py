@@ -25,6 +25,12 @@ from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.judging import examine as examining
+from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
+from calfat_plugin.judging.battery import battery
+from calfat_plugin.judging.other_ways import BlackBox, LastWord
+from calfat_plugin.judging.surrogate import network, trained_surrogate
+from calfat_plugin.judging.trial import Trial, trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.recipe.document import parse_document
@@ -33,12 +39,6 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
-from calfat_plugin.trust import examine as examining
-from calfat_plugin.trust.attacks import DLR, ProbabilityMargin
-from calfat_plugin.trust.battery import battery
-from calfat_plugin.trust.other_ways import BlackBox, LastWord
-from calfat_plugin.trust.surrogate import network, trained_surrogate
-from calfat_plugin.trust.trial import Trial, trial
 
 HERE = Path(__file__).parent
 RECIPE = """\

@@ -12,12 +12,12 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
+from calfat_plugin.judging.battery import SAMPLE, battery
+from calfat_plugin.judging.evidence import Evidence, Row
+from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
+from calfat_plugin.judging.white_box import BudgetCurve, unbounded
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel, parse_number
-from calfat_plugin.trust.battery import SAMPLE, battery
-from calfat_plugin.trust.evidence import Evidence, Row
-from calfat_plugin.trust.verdict import Verdict, conclude, deciding, word_of
-from calfat_plugin.trust.white_box import BudgetCurve, unbounded
 
 CHECKS = battery(full=False, surrogates=1)
 HONEST = {

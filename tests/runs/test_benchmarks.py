@@ -36,9 +36,9 @@ from benchmarks import (
 from benchmarks.gpu_results import InGraphs
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
+from calfat_plugin.judging.battery import battery
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.passes import fast_passes
-from calfat_plugin.trust.battery import battery
 from tests.environment import bare
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.methods.helpers import CPU

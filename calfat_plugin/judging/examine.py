@@ -15,20 +15,20 @@ from calfat_plugin.analyses.attack_plan import Plan
 from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import assemble
+from calfat_plugin.judging.battery import battery
+from calfat_plugin.judging.check import Check
+from calfat_plugin.judging.evidence import CLAIM, Evidence
+from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.threat import exact_text
-from calfat_plugin.trust.battery import battery
-from calfat_plugin.trust.check import Check
-from calfat_plugin.trust.evidence import CLAIM, Evidence
-from calfat_plugin.trust.verdict import Verdict, conclude
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from calfat_plugin.trust.record import Record
-    from calfat_plugin.trust.trial import Trial
+    from calfat_plugin.judging.record import Record
+    from calfat_plugin.judging.trial import Trial
 
 FILE = "trust.json"
 EXAMPLES = 500  # of a large test split, unless the user says how many
@@ -84,8 +84,8 @@ def examine(
         CalfatError: with what to fix; nothing is written then.
     """
     from calfat_plugin.evaluators.autoattack.resume import fingerprint
+    from calfat_plugin.judging.record import Record
     from calfat_plugin.runs.environment import describe_environment
-    from calfat_plugin.trust.record import Record
 
     experiment = plan.experiments[0]
     if experiment.recipe.threat.eps == 0:
@@ -185,7 +185,7 @@ def _device(plan: Plan, observer: TrustObserver) -> torch.device:
 
 def _trial(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
     from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.trust.trial import trial
+    from calfat_plugin.judging.trial import trial
 
     recipe = run.experiment.recipe
     return trial(

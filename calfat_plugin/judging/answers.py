@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
-from calfat_plugin.report.numbers import percent
-from calfat_plugin.trust.check import STEPS, Check, Symptom
-from calfat_plugin.trust.evidence import (
+from calfat_plugin.judging.check import STEPS, Check, Symptom
+from calfat_plugin.judging.evidence import (
     BATCHED,
     CHANGED,
     CLAIM,
@@ -24,11 +23,12 @@ from calfat_plugin.trust.evidence import (
     Found,
     Row,
 )
+from calfat_plugin.report.numbers import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from calfat_plugin.trust.trial import Trial
+    from calfat_plugin.judging.trial import Trial
 
 _DRAWS = 3
 _EXACT = 1e-5  # of the largest logit: rounding of a few additions
@@ -52,8 +52,8 @@ class Answers(Check):
 
         from calfat_plugin.datasets.batches import batches
         from calfat_plugin.federation.ambient import seeded_world
+        from calfat_plugin.judging.trial import differ, share
         from calfat_plugin.seeds import derive_seed, generator
-        from calfat_plugin.trust.trial import differ, share
 
         draws = []
         for draw in range(_DRAWS):
@@ -117,8 +117,8 @@ class Slopes(Check):
 
         from calfat_plugin.datasets.data import pixels
         from calfat_plugin.evaluators.base import subset
+        from calfat_plugin.judging.trial import share
         from calfat_plugin.seeds import generator
-        from calfat_plugin.trust.trial import share
 
         noise = generator(trial.seed, "trust/slopes")
         x = pixels(subset(trial.data, _SAMPLE).x.to(trial.device))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from calfat_plugin.trust.answers import Answers, Slopes
-from calfat_plugin.trust.check import Check
-from calfat_plugin.trust.other_ways import BlackBox, LastWord, RandomNoise, Surrogate, Transfer
-from calfat_plugin.trust.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
+from calfat_plugin.judging.answers import Answers, Slopes
+from calfat_plugin.judging.check import Check
+from calfat_plugin.judging.other_ways import BlackBox, LastWord, RandomNoise, Surrogate, Transfer
+from calfat_plugin.judging.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.
 SAMPLE = 32

@@ -10,13 +10,13 @@ from calfat_plugin.evaluators.alarms import clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions, PGDOptions
 from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.judging.attacks import Noise, NoiseOptions
+from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
+from calfat_plugin.judging.evidence import CLAIM, Found, Row
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.trust.attacks import Noise, NoiseOptions
-from calfat_plugin.trust.check import SLACK, STEP, STEPS, Check, Symptom
-from calfat_plugin.trust.evidence import CLAIM, Found, Row
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.trial import Trial
+    from calfat_plugin.judging.trial import Trial
 
 
 class RandomNoise(Check):
@@ -83,12 +83,12 @@ class Surrogate(Transfer):
         super().__init__(1)
 
     def cost(self, examples: int) -> float:
-        from calfat_plugin.trust.surrogate import passes
+        from calfat_plugin.judging.surrogate import passes
 
         return passes(examples) + 3 * STEPS * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
-        from calfat_plugin.trust.surrogate import trained_surrogate
+        from calfat_plugin.judging.surrogate import trained_surrogate
 
         model = trained_surrogate(trial)
         attacks: dict[str, PGD] = {
@@ -161,7 +161,7 @@ class LastWord(Check):
         if self.examples is None:
             yield trial.attack("autoattack", attack, resumable=True)
             return
-        for number, part in enumerate(trial.nearest_to_an_error().split(self.examples), 1):
+        for number, part in enumerate(trial.nearest_to_an_error(STEPS).split(self.examples), 1):
             label = "autoattack" if number == 1 else f"autoattack ({number})"
             row = trial.attack(label, attack, only=part.sort().values, resumable=True)
             yield row

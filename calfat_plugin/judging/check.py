@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from calfat_plugin.trust.evidence import Evidence, Found, Row
+from calfat_plugin.judging.evidence import Evidence, Found, Row
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.trial import Trial
+    from calfat_plugin.judging.trial import Trial
 
 #: How far the accuracies (shares) of two attacks of one strength may differ without a reason to doubt; one image is
 #: never one. Both attacked the same images, so this allows for the chance in random starts, not for that in the images.

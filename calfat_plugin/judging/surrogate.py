@@ -16,7 +16,7 @@ from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.seeds import derive_seed, generator
 
 if TYPE_CHECKING:
-    from calfat_plugin.trust.trial import Trial
+    from calfat_plugin.judging.trial import Trial
 
 EPOCHS = 10
 MORE = 1000  # images beside those on trial

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.disk import RESTORE, read_json, write_text
 from calfat_plugin.errors import RunError, one_line
-from calfat_plugin.trust.evidence import Evidence
-from calfat_plugin.trust.trial import as_bits, from_bits
-from calfat_plugin.trust.verdict import Verdict
+from calfat_plugin.judging.evidence import Evidence
+from calfat_plugin.judging.trial import as_bits, from_bits
+from calfat_plugin.judging.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,12 +20,11 @@ from calfat_plugin.evaluators.gradient import CW, CWOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
 from calfat_plugin.federation.ambient import seeded_world
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
+from calfat_plugin.judging.evidence import Row
 from calfat_plugin.maths.losses import true_class, without_true_class
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.threat import ThreatModel, exact_text
-from calfat_plugin.trust.check import STEPS
-from calfat_plugin.trust.evidence import Row
 
 _ALONE = 8  # images that a fresh copy is asked about one by one
 _SAME = 1e-4  # of the largest logit: what the order of additions may change
@@ -201,8 +200,8 @@ class Trial:
             logits = torch.cat([model(x[part.to(x.device)]).float().cpu() for part in parts])
         return finite(logits.flip(0), what)
 
-    def nearest_to_an_error(self) -> Tensor:
-        """The examples that are still right, by how little the true class leads after a few steps against it: (n,)."""
+    def nearest_to_an_error(self, steps: int) -> Tensor:
+        """The examples that are still right, by how little the true class leads after CW of so many steps: (n,)."""
         leads = torch.full((len(self.correct),), torch.inf)
 
         def note(where: Tensor, x_adv: Tensor) -> None:
@@ -210,7 +209,7 @@ class Trial:
             leads[where] = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
 
         with seeded_world(derive_seed(self.seed, "trust/nearest")):
-            self._measured("nearest", CW(CWOptions(steps=STEPS)), self.threat, None, None, None, note)
+            self._measured("nearest", CW(CWOptions(steps=steps)), self.threat, None, None, None, note)
         left = self.robust.nonzero().squeeze(1)
         return left[leads[left].argsort(stable=True)]
 

@@ -1,0 +1,65 @@
+"""``calfat_plugin.trust``: what ``calfat trust`` does, from Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from torch import nn
+
+import calfat_plugin as calfat
+from calfat_plugin.cli.trust import trust as command
+from tests import stored_models
+
+CONSOLE = {"plain", "json"}  # options about what is printed
+
+
+def test_its_arguments_are_the_options_of_the_command() -> None:
+    def argument(name: str) -> str:
+        return {"trust": "trust_plugins", "as_json": "json"}.get(name, name)
+
+    options = {argument(str(option.name)) for option in command.params} - CONSOLE
+    assert options == set(inspect.signature(calfat.trust).parameters)
+
+
+@pytest.fixture
+def weights(tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
+    model: nn.Module = stored_models.stored_model("plain", pytestconfig.getoption("--weight-noise"))
+    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, tmp_path / "plain.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "plain.safetensors"
+
+
+def test_the_verdict_is_the_one_in_the_file(weights: Path) -> None:
+    found = calfat.trust(model="cnn_small", weights=weights, dataset="digits", eps=0.3, examples=30, device="cpu")
+    assert isinstance(found, calfat.Verdict)
+    assert (found.word, found.usable) == ("not robust", True)
+    written = json.loads((weights.parent / "plain-trust.json").read_text())
+    assert written["verdict"] == json.loads(json.dumps(dataclasses.asdict(found)))
+    assert (written["examples"], written["threat"]["eps"]) == (30, "0.3")
+    again = calfat.trust(
+        model="cnn_small", weights=str(weights), dataset="digits", eps="0.3", examples=30, device="cpu", output="o.json"
+    )
+    assert (again, Path("o.json").is_file()) == (found, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: calfat.trust("nowhere"), "nowhere: no such checkpoint or run directory."),
+        (
+            lambda: calfat.trust(),
+            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
+            "--weights and --dataset (missing: --model, --weights, --dataset).",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], object], text: str, weights: Path) -> None:
+    with pytest.raises(calfat.CalfatError) as caught:
+        call()
+    assert str(caught.value) == text
