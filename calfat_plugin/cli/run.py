@@ -146,6 +146,9 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
+    if any("eps" in evaluation.settings for evaluation in result.evaluations):
+        believe = shlex.join([*_program(), "trust", str(directory.path)])
+        console.print(f"next, whether the robust accuracy may be believed: {believe}", soft_wrap=True, markup=False)
 
 
 def _program() -> list[str]:

@@ -18,7 +18,7 @@ from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import Plan
 from calfat_plugin.suites.runner import Outcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
-from calfat_plugin.suites.tables import beside, caption, columns, count, interval_of, measured, names, notes
+from calfat_plugin.suites.tables import beside, caption, columns, count, headings, interval_of, measured, names, notes
 
 _REFRESH_PER_SECOND = 5
 _STYLES = {
@@ -132,7 +132,7 @@ def suite_table(summary: SuiteSummary) -> Table:
     for name in columns(summary.suite):
         table.add_column(Text(name), no_wrap=name in summary.suite.axes)
     table.add_column("n", justify="right")
-    for heading in summary.suite.metrics.values():
+    for heading in headings(summary):
         table.add_column(Text(heading), justify="right", overflow="fold")
     for group in summary.groups():
         for cell in group:

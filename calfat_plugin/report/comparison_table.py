@@ -8,7 +8,7 @@ from typing import Any
 from calfat_plugin.maths.intervals import Rival, rivals
 from calfat_plugin.report import words
 from calfat_plugin.report.groups import Group
-from calfat_plugin.report.measures import Measure, final, on_examples, titles
+from calfat_plugin.report.measures import Measure, final, on_examples, titles, with_examples
 from calfat_plugin.report.names import MORE, problem_names, problem_of
 from calfat_plugin.report.numbers import bare_percent, interval, page_points, page_points_interval
 from calfat_plugin.report.reading import RunFiles, SuiteFiles
@@ -43,7 +43,7 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
     """Every measure with its heading: those that a suite has headings for first, in its order."""
     labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
     found = [of[label] for label in labels for of in measured if label in of]
-    return titles(found, lambda label: headings.get(label, label))
+    return with_examples(titles(found, lambda label: headings.get(label, label)))
 
 
 def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:

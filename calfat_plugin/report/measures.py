@@ -114,6 +114,16 @@ def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Mea
     return {measure: title(measure.label) + _apart(measure, found) for measure in found}
 
 
+def with_examples(named: Mapping[Measure, str]) -> dict[Measure, str]:
+    """Titles of columns side by side: those that are not of all test examples say of how many, ``(64 examples)``."""
+    found = {}
+    for measure, title in named.items():
+        number = dict(measure.facts).get(_EXAMPLES, _ALL)
+        words = _words(_EXAMPLES, number)
+        found[measure] = title if number == _ALL or words in title else f"{title} ({words})"
+    return found
+
+
 def _apart(measure: Measure, among: Iterable[Measure]) -> str:
     alike = [dict(other.facts) for other in among if other.label == measure.label]
     own = [term for term, value in measure.facts if any(other.get(term) != value for other in alike)]

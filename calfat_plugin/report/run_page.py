@@ -82,10 +82,17 @@ def run_page(run: RunFiles, figures: Path) -> str:
 def _tiles(run: RunFiles) -> list[tuple[str, str]]:
     """(accuracy, evaluator) of the final model; without a final evaluation, of the last round that was monitored."""
     if run.evaluations:
-        return [(unbroken_percent(float(e["accuracy"])), str(e["label"])) for e in run.evaluations]
+        most = max(e.get("num_examples") or 0 for e in run.evaluations)
+        return [(unbroken_percent(float(e["accuracy"])), _tile(e, most)) for e in run.evaluations]
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
     split = f"{run.monitored_split} split"
     return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
+
+
+def _tile(evaluation: Mapping[str, Any], most: int) -> str:
+    """The evaluator, and of how many images its number is where another's is of more."""
+    number = evaluation.get("num_examples") or 0
+    return f"{evaluation['label']}, {number:,} of {most:,} images" if number < most else str(evaluation["label"])
 
 
 def _final(run: RunFiles) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, points, points_interval
 from calfat_plugin.suites.chosen import chosen_text, how_chosen
 from calfat_plugin.suites.compare import Compared, comparisons
-from calfat_plugin.suites.schema import Suite
+from calfat_plugin.suites.schema import Suite, evaluator_of
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 from calfat_plugin.suites.versus import versus
 
@@ -87,8 +87,6 @@ def caption(summary: SuiteSummary) -> str:
     if figures:
         shown = ", ".join(heading for label, heading in suite.metrics.items() if label in figures)
         text += f" Not in percent, but as measured: {shown}."
-    fewer = [f"{heading} on {found}" for label, heading in suite.metrics.items() if (found := _fewer(summary, label))]
-    text += f" Not on all test examples: {', '.join(fewer)}." if fewer else ""
     text += f" {how_chosen(suite.choose, summary.plan.choices)}" if suite.choose else ""
     sources = list(dict.fromkeys(cell.source for cell in summary.cells if cell.source is not None))
     if sources:
@@ -103,14 +101,28 @@ def caption(summary: SuiteSummary) -> str:
     return text
 
 
+def headings(summary: SuiteSummary) -> list[str]:
+    """Of the numbers: ``AutoAttack (64 of 359 images)`` where others in the table are of more images."""
+    fewer = {label: _fewer(summary, evaluator_of(label)) for label in summary.suite.metrics}
+    return [
+        f"{head} ({fewer[label]} images)" if fewer[label] else head for label, head in summary.suite.metrics.items()
+    ]
+
+
 def _fewer(summary: SuiteSummary, label: str) -> str:
-    """``32 of 359`` where runs measured a metric on fewer examples than their others; empty where none did."""
+    """``32 of 359`` where runs measured on fewer examples than with other evaluators; empty where none did.
+
+    Of runs that are only in a record, ``at most 32``, as their recipes say.
+    """
     found: dict[str, None] = {}
     for evaluations in (run.results.get("evaluations", ()) for cell in summary.cells for run in cell.runs):
         number = {str(each["label"]): each.get("num_examples") or 0 for each in evaluations}
         if label in number and number[label] < (most := max(number.values(), default=0)):
             found[f"{number[label]:,} of {most:,}"] = None
-    return " or ".join(found)
+    recorded = (cell.cell for cell in summary.cells if any(run.run.recorded for run in cell.runs))
+    picks = [pick for cell in recorded if cell.experiment is not None for pick in cell.experiment.evaluators]
+    limits = dict.fromkeys(getattr(pick.options, "max_examples", None) for pick in picks if pick.label == label)
+    return " or ".join(found or (f"at most {limit:,}" for limit in limits if limit is not None))
 
 
 def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
@@ -165,7 +177,7 @@ def _compared(one: Compared) -> list[str]:
 
 def _pipe_table(summary: SuiteSummary, axes: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Rows of labels, their number of seeds, and a number for each metric."""
-    return _pipes(axes, ["n", *summary.suite.metrics.values()], body)
+    return _pipes(axes, ["n", *headings(summary)], body)
 
 
 def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -200,7 +212,7 @@ def latex(summary: SuiteSummary) -> str:
         f"  \\label{{tab:{summary.suite.name.replace('_', '-')}}}",
         f"  \\begin{{tabular}}{{{'l' * len(axes)}{'r' * (1 + len(summary.suite.metrics))}}}",
         "    \\toprule",
-        _latex_row(*map(_escape, axes), "$n$", *map(_escape, summary.suite.metrics.values())),
+        _latex_row(*map(_escape, axes), "$n$", *map(_escape, headings(summary))),
     ]
     for group in summary.groups():
         lines.append("    \\midrule")

@@ -222,10 +222,11 @@ def test_the_hosts_chatter_goes_to_the_log_and_nothing_else_to_the_console(finis
     assert re.fullmatch(rf"round 2/3  {scores}loss {number}+  {number} s  ETA 0:0\d", lines[1])
     assert re.fullmatch(rf"round 3/3  {scores}loss {number}+  {number} s  ETA 0:00", lines[2])
     assert lines[3].rstrip() == "global model after the final round, test split"
-    assert lines[-1] == "results: run"
-    for line, name in zip(lines[-3:-1], ("class", "clients"), strict=True):
+    assert lines[-2] == "results: run"
+    assert re.fullmatch("next, whether the robust accuracy may be believed: .*calfat.* trust run", lines[-1])
+    for line, name in zip(lines[-4:-2], ("class", "clients"), strict=True):
         assert re.fullmatch(rf"worst {name}: natural {number} % \(\d\), fgsm {number} % \(\d\)", line)
-    table = lines[4:-3]
+    table = lines[4:-4]
     assert len(table) == 6  # head, evaluators and borders
     assert not re.search("fedml|Communication|INFO", console.out)
 

@@ -132,13 +132,16 @@ def test_a_word_with_an_underscore_and_an_ampersand_stay_as_they_are(summary):
     assert "| A&B " in markdown(summary)
 
 
-def test_a_caption_says_what_was_measured_on_fewer_examples(summary):
+def test_a_column_says_what_was_measured_on_fewer_examples(summary):
     first = summary.cells[0]
     evaluations = [{"label": "natural", "num_examples": 1359}, {"label": "pgd20", "num_examples": 32}]
     runs = tuple(replace(run, results={"evaluations": evaluations}) for run in first.runs)
-    assert "evaluator agree. Not on all test examples: PGD-20 on 32 of 1,359. In" in markdown(
-        replace(summary, cells=(replace(first, runs=runs),))
-    )
+    fewer = replace(summary, cells=(replace(first, runs=runs),))
+    assert "natural | PGD-20 (32 of 1,359 images) |" in " ".join(markdown(fewer).split())
+    assert "natural & PGD-20 (32 of 1,359 images)" in latex(fewer)
+    assert [column.header.plain for column in suite_table(fewer).columns[3:]] == [
+        *("natural", "PGD-20 (32 of 1,359 images)")
+    ]
 
 
 LATEX = r"""% needs \usepackage{booktabs}

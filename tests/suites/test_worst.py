@@ -114,7 +114,8 @@ def test_rows_of_other_problems_or_attacks_do_not_compare(setting: str, tmp_path
         (
             "pgd20:worst-clas",
             "",
-            "got 'pgd20:worst-clas'; after the evaluator 'pgd20' and a colon, expected worst-class or worst-clients.",
+            "got 'pgd20:worst-clas'; after the evaluator 'pgd20' and a colon, expected release, worst-class, "
+            "worst-clients.",
         ),
         (
             "cw20:worst-class",
