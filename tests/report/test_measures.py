@@ -115,7 +115,9 @@ def test_a_table_says_how_many_examples_each_column_is_about(
     run(tmp_path / "a", attacked=32)
     run(tmp_path / "b", "calfat.trainer=fedpgd", attacked=32)
     text = Page.read(write_comparison([tmp_path])).text
-    assert "in percent: natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples. ±" in text
+    assert "seeds natural fgsm pgd20 (32 examples) " in text
+    said = "natural and fgsm on all 359 test examples, pgd20 (32 examples) on 32 of 359 test examples"
+    assert f"in percent: {said}. ±" in text
     assert "full test split" not in text
 
 

@@ -112,7 +112,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
             full_run(root / f"{trainer}-{seed}", f"calfat.trainer={trainer}", f"common_args.random_seed={seed}")
             better = 0.02 * seed + (0.1 if trainer == "calfat" else 0.0)
             path = root / f"{trainer}-{seed}" / "results.json"
-            text = path.read_text().replace("0.6431", str(0.6431 + better))
+            text = path.read_text()
+            for number in (0.6431, 0.6531):  # natural accuracy in both counts
+                text = text.replace(str(number), str(number + better))
             path.write_text(text)
     return write_comparison([root])
 
