@@ -177,9 +177,16 @@ def judged(case: Case) -> Found:
     pristine, data = made(case.kind, case.seed, case.width, case.epochs), load_digits()
     test = data.test if case.examples is None else data.test.subset(range(case.examples))
 
-    def begun() -> Trial:
+    def fresh() -> Judged:
+        return copy.deepcopy(pristine)
+
+    def in_a_new_process() -> Judged:
+        pristine.forget()
+        return fresh()
+
+    def begun(fresh: Callable[[], Judged]) -> Trial:
         return trial(
-            copy.deepcopy(pristine),
+            fresh(),
             test,
             num_classes=10,
             threat=ThreatModel(eps=parse_number(case.eps)),
@@ -187,15 +194,15 @@ def judged(case: Case) -> Found:
             device=torch.device("cpu"),
             seed=case.seed,
             surrogates={},
-            fresh=lambda: copy.deepcopy(pristine),
+            fresh=fresh,
             more=data.train,
         )
 
     started = time.perf_counter()
-    verdict = of_battery(begun(), case.eps)
+    verdict = of_battery(begun(fresh), case.eps)
     seconds = time.perf_counter() - started
     worst = verdict.worst if verdict.claimed is not None else None
-    truth = min(attacked(begun(), Undefended(pristine).eval()), 1.0 if worst is None else worst)
+    truth = min(attacked(begun(in_a_new_process), Undefended(pristine).eval()), 1.0 if worst is None else worst)
     return Found(
         kind=case.kind,
         eps=case.eps,

@@ -84,6 +84,9 @@ class Judged(nn.Module):
         """What an attacker who knows the defence attacks."""
         return self.trained(x)
 
+    def forget(self) -> None:
+        """Lose what a new process would not know."""
+
     def forward(self, x: Tensor) -> Tensor:
         return self.trained(x)
 
@@ -127,6 +130,10 @@ class Remembering(Judged):
         super().__init__(width)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def memories(self) -> list[tuple[Tensor, Tensor]]:
+        return self.seen
+
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             fresh: Tensor = self.net(x)
@@ -135,15 +142,15 @@ class Remembering(Judged):
             nearest = distances.min(dim=1)
             answered = fresh.where((nearest.values > self.radius)[:, None], answers[nearest.indices])
             new = nearest.values > self.radius
-            if bool(new.any()) and sum(len(images) for images, _ in self.seen) < MEMORY:
-                self.seen.append((x[new].detach().clone(), fresh[new].clone()))
+            if bool(new.any()) and sum(len(images) for images, _ in self.memories) < MEMORY:
+                self.memories.append((x[new].detach().clone(), fresh[new].clone()))
         own: Tensor = self.net(x)
         return answered + own - own.detach()
 
     def memory(self, x: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.seen:
+        if not self.memories:
             return x + 10, fresh
-        images, answers = zip(*self.seen, strict=True)
+        images, answers = zip(*self.memories, strict=True)
         return torch.cat(images), torch.cat(answers)
 
 
@@ -152,9 +159,12 @@ class RememberingForAll(Remembering):
 
     shared: ClassVar[list[tuple[Tensor, Tensor]]] = []
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.seen = self.shared
+    @property
+    def memories(self) -> list[tuple[Tensor, Tensor]]:
+        return self.shared
+
+    def forget(self) -> None:
+        self.shared.clear()
 
 
 class BatchStatistics(Judged):

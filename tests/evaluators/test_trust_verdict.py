@@ -480,3 +480,16 @@ def test_the_step_grows_and_shrinks_with_the_budget() -> None:
         (0.4, 0.1),
         (0.5, 0.125),
     ]
+
+
+@pytest.mark.parametrize(("left", "usable"), [(0.73, False), (0.779, True)])
+def test_images_that_only_a_surrogate_breaks_show_that_the_model_hides(left: float, usable: bool) -> None:
+    """Alone it leaves more than PGD-20 does, but it breaks other images."""
+    evidence = made()
+    for index, each in enumerate(evidence):
+        if each.check in ("surrogate", f"autoattack-{SAMPLE}"):
+            end = left if each.check == "surrogate" else 0.72
+            rows = tuple(dataclasses.replace(row, left=end) for row in each.rows)
+            evidence[index] = dataclasses.replace(each, rows=rows)
+    found = conclude(CHECKS, evidence, "linf", "0.1", 300)
+    assert (found.word, found.usable) == ("overstated", usable)
