@@ -53,7 +53,7 @@ def test_every_block_works(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
 NOT_RUN = {
     "howto/cluster.md": ["#!/bin/sh"],
     "howto/data.md": ["images/train/benign/0001.png"],
-    "howto/trust.md": ["┏━━━━━━━━━━━┳━━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━┓"],
+    "howto/trust.md": ["┏━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━┳━━━━━━━━┓"],
 }
 
 
