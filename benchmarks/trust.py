@@ -86,7 +86,7 @@ class Found:
         natural, claimed, worst: as the verdict says; None: not measured.
         truth: what the attack on the undefended parts leaves of ``worst``.
         word, usable, text, cause: of the verdict.
-        seconds: that the battery took.
+        seconds: of CPU time that the battery took.
     """
 
     kind: str
@@ -198,9 +198,9 @@ def judged(case: Case) -> Found:
             more=data.train,
         )
 
-    started = time.perf_counter()
+    started = time.process_time()
     verdict = of_battery(begun(fresh), case.eps)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     worst = verdict.worst if verdict.claimed is not None else None
     truth = min(attacked(begun(in_a_new_process), Undefended(pristine).eval()), 1.0 if worst is None else worst)
     return Found(
@@ -267,7 +267,7 @@ def words_table() -> Iterator[str]:
 
 def table(found: Sequence[Found]) -> Iterator[str]:
     """Markdown, and a line on what was false."""
-    yield "| model | eps | claimed | worst case | truth | verdict | seconds | |"
+    yield "| model | eps | claimed | worst case | truth | verdict | CPU s | |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for each in found:
         claimed, worst = (bare_percent(share, 1) for share in (each.claimed, each.worst))

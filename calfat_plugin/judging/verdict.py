@@ -17,8 +17,8 @@ from calfat_plugin.report.words import listing
 Word = Literal["holds", "overstated", "not robust", "not shown"]
 
 #: How far (a share) AutoAttack and the others may go below PGD-20 while the number still holds: our choice. Honest
-#: adversarially trained networks lose 0 to 8 points, more where eps is large (docs/trust_benchmark.md); CalFAT's
-#: release preset, with flattened logits, about 10.
+#: adversarially trained networks lose a few points, and more where eps is large (up to 8 were seen); CalFAT's release
+#: preset, with flattened logits, about 10.
 TOLERANCE = 0.05
 _UPPER_BOUND = (
     "The worst case, {}, is no usable number, only an upper bound: the model hides from attacks. Attack it without the "
