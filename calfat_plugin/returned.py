@@ -175,20 +175,21 @@ def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]
     return {client: float(number) for client, number in checked.items()}
 
 
-def metrics(value: Any, declared: Mapping[str, str], what: str) -> dict[str, float]:
+def metrics(value: Any, declared: Mapping[str, str], what: str, also: Collection[str] = ()) -> dict[str, float]:
     """Numbers under names that the entry declares.
 
     Args:
         value: what came back.
         declared: the entry's ``metrics``.
         what: as in :func:`instance`.
+        also: names that no entry can declare, which the package's own code gives.
 
     Raises:
         PluginError: something else, or a name that is not declared.
     """
     checked = mapping(value, what)
     for name, number in checked.items():
-        if name not in declared:
+        if name not in declared and name not in also:
             raise PluginError(
                 f"{what} {name!r}, which its entry does not declare. Declared: {listed(declared)}. Add it to the "
                 f"entry: metrics={{{name!r}: 'what it is'}}."

@@ -26,7 +26,7 @@ from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
-from calfat_plugin.results import LocalUpdate
+from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,9 @@ class Worker:
                 update = returned.instance(self._trainer.fit(task), LocalUpdate, "fit returned")
                 returned.tensors(update.extras, "its update's extras hold")
                 returned.tensors(update.client_state, "its update's client_state holds")
-                declared = {**trainer.entry.metrics, **dict.fromkeys(trainer.entry.reserved_metrics, "")}
-                return replace(update, metrics=returned.metrics(update.metrics, declared, "its update has the metric"))
+                declared = {**trainer.entry.metrics, "loss": "mean training loss"}
+                found = returned.metrics(update.metrics, declared, "its update has the metric", also=(FELL,))
+                return replace(update, metrics=found)
         except ValueError as error:
             if _ONE_VALUE not in str(error):
                 raise

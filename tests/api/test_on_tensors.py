@@ -450,8 +450,8 @@ def test_looking_at_the_loss_draws_nothing_from_the_generators_of_a_random_model
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = []
-    for fewest in (10, 1000):  # with too few examples it does not look
-        monkeypatch.setattr("calfat_plugin.evaluators.measure._FEWEST_FALLING", fewest)
+    for watched in (64, 0):  # without examples it does not look
+        monkeypatch.setattr("calfat_plugin.evaluators.measure._WATCHED", watched)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             calfat.evaluate(Random(model).eval(), X, Y, ["fgsm"], eps=0.1)

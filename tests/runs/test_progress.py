@@ -265,5 +265,5 @@ def test_a_final_evaluation_shows_its_table_whom_the_model_fails_and_what_is_sus
     assert title.strip() == "global model after the final round, test split"
     after = rest[rest.index(next(line for line in rest if line.startswith("└"))) + 1 :]
     assert after[:2] == ["worst class: natural 25.0 % (1)", "1 finding about these numbers:"]
-    assert after[2].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 37.5 % right")
+    assert after[2].startswith("  robust-above-natural: pgd20 (linf 8/255) counts 75.0 % right")
     assert len(after) == 3
