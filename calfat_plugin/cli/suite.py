@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from calfat_plugin.suites.plan import Plan
+    from calfat_plugin.suites.record import Key
     from calfat_plugin.suites.runner import Outcome
 
 SOME_FAILED = 1
@@ -148,12 +149,11 @@ def _run(
     if plan.choices:
         for line in _cost_lines(plan, jobs, workers):
             click.echo(line)
-        finals = plan.num_finals
-        finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
-        plan = now()
-        if finished and finals and plan.choosing.left:  # only now is it known whose they are
+        seen: set[Key] = set()
+        while finished and (not seen or {run.key for run in plan.choosing.left} - seen):
+            seen |= {run.key for run in plan.choosing.runs}
             finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
-            plan = now()
+            plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
     _show_and_write(plan, outcomes, out, versus, console)
     show(read_json(plan.directory / SUITE))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +19,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
-from calfat_plugin.suites.choose import AT
+from calfat_plugin.suites.choose import AT, MOST_TRIES
 from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
 
@@ -143,7 +142,41 @@ def choice_of(
         measuring = _measuring(suite, choose, experiment)
     except CalfatError as error:
         raise in_cell(error, cell.name, suite) from None
-    grid = choose.grid_of(cell.labels)
+    grid: Grid | None = choose.grid_of(cell.labels)
+    while grid is not None:
+        choice = _choice(suite, choose, registry, cell, grid, measuring, overrides)
+        grid = _extended(choice, choose)
+    return choice
+
+
+def _extended(choice: Choice, choose: Choose) -> Grid | None:
+    """The grid with the next value, to two digits, beyond each end of it that is chosen; None where there is none.
+
+    It comes last, so that it is chosen only if it is better than those before it.
+    """
+    if choice.best is None:
+        return None
+    further = {}
+    for setting in choice.best.point:
+        factor, values = choose.extend.get(setting.path), [each.value for each in choice.grid[setting.path]]
+        if factor is not None and setting.value in (min(values), max(values)):
+            beyond = setting.value * factor if setting.value == max(values) else setting.value / factor
+            added = replace(setting, value=float(f"{beyond:.2g}"))
+            further[setting.path] = (*choice.grid[setting.path], added)
+    grid = {**choice.grid, **further}
+    return grid if further and math.prod(map(len, grid.values())) <= MOST_TRIES else None
+
+
+def _choice(
+    suite: Suite,
+    choose: Choose,
+    registry: Registry,
+    cell: Cell,
+    grid: Grid,
+    measuring: tuple[Setting, ...],
+    overrides: Sequence[str],
+) -> Choice:
+    """The choice from one grid; ``measuring`` makes a run a choice run."""
     tries = []
     for point in itertools.product(*grid.values()):
         texts = texts_of(point)
@@ -169,11 +202,11 @@ def _with_finalists(choice: Choice, number: int | None) -> Choice:
     known = None not in firsts
     best = sorted(alive, key=lambda index: -(firsts[index] or LOST))[:number] if known else []
     tries = [
-        each if index in best else dataclasses.replace(each, runs=each.runs[:1], values=each.values[:1])
+        each if index in best else replace(each, runs=each.runs[:1], values=each.values[:1])
         for index, each in enumerate(choice.tries)
     ]
     finals = 0 if known else min(number, len(alive)) * (choice.seeds - 1)
-    return dataclasses.replace(choice, tries=tuple(tries), finals=finals)
+    return replace(choice, tries=tuple(tries), finals=finals)
 
 
 def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Setting, ...]:

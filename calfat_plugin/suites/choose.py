@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from calfat_plugin.errors import did_you_mean, listed
 from calfat_plugin.options import describe
@@ -15,7 +16,8 @@ from calfat_plugin.suites.schema import Axes, Choose, Grid, Selector, Setting
 
 AT: KeyPath = ("choose",)
 MOST_TRIES = 100  # of a cell; a product of grids grows fast
-KEYS = ("metric", "by", "seeds", "finalists", "grid", "own")
+KEYS = ("metric", "by", "seeds", "finalists", "grid", "own", "extend")
+LEAST_FACTOR, MOST_FACTOR = 1.1, 100.0  # with two digits, a value times less may be itself
 _WAYS = ("last", "best")
 _EXAMPLE = "{train_args.learning_rate: [0.02, 0.05, 0.1]}"
 _METRIC = "an evaluator such as pgd20, or several such as mean(natural, pgd20)"
@@ -54,6 +56,7 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
         own=_own(document, axes),
         finalists=_finalists(document),
     )
+    choose = replace(choose, extend=_extend(document, choose))
     in_axes = [(f"axes.{axis}", each) for axis in axes for changes in axes[axis].values() for each in changes]
     _refuse_set_elsewhere(document, choose, [("set", each) for each in settings] + in_axes)
     _check_sizes(document, choose, grid(axes))
@@ -123,6 +126,28 @@ def _own(document: Document, axes: Axes) -> dict[Selector, Grid]:
         if problem := check_selector(selector, axes):
             raise document.error((*path, text), problem)
         found[selector] = _grid(document, (*path, text))
+    return found
+
+
+def _extend(document: Document, choose: Choose) -> dict[KeyPath, float]:
+    path = (*AT, "extend")
+    found: dict[KeyPath, float] = {}
+    tried = [grid[key] for grid in (choose.grid, *choose.own.values()) for key in grid]
+    for setting in settings_at(document, path):
+        at = (*path, setting.key)
+        values = [each for grid in tried for each in grid if each.path == setting.path]
+        if not values:
+            known = dict.fromkeys(dotted(grid[0].path) for grid in tried)
+            raise document.error(at, f"no grid has this key.{did_you_mean(setting.key, known)} Known: {listed(known)}.")
+        factor = setting.value
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            wanted = f"expected a factor, {LEAST_FACTOR:g} <= value <= {MOST_FACTOR:g}"
+            raise document.error(at, f"got {describe(factor)}, {wanted}: from an end of the grid to the next value.")
+        for each in values:
+            if isinstance(each.value, bool) or not isinstance(each.value, int | float) or each.value <= 0:
+                what = f"the grid tries {describe(each.value)} ({each.place}); only numbers above 0 have a next one."
+                raise document.error(at, f"{what} Remove this key, or that value.")
+        found[setting.path] = float(factor)
     return found
 
 

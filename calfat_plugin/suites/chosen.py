@@ -8,6 +8,7 @@ from typing import Any
 
 from calfat_plugin.disk import read_bytes
 from calfat_plugin.options import to_plain
+from calfat_plugin.recipe.document import dotted
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.words import listing
@@ -93,6 +94,12 @@ def how_chosen(choose: Choose, choices: Mapping[str, Choice]) -> str:
     if choose.finalists is not None:
         finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
         text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."
+    if choose.extend:
+        factors = listing([f"{dotted(key)} {factor:g}" for key, factor in choose.extend.items()])
+        text += (
+            f" Where the best value is an end of its grid, the next one beyond it is tried, too, until it is not "
+            f"(factors: {factors})."
+        )
     numbers = {name: len(choice.tries) for name, choice in choices.items()}
     if len(set(numbers.values())) <= 1:
         return text + f" Tries of every row: {max(numbers.values(), default=0)}."

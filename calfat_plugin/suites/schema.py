@@ -136,6 +136,7 @@ class Choose:
         grid: what every cell tries.
         own: for the cells of a selector: further keys, or other values of a key of ``grid``.
         finalists: how many values of a cell, the best by the first seed, are tried with the other seeds; None: all.
+        extend: for a key of a grid whose chosen value is an end of it: the factor to the next value that is tried.
     """
 
     metric: tuple[str, ...]
@@ -144,6 +145,7 @@ class Choose:
     grid: Grid
     own: Mapping[Selector, Grid] = field(default_factory=dict)
     finalists: int | None = None
+    extend: Mapping[KeyPath, float] = field(default_factory=dict)
 
     def grid_of(self, labels: tuple[str, ...]) -> Grid:
         """What the cell with these labels tries."""

@@ -1,0 +1,124 @@
+"""``choose.extend``: the next value beyond an end of the grid that is chosen."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.cli.suite import suite
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.suites import choices
+from calfat_plugin.suites.chosen import chosen_text, how_chosen
+from tests.suites.files import CHOOSING, write_suite
+from tests.suites.test_choices import finish
+
+EXTEND = "  extend: {train_args.learning_rate: 1.7}\n"
+GRID = next(line for line in CHOOSING.splitlines(keepends=True) if "learning_rate: [" in line)
+TEXT = CHOOSING.replace(GRID, GRID + EXTEND)
+
+
+def end(plan, values):
+    """The choice runs that are left end with the PGD-20 accuracy of their rate."""
+    for run in plan.choosing.left:
+        finish(run, {"pgd20": values[run.experiment.recipe.train.learning_rate]})
+
+
+def rates(plan, cell="FedPGD"):
+    return [each.runs[0].experiment.recipe.train.learning_rate for each in plan.choices[cell].tries]
+
+
+def test_the_grid_of_a_cell_grows_until_the_best_value_has_a_neighbour_on_both_sides(plan_of):
+    values = {0.02: 0.3, 0.05: 0.4, 0.1: 0.5, 0.17: 0.6, 0.29: 0.55}
+    end(plan_of(TEXT), values)
+    plan = plan_of(TEXT)
+    assert rates(plan) == [0.02, 0.05, 0.1, 0.17]
+    assert (plan.waiting, plan.runs) == (("CalFAT", "FedPGD"), ())
+    assert [run.seed for run in plan.choosing.left if run.cell.name == "FedPGD"] == [100, 101]
+    end(plan, values)
+    end(plan_of(TEXT), values)
+    plan = plan_of(TEXT)
+    assert rates(plan) == [0.02, 0.05, 0.1, 0.17, 0.29]
+    assert (plan.waiting, plan.choosing.left) == ((), ())
+    assert {run.experiment.recipe.train.learning_rate for run in plan.runs} == {0.17}
+    assert chosen_text(plan.choices["FedPGD"]) == "learning_rate 0.17, 1 step from the upper edge of the grid"
+
+
+def test_below_the_grid_and_of_equal_values_the_first(plan_of):
+    values = {0.02: 0.5, 0.05: 0.4, 0.1: 0.3, 0.012: 0.5}
+    for _ in range(3):
+        end(plan_of(TEXT), values)
+    plan = plan_of(TEXT)
+    assert rates(plan) == [0.02, 0.05, 0.1, 0.012]
+    assert plan.choices["FedPGD"].best.name == "learning_rate 0.02"
+
+
+def test_each_cell_has_an_end_of_its_own(plan_of):
+    for run in plan_of(TEXT).choosing.left:
+        best = 0.1 if run.cell.name == "CalFAT" else 0.05
+        finish(run, {"pgd20": 0.5 if run.experiment.recipe.train.learning_rate == best else 0.4})
+    plan = plan_of(TEXT)
+    assert rates(plan, "CalFAT") == [0.02, 0.05, 0.1, 0.17]
+    assert rates(plan) == [0.02, 0.05, 0.1]
+    assert plan.waiting == ("CalFAT",)
+
+
+def test_without_it_an_end_is_chosen(plan_of):
+    end(plan_of(CHOOSING), {0.02: 0.3, 0.05: 0.4, 0.1: 0.5})
+    plan = plan_of(CHOOSING)
+    assert (rates(plan), plan.waiting) == ([0.02, 0.05, 0.1], ())
+    assert plan.choices["FedPGD"].best.name == "learning_rate 0.1"
+
+
+def test_a_grid_does_not_grow_without_end(plan_of, monkeypatch):
+    """A plugin's metric may rise for ever."""
+    monkeypatch.setattr(choices, "MOST_TRIES", 5)
+    for _ in range(3):
+        for run in plan_of(TEXT).choosing.left:
+            finish(run, {"pgd20": run.experiment.recipe.train.learning_rate})
+    assert rates(plan_of(TEXT)) == [0.02, 0.05, 0.1, 0.17, 0.29]
+    assert plan_of(TEXT).waiting == ()
+
+
+def test_the_caption_says_that_grids_grow_and_how_many_tries_each_row_had(plan_of):
+    plan = plan_of(TEXT)
+    assert how_chosen(plan.suite.choose, plan.choices).endswith(
+        "Where the best value is an end of its grid, the next one beyond it is tried, too, until it is not (factors: "
+        "train_args.learning_rate 1.7). Tries of every row: 3."
+    )
+
+
+def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, monkeypatch, stand_in):
+    monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.29, "fedpgd": 0.05}))
+    write_suite(tmp_path, TEXT.replace("[100, 101]", "[100]").replace("[0, 1]", "[0]"))
+    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    assert done.exit_code == 0, done.output
+    started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
+    assert started[6:] == [
+        *(f"running CalFAT, learning_rate {rate}, seed 100" for rate in (0.17, 0.29, 0.49)),
+        *("running CalFAT seed 0", "running FedPGD seed 0"),
+    ]
+    assert "| CalFAT | learning_rate 0.29, 1 step from the upper edge of the grid |" in done.stdout
+    assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in done.stdout
+    again = CliRunner().invoke(suite, ["tiny.yaml"])
+    assert "tiny: no choice run to do" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            "rate: 1.7",
+            "rate: 1",
+            "rate: got 1 (int), expected a factor, 1.1 <= value <= 100: from an ",
+        ),
+        ("rate: 1.7", "rate: yes", "rate: got true (true/false), expected a factor, 1.1 <= value <= 100: from an end "),
+        ("rate: 1.7", "rat: 1.7", "rat: no grid has this key. Did you mean 'train_args.learning_rate'? Known: train_"),
+        ("[0.02,", "[0,", "rate: the grid tries 0 (int) (tiny.yaml:13); only numbers above 0 have a next one. "),
+    ],
+)
+def test_what_is_refused(old, new, complaint, plan_of):
+    with pytest.raises(RecipeError) as caught:
+        plan_of(TEXT.replace(old, new))
+    assert f"tiny.yaml:14: choose.extend.train_args.learning_{complaint}" in str(caught.value)
