@@ -53,6 +53,9 @@ _MAX_SEED = 2**32 - 1
     type=click.Path(path_type=Path, dir_okay=False),
     help="CSV file with a row for each finished run. A run that has a row is finished, wherever it was run.",
 )
+@click.option(
+    "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
@@ -67,6 +70,7 @@ def suite(
     only: tuple[str, ...],
     versus: str | None,
     record: Path | None,
+    trust: bool,
     out: Path | None,
     dry_run: bool,
     download: bool,
@@ -102,7 +106,7 @@ def suite(
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
                 click.echo(what)
-        _run(now, jobs, workers, out, versus, show)
+        _run(now, jobs, workers, trust, out, versus, show)
 
 
 def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
@@ -123,6 +127,7 @@ def _run(
     now: Callable[[], Plan],
     jobs: int | None,
     workers: str | None,
+    trust: bool,
     out: Path | None,
     versus: str | None,
     show: Callable[[Any], None],
@@ -155,6 +160,9 @@ def _run(
             finished = _run_all(plan.choosing, "choice run", jobs, workers, console, outcomes)
             plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
+    if finished and trust:
+        _judge(now())
+        record_runs(plan.suite, plan.runs)
     _show_and_write(plan, outcomes, out, versus, console)
     show(read_json(plan.directory / SUITE))
     this_command = shlex.join(["calfat", *sys.argv[1:]])
@@ -199,6 +207,22 @@ def _run_all(
         except KeyboardInterrupt:
             return False
     return True
+
+
+def _judge(plan: Plan) -> None:
+    """Judge the first seed's model of each selected row that has no verdict yet."""
+    from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
+    from calfat_plugin.cli.trust import judge
+    from calfat_plugin.suites.record import verdict_of
+
+    for run in plan.runs:
+        if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
+            continue
+        if run.recorded is None and not verdict_of(run.directory, run.experiment):
+            click.echo(f"calfat trust {run.directory}")
+            judge(plan_run(run.directory, None, AttackRequest(attacks=())))
+        elif run.recorded is not None and not run.recorded.verdict:
+            warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
 
 
 def _at_a_time(plan: Plan, total: int, jobs: int | None, workers: str | None) -> int:
@@ -249,7 +273,7 @@ def _show_and_write(
     if versus is not None:
         click.echo("\n" + versus_markdown(summary, versus))
     click.echo(f"tables: {', '.join(map(str, folders))}")
-    if any(cell.finished for cell in summary.cells):
+    if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.directory]), plan.directory)
 
 

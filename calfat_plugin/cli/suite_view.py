@@ -129,7 +129,7 @@ def suite_table(summary: SuiteSummary) -> Table:
     Where the terminal is narrow, cells are folded, never cut.
     """
     table = Table(title=summary.suite.title, title_justify="left")
-    for name in columns(summary.suite):
+    for name in columns(summary):
         table.add_column(Text(name), no_wrap=name in summary.suite.axes)
     table.add_column("n", justify="right")
     for heading in headings(summary):

@@ -72,11 +72,14 @@ def trust(
         asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
         plan = planned(target, checkpoint, model, weights, dataset, asked)
         warn(*plan.experiments[0].recipe.warnings)
-        outcome = _run(plan, transfer, full, output, plain)
+        outcome = judge(plan, transfer, full=full, output=output, plain=plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 
 
-def _run(plan: Plan, transfer: tuple[Path, ...], full: bool, output: Path | None, plain: bool) -> Outcome:
+def judge(
+    plan: Plan, transfer: tuple[Path, ...] = (), *, full: bool = False, output: Path | None = None, plain: bool = False
+) -> Outcome:
+    """Judge one model, with its progress and its verdict on the console."""
     from rich.console import Console
 
     from calfat_plugin.cli.progress import can_draw

@@ -187,6 +187,15 @@ def read_run(path: Path) -> RunFiles:
     return run
 
 
+def read_trust(path: Path) -> Mapping[str, Any]:
+    """``trust.json`` of a run directory; empty where ``calfat trust`` was not asked.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return _checked(path / "trust.json", shapes.TRUST)
+
+
 def _checked(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
     """A JSON file of some shape; empty where there is none, or an empty mapping is in it."""
     content = read_json(path)

@@ -61,7 +61,7 @@ def as_csv(summary: SuiteSummary) -> str:
     figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
     more = _CSV_FIGURES if figures else ()
     head = (*_CSV_NUMBERS, "beyond", "source", "note", *_CSV_INTERVALS, *_CSV_SEEDS, *more)
-    writer.writerow([*columns(summary.suite), "metric", "n", *head])
+    writer.writerow([*columns(summary), "metric", "n", *head])
     for cell in summary.cells:
         for label, score in cell.scores.items():
             writer.writerow(
@@ -178,6 +178,7 @@ def _cell_as_json(cell: CellSummary) -> dict[str, Any]:
                 "directory": str(run.run.directory),
                 "status": run.status,
                 "message": run.message or None,
+                "verdict": run.verdict or None,
                 "seconds": run.results.get("seconds"),
                 "evaluations": run.results.get("evaluations", []),
             }

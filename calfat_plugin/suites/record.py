@@ -25,9 +25,10 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.compare import FREE, flat
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import label_of
+from calfat_plugin.report.reading import label_of, read_trust
 from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.suites.schema import RELEASE, WORST
+from calfat_plugin.threat import exact_text
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
@@ -36,7 +37,7 @@ _OTHER_COUNT = (
     "both cannot stand in one table. Move the file away, and run the suite again."
 )
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
-_HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format")
+_HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Recorded:
         values: metric to value as measured, accuracies as fractions; of a choice run only :data:`CHOICE`.
         seconds, processor, calfat_plugin: what the run took, on what, with which version.
         format: of the run's ``results.json``, which says how accuracies count.
+        verdict: of ``calfat trust`` (:func:`verdict_of`).
     """
 
     state: Literal["finished", "lost"]
@@ -58,6 +60,7 @@ class Recorded:
     processor: str = ""
     calfat_plugin: str = __version__
     format: str = str(RESULTS_FORMAT)
+    verdict: str = ""
 
 
 def digest(experiment: Experiment) -> str:
@@ -129,6 +132,20 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
     return None if number is None else float(number)
 
 
+def verdict_of(directory: Path, experiment: Experiment) -> str:
+    """What ``calfat trust`` says of a run's model, with the run's budget; empty where it was not asked, or stopped.
+
+    Raises:
+        RunError: ``trust.json`` is damaged.
+    """
+    content = read_trust(directory)
+    threat, asked = experiment.recipe.threat, content.get("threat") or {}
+    if not content.get("finished") or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
+        return ""
+    verdict = content["verdict"]
+    return f"{verdict['text']}{'' if verdict.get('usable', True) else ', no usable number'}"
+
+
 def read_record(path: Path) -> dict[Key, Recorded]:
     """All rows; none where there is no file.
 
@@ -147,6 +164,7 @@ def read_record(path: Path) -> dict[Key, Recorded]:
         for row in reader:
             if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:
                 raise RunError(f"{path}:{reader.line_num}: {_OTHER_COUNT.format(number, RESULTS_FORMAT)}")
+            row.setdefault("verdict", "")
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:
@@ -191,7 +209,5 @@ def _as_csv(rows: Mapping[Key, Recorded]) -> str:
     writer.writerow([*_HEAD, *metrics])
     for key, row in sorted(rows.items()):
         values = ("" if name not in row.values else repr(row.values[name]) for name in metrics)
-        writer.writerow(
-            [*key, row.state, row.recipe, row.seconds, row.processor, row.calfat_plugin, row.format, *values]
-        )
+        writer.writerow([*key, *(getattr(row, name) for name in _HEAD[3:]), *values])
     return text.getvalue()

@@ -24,7 +24,7 @@ from calfat_plugin.suites.cells import PlannedRun, look_again
 from calfat_plugin.suites.choices import value_of_try
 from calfat_plugin.suites.parts import same_or_below
 from calfat_plugin.suites.plan import Plan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
 from calfat_plugin.suites.schema import Suite, release_of
 from calfat_plugin.suites.shares import environment
 
@@ -317,6 +317,7 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
                 values={name: value for name, value in values.items() if value is not None},
                 seconds=f"{results['seconds']:.1f}" if results else "",
                 processor=processor(),
+                verdict="" if run.cell.tried else verdict_of(run.directory, run.experiment),
             )
     add_to_record(suite.record, rows)
 

@@ -17,7 +17,7 @@ from calfat_plugin.suites.cells import Cell, PlannedRun
 from calfat_plugin.suites.choices import Choice
 from calfat_plugin.suites.chosen import choice_notes
 from calfat_plugin.suites.plan import Plan
-from calfat_plugin.suites.record import measured
+from calfat_plugin.suites.record import measured, verdict_of
 from calfat_plugin.suites.runner import Outcome
 from calfat_plugin.suites.schema import RELEASE, Suite, evaluator_of, release_of
 
@@ -100,6 +100,14 @@ class RunSummary:
     message: str
     results: Mapping[str, Any]
 
+    @property
+    def verdict(self) -> str:
+        """What ``calfat trust`` says of its model; empty where it was not asked."""
+        if self.status != "finished":
+            return ""
+        recorded = self.run.recorded
+        return verdict_of(self.run.directory, self.run.experiment) if recorded is None else recorded.verdict
+
     def value(self, metric: str) -> float | None:
         """Accuracy of one evaluator, also by the release's convention or of its worst class or clients, or a plugin's
         figure."""
@@ -139,6 +147,12 @@ class CellSummary:
         return sum(run.status == "finished" for run in self.runs)
 
     @property
+    def verdict(self) -> str:
+        """``holds (seed 0)``: what ``calfat trust`` says of the first model that it was asked about; empty for none."""
+        found = ((run.verdict, run.run.seed) for run in self.runs)
+        return next((f"{verdict} (seed {seed})" for verdict, seed in found if verdict), "")
+
+    @property
     def left(self) -> list[int]:
         """The seeds that have not been run, or not to their end; a failed one is no longer left."""
         unfinished = ("new", "unfinished", "interrupted", "elsewhere")
@@ -168,6 +182,11 @@ class SuiteSummary:
     def suite(self) -> Suite:
         """The suite it is of."""
         return self.plan.suite
+
+    @property
+    def judged(self) -> bool:
+        """Whether ``calfat trust`` was asked about some row."""
+        return any(cell.verdict for cell in self.cells)
 
     def groups(self) -> Iterator[list[CellSummary]]:
         """The rows that tables set apart: those of one label of the first axis, or all where there is one axis."""

@@ -10,12 +10,12 @@ from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, points, points_interval
 from calfat_plugin.suites.chosen import chosen_text, how_chosen
 from calfat_plugin.suites.compare import Compared, comparisons
-from calfat_plugin.suites.schema import Suite, evaluator_of
+from calfat_plugin.suites.schema import evaluator_of
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary
 from calfat_plugin.suites.versus import versus
 
 NOTHING = "-"
-CHOSEN = "chosen"
+CHOSEN, TRUST = "chosen", "calfat trust"
 INTERVALS = (
     "In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best "
     "mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes zero; rows compare "
@@ -136,7 +136,7 @@ def notes(summary: SuiteSummary) -> list[tuple[str, str]]:
 def markdown(summary: SuiteSummary) -> str:
     """A pipe table with caption and notes. Texts stay texts: none of them is Markdown or HTML."""
     rows = [[*names(summary, cell), count(cell), *map(_in_text, cell.scores.values())] for cell in summary.cells]
-    title, table = _in_markdown(summary.suite.title), _pipe_table(summary, columns(summary.suite), rows)
+    title, table = _in_markdown(summary.suite.title), _pipe_table(summary, columns(summary), rows)
     text = f"# {title}\n\n{table}\n{_in_markdown(caption(summary))}\n"
     compared = [(cell, [difference(score) for score in cell.scores.values()]) for cell in summary.cells]
     rows = [[*cell.cell.labels, count(cell), *of] for cell, of in compared if set(of) - {NOTHING}]
@@ -201,7 +201,7 @@ def _pipes(axes: Sequence[str], numbers: Sequence[str], body: Iterable[Sequence[
 
 def latex(summary: SuiteSummary) -> str:
     """A ``table`` for ``\\usepackage{booktabs}``; groups of the first axis are set apart."""
-    axes = columns(summary.suite)
+    axes = columns(summary)
     title = _line(summary.suite.title)
     end = "" if title.endswith((".", "!", "?")) else "."
     lines = [
@@ -228,15 +228,17 @@ def latex(summary: SuiteSummary) -> str:
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def columns(suite: Suite) -> list[str]:
+def columns(summary: SuiteSummary) -> list[str]:
     """The headings of :func:`names`."""
-    return [*suite.axes, *([CHOSEN] if suite.choose else [])]
+    return [*summary.suite.axes, *([CHOSEN] if summary.suite.choose else []), *([TRUST] if summary.judged else [])]
 
 
 def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
-    """The first columns of a row: its labels, and what was chosen where the suite chooses."""
+    """The first columns of a row: its labels, what was chosen where the suite chooses, and the verdict of ``calfat
+    trust`` where some row has one."""
     chosen = NOTHING if cell.choice is None else chosen_text(cell.choice) or NOTHING
-    return [*cell.cell.labels, *([chosen] if summary.suite.choose else [])]
+    verdict = [cell.verdict or NOTHING] if summary.judged else []
+    return [*cell.cell.labels, *([chosen] if summary.suite.choose else []), *verdict]
 
 
 def count(cell: CellSummary) -> str:

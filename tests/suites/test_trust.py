@@ -1,0 +1,169 @@
+"""The verdicts of ``calfat trust`` in a suite's table and record, and ``calfat suite --trust``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from calfat_plugin.analyses import attack_plan
+from calfat_plugin.cli import trust
+from calfat_plugin.cli.suite import suite
+from tests.suites.files import SUITE, write_suite
+
+VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
+DAMAGED = "The file is damaged or was changed by hand. Restore it from a copy, or remove it and make it again.\n"
+FIRST = Path("runs/suites/tiny/{}/seed-0")
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(tmp_path, stand_in):
+    write_suite(tmp_path)
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Which models `--trust` judges: their directories; each gets a verdict."""
+    asked = []
+
+    def judge(directory, **how):
+        asked.append(str(directory))
+        said(directory)
+
+    monkeypatch.setattr(attack_plan, "plan_run", lambda directory, checkpoint, request: directory)
+    monkeypatch.setattr(trust, "judge", judge)
+    return asked
+
+
+def said(directory, finished=True, eps="0.1", **verdict):
+    """Leave what ``calfat trust`` leaves in a run directory."""
+    threat = {"norm": "linf", "eps": eps}
+    content = {"attack": "pgd20", "examples": 9, "threat": threat, "finished": finished, "checks": []}
+    (Path(directory) / "trust.json").write_text(json.dumps({**content, "verdict": VERDICT | verdict}))
+
+
+def call(*words):
+    done = CliRunner().invoke(suite, ["tiny.yaml", *words])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def rows(done):
+    """Of the first table: label and what follows it."""
+    table = done.stdout.split("\n# ")[1].split("\n\n")[1]
+    return {line.split("|")[1].strip(): line.split("|")[2].strip() for line in table.splitlines()}
+
+
+def test_a_table_has_no_such_column_where_no_model_was_judged():
+    assert rows(call())["method"] == "n"
+
+
+def test_trust_judges_the_first_seed_of_each_row_once(judged):
+    found = rows(call("--trust"))
+    assert judged == [str(FIRST).format("calfat"), str(FIRST).format("fedpgd")]
+    assert found["method"] == "calfat trust"
+    assert (found["CalFAT"], found["FedPGD"]) == ("holds (seed 0)", "holds (seed 0)")
+    call("--trust")
+    assert len(judged) == 2
+
+
+def test_trust_judges_the_rows_that_are_asked_for(judged):
+    found = rows(call("--trust", "--only", "FedPGD"))
+    assert judged == [str(FIRST).format("fedpgd")]
+    assert found["FedPGD"] == "holds (seed 0)"
+
+
+def test_without_it_nothing_is_judged(judged):
+    call()
+    assert judged == []
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        ({"text": "overstated by 10.4 points"}, "overstated by 10.4 points (seed 0)"),
+        ({"text": "not shown", "usable": False}, "not shown, no usable number (seed 0)"),
+        ({"finished": False}, "-"),
+        ({"eps": "0.2"}, "-"),
+    ],
+)
+def test_what_a_row_says(left, text):
+    call()
+    said(str(FIRST).format("calfat"), **left)
+    said(str(FIRST).format("fedpgd"))
+    found = rows(call())
+    assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
+
+
+def test_every_form_of_the_table_has_the_verdict():
+    call()
+    said(str(FIRST).format("calfat"))
+    call()
+    folder = Path("runs/suites/tiny")
+    assert "& calfat trust &" in (folder / "table.tex").read_text()
+    table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    assert {(row["method"], row["calfat trust"]) for row in table} == {("CalFAT", "holds (seed 0)"), ("FedPGD", "-")}
+    cells = json.loads((folder / "suite.json").read_text())["cells"]
+    assert [[run["verdict"] for run in cell["runs"]] for cell in cells] == [["holds", None], [None, None]]
+
+
+def test_a_record_carries_the_verdict_to_another_machine(judged, tmp_path, monkeypatch):
+    call("--record", "record.csv", "--trust", "--only", "CalFAT")
+    recorded = list(csv.DictReader(Path("record.csv").read_text().splitlines()))
+    assert [(row["cell"], row["seed"], row["verdict"]) for row in recorded] == [
+        ("CalFAT", "0", "holds"),
+        ("CalFAT", "1", ""),
+    ]
+    other = tmp_path / "other"
+    other.mkdir()
+    write_suite(other)
+    (other / "record.csv").write_text(Path("record.csv").read_text())
+    monkeypatch.chdir(other)
+    found = rows(call("--record", "record.csv", "--trust", "--only", "CalFAT"))
+    assert (found["CalFAT"], len(judged)) == ("holds (seed 0)", 1)
+
+
+def test_a_model_that_is_elsewhere_cannot_be_judged(judged, tmp_path):
+    call("--record", "record.csv")
+    Path("runs").rename("moved")
+    done = call("--record", "record.csv", "--trust", "--only", "FedPGD")
+    assert judged == []
+    assert done.stderr == ("warning: FedPGD seed 0 was run elsewhere, and its model is not here: it is not judged.\n")
+
+
+def test_a_record_without_verdicts_is_read(tmp_path):
+    """As studies wrote it before rows had verdicts."""
+    call("--record", "record.csv")
+    with Path("record.csv").open() as file:
+        recorded = list(csv.DictReader(file))
+    with Path("record.csv").open("w") as file:
+        writer = csv.DictWriter(file, [name for name in recorded[0] if name != "verdict"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(recorded)
+    Path("runs").rename("moved")
+    assert rows(call("--record", "record.csv"))["CalFAT"] == "2"
+
+
+def test_a_damaged_verdict_is_an_error():
+    call()
+    path = Path(str(FIRST).format("calfat")) / "trust.json"
+    path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
+    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    assert (done.exit_code, done.stderr) == (2, f"error: {path}: the file has no 'threat'. {DAMAGED}")
+
+
+@pytest.mark.slow  # half a minute of attacks
+def test_the_real_thing(tmp_path, monkeypatch):
+    from calfat_plugin.suites import runner
+
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "PROGRAM", (*runner.PROGRAM,))
+    write_suite(tmp_path, SUITE.replace("[0, 1]", "[0]"))
+    found = rows(call("--trust", "--only", "FedPGD"))
+    content = json.loads((Path(str(FIRST).format("fedpgd")) / "trust.json").read_text())
+    assert content["finished"]
+    assert found["FedPGD"] == f"{content['verdict']['text']} (seed 0)"
