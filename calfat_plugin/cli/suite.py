@@ -57,6 +57,7 @@ _MAX_SEED = 2**32 - 1
     "--trust", is_flag=True, help="Then judge the model of each row's first seed, as calfat trust does; a column."
 )
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write copies of the tables here, too.")
+@click.option("--table", is_flag=True, help="Show and write the table of what is finished; run nothing.")
 @click.option("--dry-run", is_flag=True, help="Check every cell and list the runs; run nothing.")
 @click.option("--download", is_flag=True, help="Fetch missing data sets first.")
 @json_option
@@ -72,6 +73,7 @@ def suite(
     record: Path | None,
     trust: bool,
     out: Path | None,
+    table: bool,
     dry_run: bool,
     download: bool,
     as_json: bool,
@@ -102,6 +104,9 @@ def suite(
         if dry_run:
             _show_plan(plan, jobs, workers)
             show(_plan_as_json(plan))
+            return
+        if table:
+            _show_and_write(plan, [], out, versus, show)
             return
         if download:  # each data set once, here: runs side by side would fetch it side by side
             for what in fetch(plan):
@@ -135,8 +140,6 @@ def _run(
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
     from rich.console import Console
 
-    from calfat_plugin.disk import read_json
-    from calfat_plugin.report.reading import SUITE
     from calfat_plugin.suites.choices import try_again
     from calfat_plugin.suites.runner import record_runs
     from calfat_plugin.suites.summary import summarise
@@ -163,8 +166,7 @@ def _run(
     if finished and trust:
         _judge(now())
         record_runs(plan.suite, plan.runs)
-    _show_and_write(plan, outcomes, out, versus, console)
-    show(read_json(plan.directory / SUITE))
+    _show_and_write(plan, outcomes, out, versus, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])
     if not finished:
         fail("stopped.", f"Finished runs are kept. Resume with:\n  {this_command}", INTERRUPTED)
@@ -253,16 +255,20 @@ def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[s
 
 
 def _show_and_write(
-    plan: Plan, outcomes: list[Outcome], out: Path | None, versus: str | None, console: Console
+    plan: Plan, outcomes: list[Outcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
 ) -> None:
+    from rich.console import Console
+
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import remarks, suite_table
+    from calfat_plugin.disk import read_json
     from calfat_plugin.report import write_comparison
+    from calfat_plugin.report.reading import SUITE
     from calfat_plugin.suites.files import write_tables
     from calfat_plugin.suites.summary import summarise
     from calfat_plugin.suites.tables import markdown, versus_markdown
 
-    summary = summarise(plan, outcomes)
+    console, summary = Console(highlight=False), summarise(plan, outcomes)
     folders = write_tables(summary, out)
     if can_draw(console):
         console.print(suite_table(summary))
@@ -275,6 +281,7 @@ def _show_and_write(
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
         write_page(lambda: write_comparison([plan.directory]), plan.directory)
+    show(read_json(plan.directory / SUITE))
 
 
 def _show_plan(plan: Plan, jobs: int | None, workers: str | None) -> None:

@@ -65,6 +65,21 @@ def test_another_machine_continues_from_the_record(planned: Callable[[], Plan]) 
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_the_table_of_a_record_is_shown_without_a_run() -> None:
+    write_suite(Path(), SUITE)
+    assert calfat("suite", "tiny.yaml", "--only", "FedPGD", "--record", "runs.csv").code == 0
+    shutil.rmtree("runs")
+    ended = calfat("suite", "tiny.yaml", "--table", "--record", "runs.csv", "--json")
+    assert (ended.code, "warning" in ended.err) == (0, False)
+    assert {cell["name"]: cell["scores"]["pgd20"]["n"] for cell in json.loads(ended.out)["cells"]} == {
+        "CalFAT": 0,
+        "FedPGD": 2,
+    }
+    assert "| FedPGD |   2 |" in Path("runs/suites/tiny/table.md").read_text()
+    assert sorted(path.name for path in Path("runs").rglob("*") if path.is_dir()) == ["suites", "tiny"]
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_what_ended_without_a_row_gets_it_later() -> None:
     write_suite(Path(), SUITE)
     assert calfat("suite", "tiny.yaml").code == 0
