@@ -32,6 +32,8 @@ CHECKS = "tests/contract/test_testing.py"
 GRAPHS = "tests/maths/test_graphs.py"
 CHOICES = "tests/suites/test_choices.py"
 FINALISTS = "tests/suites/test_finalists.py"
+EXTENSIONS = "tests/suites/test_extend.py"
+SUITE_VERDICTS = "tests/suites/test_trust.py"
 VERSUS = "tests/suites/test_versus.py"
 GRAPHS_OF_METHODS = "tests/methods/test_graphs.py"
 OPTIMIZERS = "tests/methods/test_optimizers.py"
@@ -442,9 +444,23 @@ MUTANTS = (
     Mutant(
         "the finals are not run",
         "cli/suite.py",
-        "if finished and finals and plan.choosing.left:",
-        "if False:",
+        "- seen):",
+        "- seen) and False:",
         FINALISTS,
+    ),
+    Mutant(
+        "a value beyond an end of the grid is preferred to its equal",
+        "suites/choices.py",
+        "(*choice.grid[setting.path], added)",
+        "(added, *choice.grid[setting.path])",
+        EXTENSIONS,
+    ),
+    Mutant(
+        "a verdict on another budget is the row's",
+        "suites/record.py",
+        '(asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps))',
+        "False",
+        SUITE_VERDICTS,
     ),
     Mutant(
         "the cost leaves the finals out",
