@@ -20,9 +20,9 @@ from calfat_plugin.report.numbers import counted, duration
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from calfat_plugin.suites.plan import Plan
+    from calfat_plugin.suites.plan import SuitePlan
     from calfat_plugin.suites.record import Key
-    from calfat_plugin.suites.runner import Outcome
+    from calfat_plugin.suites.runner import RunOutcome
 
 SOME_FAILED = 1
 _MAX_SEED = 2**32 - 1
@@ -83,9 +83,8 @@ def suite(
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
     from calfat_plugin.suites import load_suite
-    from calfat_plugin.suites.data import fetch
-    from calfat_plugin.suites.plan import make_plan, registry_of
-    from calfat_plugin.suites.versus import check_versus
+    from calfat_plugin.suites.plan import fetch, make_plan, registry_of
+    from calfat_plugin.suites.summary import check_versus
 
     with json_output(as_json) as show, user_errors():
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
@@ -94,7 +93,7 @@ def suite(
         registry = registry_of(loaded, overrides)
         asked = None if seeds is None else _seeds(seeds)
 
-        def now() -> Plan:
+        def now() -> SuitePlan:
             return make_plan(loaded, registry, overrides=overrides, only=only, seeds=asked)
 
         plan = now()
@@ -114,7 +113,7 @@ def suite(
         _run(now, jobs, workers, trust, out, versus, show)
 
 
-def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
+def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
     from calfat_plugin.host.runtimes import runtime_of
     from calfat_plugin.runs.workers import asked_workers, check_workers
 
@@ -129,7 +128,7 @@ def _check_workers(plan: Plan, workers: str, jobs: int | None) -> None:
 
 
 def _run(
-    now: Callable[[], Plan],
+    now: Callable[[], SuitePlan],
     jobs: int | None,
     workers: str | None,
     trust: bool,
@@ -152,7 +151,7 @@ def _run(
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
     console = Console(highlight=False)
-    outcomes: list[Outcome] = []
+    outcomes: list[RunOutcome] = []
     finished = True
     if plan.choices:
         for line in _cost_lines(plan, jobs, workers):
@@ -183,13 +182,12 @@ def _run(
 
 
 def _run_all(
-    plan: Plan, what: str, jobs: int | None, workers: str | None, console: Console, outcomes: list[Outcome]
+    plan: SuitePlan, what: str, jobs: int | None, workers: str | None, console: Console, outcomes: list[RunOutcome]
 ) -> bool:
     """Run what is left of the plan; False where the user stopped it."""
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
-    from calfat_plugin.suites.runner import run_all
-    from calfat_plugin.suites.shares import processes, threads
+    from calfat_plugin.suites.runner import processes, run_all, threads
 
     total = len(plan.left)
     at_a_time = _at_a_time(plan, total, jobs, workers)
@@ -211,7 +209,7 @@ def _run_all(
     return True
 
 
-def _judge(plan: Plan) -> None:
+def _judge(plan: SuitePlan) -> None:
     """Judge the first seed's model of each selected row that has no verdict yet."""
     from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
     from calfat_plugin.cli.trust import judge
@@ -227,16 +225,16 @@ def _judge(plan: Plan) -> None:
             warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
 
 
-def _at_a_time(plan: Plan, total: int, jobs: int | None, workers: str | None) -> int:
-    from calfat_plugin.suites.shares import default_jobs
+def _at_a_time(plan: SuitePlan, total: int, jobs: int | None, workers: str | None) -> int:
+    from calfat_plugin.suites.runner import default_jobs
 
     return min(jobs or default_jobs(plan, workers), max(1, total))
 
 
-def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[str]:
+def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Iterator[str]:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
-    from calfat_plugin.suites.chosen import how_chosen
-    from calfat_plugin.suites.costs import seconds_left
+    from calfat_plugin.suites.choices import how_chosen
+    from calfat_plugin.suites.plan import seconds_left
 
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
@@ -255,7 +253,7 @@ def _cost_lines(plan: Plan, jobs: int | None, workers: str | None) -> Iterator[s
 
 
 def _show_and_write(
-    plan: Plan, outcomes: list[Outcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
+    plan: SuitePlan, outcomes: list[RunOutcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
 ) -> None:
     from rich.console import Console
 
@@ -264,9 +262,8 @@ def _show_and_write(
     from calfat_plugin.disk import read_json
     from calfat_plugin.report import write_comparison
     from calfat_plugin.report.reading import SUITE
-    from calfat_plugin.suites.files import write_tables
     from calfat_plugin.suites.summary import summarise
-    from calfat_plugin.suites.tables import markdown, versus_markdown
+    from calfat_plugin.suites.tables import markdown, versus_markdown, write_tables
 
     console, summary = Console(highlight=False), summarise(plan, outcomes)
     folders = write_tables(summary, out)
@@ -284,7 +281,7 @@ def _show_and_write(
     show(read_json(plan.directory / SUITE))
 
 
-def _show_plan(plan: Plan, jobs: int | None, workers: str | None) -> None:
+def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:
     from calfat_plugin.cli.suite_view import plan_lines
     from calfat_plugin.suites.runner import command
 
@@ -298,11 +295,11 @@ def _show_plan(plan: Plan, jobs: int | None, workers: str | None) -> None:
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
 
-def _plan_as_json(plan: Plan) -> dict[str, Any]:
-    from calfat_plugin.suites.costs import seconds_left
+def _plan_as_json(plan: SuitePlan) -> dict[str, Any]:
+    from calfat_plugin.suites.plan import seconds_left
     from calfat_plugin.suites.runner import command
 
-    def described(runs: Plan) -> list[dict[str, Any]]:
+    def described(runs: SuitePlan) -> list[dict[str, Any]]:
         left = {run.directory for run in runs.left}
         return [
             {

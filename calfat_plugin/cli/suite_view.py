@@ -15,8 +15,8 @@ from calfat_plugin.cli.progress import Lines, clock
 from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.suites.cells import PlannedRun
-from calfat_plugin.suites.plan import Plan
-from calfat_plugin.suites.runner import Outcome, SuiteObserver
+from calfat_plugin.suites.plan import SuitePlan
+from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
 from calfat_plugin.suites.summary import Score, SuiteSummary
 from calfat_plugin.suites.tables import beside, caption, columns, count, headings, interval_of, measured, names, notes
 
@@ -31,7 +31,7 @@ _STYLES = {
 }
 
 
-def outcome_line(outcome: Outcome, done: int, total: int) -> str:
+def outcome_line(outcome: RunOutcome, done: int, total: int) -> str:
     """One ended run in a line: ``[ 3/21] CalFAT seed 0: finished in 1:15``."""
     width = len(str(total))
     text = f"[{done:>{width}}/{total}] {outcome.run.name}: {outcome.status}"
@@ -68,7 +68,7 @@ class PlainSuiteProgress(Lines, SuiteObserver):
         if self.is_due():
             self.say(f"{run.name}: {line}")
 
-    def run_ended(self, outcome: Outcome) -> None:
+    def run_ended(self, outcome: RunOutcome) -> None:
         self._done += 1
         self.say(outcome_line(outcome, self._done, self._total))
 
@@ -107,7 +107,7 @@ class LiveSuiteProgress(SuiteObserver):
         self._bars.update(self._tasks[run.name], total=num_rounds, completed=round, detail=detail)
         self._show_whole()
 
-    def run_ended(self, outcome: Outcome) -> None:
+    def run_ended(self, outcome: RunOutcome) -> None:
         self._done += 1
         task = self._tasks.pop(outcome.run.name, None)
         if task is not None:
@@ -157,7 +157,7 @@ def remarks(summary: SuiteSummary) -> list[str]:
     return [caption(summary), *(f"{cell}: {note}" for cell, note in notes(summary))]
 
 
-def plan_lines(plan: Plan) -> Iterable[str]:
+def plan_lines(plan: SuitePlan) -> Iterable[str]:
     """What ``--dry-run`` shows: every run with its state, choice runs first."""
     for run in (*plan.choosing.runs, *plan.runs):
         state = run.state if not run.to_do or run.cell.name in plan.selected else "left out"

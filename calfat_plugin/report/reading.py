@@ -263,7 +263,7 @@ class SuiteFiles:
         title: above its table.
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
-        cells: as ``suites/files.py`` writes them.
+        cells: as ``suites/tables.py`` writes them.
         notes: how values of its cells were chosen, and what came of it.
     """
 

@@ -15,7 +15,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import settled
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.parts import SEED_PATH
+from calfat_plugin.suites.parse import SEED_PATH
 from calfat_plugin.suites.record import Key, Recorded, digest, read_record
 from calfat_plugin.suites.schema import Setting, Suite, slug
 

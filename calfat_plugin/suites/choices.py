@@ -1,4 +1,4 @@
-"""Choosing a cell's values: its choice runs, what they measured, and the best of them."""
+"""Choosing a cell's values: its choice runs, what they measured, the best of them, and all of it in words."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.experiment import Experiment, same_but_rounds
-from calfat_plugin.options import written
-from calfat_plugin.recipe.document import KeyPath
+from calfat_plugin.options import to_plain, written
+from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.schema import Choice as Picked
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.numbers import bare_percent as percent
+from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.words import listing
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
-from calfat_plugin.suites.choose import AT, MOST_TRIES
+from calfat_plugin.suites.parse import CHOOSE, MOST_TRIES
 from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
+from calfat_plugin.threat import parse_number
 
 FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
 LOST = 0.0  # what a run that failed counts as: the worst accuracy there is
@@ -67,7 +73,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CellChoice:
     """What a cell tries, and what came of it so far.
 
     Attributes:
@@ -105,7 +111,7 @@ class Choice:
         return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
 
 
-def try_again(choice: Choice, record: Path | None) -> None:
+def try_again(choice: CellChoice, record: Path | None) -> None:
     """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
 
     Where some of them were not, the lost ones stay lost, because a value was chosen without them.
@@ -123,7 +129,7 @@ def try_again(choice: Choice, record: Path | None) -> None:
 
 def choice_of(
     suite: Suite, choose: Choose, registry: Registry, cell: Cell, experiment: Experiment, overrides: Sequence[str]
-) -> Choice:
+) -> CellChoice:
     """What a cell tries, with the state of every run.
 
     Args:
@@ -149,7 +155,7 @@ def choice_of(
     return choice
 
 
-def _extended(choice: Choice, choose: Choose) -> Grid | None:
+def _extended(choice: CellChoice, choose: Choose) -> Grid | None:
     """The grid with the next value, to two digits, beyond each end of it that is chosen; None where there is none.
 
     It comes last, so that it is chosen only if it is better than those before it.
@@ -175,7 +181,7 @@ def _choice(
     grid: Grid,
     measuring: tuple[Setting, ...],
     overrides: Sequence[str],
-) -> Choice:
+) -> CellChoice:
     """The choice from one grid; ``measuring`` makes a run a choice run."""
     tries = []
     for point in itertools.product(*grid.values()):
@@ -190,10 +196,10 @@ def _choice(
         )
         tries.append(Try(point, runs, tuple(value_of_try(run, choose) for run in runs)))
     _refuse_twins(suite, cell, tries)
-    return _with_finalists(Choice(grid, tuple(tries), len(choose.seeds)), choose.finalists)
+    return _with_finalists(CellChoice(grid, tuple(tries), len(choose.seeds)), choose.finalists)
 
 
-def _with_finalists(choice: Choice, number: int | None) -> Choice:
+def _with_finalists(choice: CellChoice, number: int | None) -> CellChoice:
     """The choice without the further seeds of tries that are not among the best by the first; equals in order."""
     if number is None or number >= len(choice.tries):
         return choice
@@ -213,7 +219,7 @@ def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Se
     """What makes a run of a cell one of its choice runs: it is evaluated on the validation split alone."""
     if experiment.recipe.data.monitored_split != "validation":
         raise suite.document.error(
-            AT,
+            CHOOSE,
             "there is no validation split, and what is chosen on test examples is no test of it. Set "
             "data_args.validation_share, such as 0.1, in the suite's 'set' or in the base recipe.",
         )
@@ -222,14 +228,14 @@ def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Se
     for label in choose.metric:
         if label not in offered:
             raise suite.document.error(
-                (*AT, "metric"), f"'{label}' is not among the evaluators of the run: {listed(offered)}."
+                (*CHOOSE, "metric"), f"'{label}' is not among the evaluators of the run: {listed(offered)}."
             )
     every = _ONLY_THE_LAST if choose.by == "last" else 1
     monitor = {"every": every, "evaluators": [_as_written(offered[label]) for label in choose.metric]}
     changed: dict[KeyPath, Any] = {("calfat", "evaluators"): [], ("calfat", "monitor"): monitor}
     if recipe.reported.percent:
         changed["calfat", "reported"] = {}  # of a paper's test split
-    return tuple(Setting(path, value, suite.document.place(AT)) for path, value in changed.items())
+    return tuple(Setting(path, value, suite.document.place(CHOOSE)) for path, value in changed.items())
 
 
 def _as_written(pick: Picked) -> Any:
@@ -253,7 +259,7 @@ def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) ->
     if len(name) > _LONGEST:
         longest = max(point, key=lambda setting: len(written(setting.value)))
         raise suite.document.error(
-            (*AT, "grid", longest.key),
+            (*CHOOSE, "grid", longest.key),
             f"its values are too long to name a folder ({longest.place}); write fewer options.",
         )
     return name
@@ -293,5 +299,123 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
             if rounds == other_run["train_args"]["comm_round"] and not same_but_rounds(as_run, other_run):
                 why = "" if as_run == other_run else ", for what they differ in changes no result"
                 what = f"'{twin.name}' and '{each.name}' of the cell '{cell.name}' are the same run{why}; keep one."
-                raise suite.document.error((*AT, "grid"), what)
+                raise suite.document.error((*CHOOSE, "grid"), what)
         seen.append((as_run, each))
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+_LONGEST_REASON = 100_000  # bytes; longer ones are not ours
+
+
+def chosen_text(choice: CellChoice) -> str:
+    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
+    if choice.best is None:
+        return "nothing: every run was lost" if choice.hopeless else ""
+    parts = []
+    for text, setting in zip(choice.best.texts, choice.best.point, strict=True):
+        place = place_in_grid(setting.value, [each.value for each in choice.grid[setting.path]])
+        parts.append(f"{text}, {place}" if place else text)
+    return "; ".join(parts)
+
+
+def place_in_grid(value: Any, values: Sequence[Any]) -> str:
+    """How near the edge of its grid a number lies, in words; empty where the values have no order.
+
+    Args:
+        value: the chosen one.
+        values: all that were tried, in any order.
+    """
+    if len(values) == 1:
+        return "the only value tried"
+    try:
+        chosen, numbers = parse_number(value), [parse_number(each) for each in values]
+    except ValueError:  # names, mappings, true and false
+        return ""
+    below, above = (sum(_sign(number - chosen) == side for number in numbers) for side in (-1, 1))
+    if not above or not below:
+        return f"{'lower' if above else 'upper'} edge of the grid"
+    edge = "both edges" if below == above else f"the {'lower' if below < above else 'upper'} edge"
+    return f"{counted(min(below, above), 'step')} from {edge} of the grid"
+
+
+def _sign(number: Fraction) -> int:
+    return (number > 0) - (number < 0)
+
+
+def choice_notes(choice: CellChoice) -> list[str]:
+    """What every try measured, and why runs were lost, a line each; nothing before the first run has ended."""
+    if all(value is None for each in choice.tries for value in each.values):
+        return []
+    lost = [f"{run.cell.tried}, seed {run.seed} was lost: {_reason(run)}" for run in choice.runs if run.state == "lost"]
+    return [f"tried {tries_text(choice)}", *lost]
+
+
+def _reason(run: PlannedRun) -> str:
+    if run.recorded is not None:
+        return "it is so in the suite's record"
+    return read_bytes(run.lost, _LONGEST_REASON).decode("utf-8", "replace").strip()
+
+
+def tries_text(choice: CellChoice) -> str:
+    """``learning_rate 0.02: 61.30; learning_rate 0.5: 12.10, 1 of 2 runs lost``; the chosen one is marked."""
+    return "; ".join(_try_text(each, choice) + (" (chosen)" if each is choice.best else "") for each in choice.tries)
+
+
+def _try_text(each: Try, choice: CellChoice) -> str:
+    number = percent(each.mean) if each.mean is not None else "not finished"
+    one = " with the first seed" if len(each.runs) < choice.seeds else ""
+    lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
+    return f"{each.name}: {number}{one}{lost}"
+
+
+def how_chosen(choose: Choose, choices: Mapping[str, CellChoice]) -> str:
+    """How values were chosen, for a caption, and whether every cell had as many tries."""
+    labels = listing(choose.metric)
+    metric = f"the mean of {labels}" if len(choose.metric) > 1 else labels
+    when = "after the last round" if choose.by == "last" else "in the best round"
+    seeds = f"seed{'s' if len(choose.seeds) > 1 else ''} {', '.join(map(str, choose.seeds))}"
+    text = (
+        f"Values are chosen for each row by {metric} on the validation split {when}, the mean over {seeds}, in runs "
+        "that never see the test split; a run that failed counts as 0."
+    )
+    if choose.finalists is not None:
+        finals = "the best value" if choose.finalists == 1 else f"the {choose.finalists} best values"
+        text += f" The first seed tries all values, the others {finals} by it, and the choice is among these."
+    if choose.extend:
+        factors = listing([f"{dotted(key)} {factor:g}" for key, factor in choose.extend.items()])
+        text += (
+            f" Where the best value is an end of its grid, the next one beyond it is tried, too, until it is not "
+            f"(factors: {factors})."
+        )
+    numbers = {name: len(choice.tries) for name, choice in choices.items()}
+    if len(set(numbers.values())) <= 1:
+        return text + f" Tries of every row: {max(numbers.values(), default=0)}."
+    each = ", ".join(f"{name} {number}" for name, number in numbers.items())
+    return f"{text} Rows have different numbers of tries: {each}."
+
+
+def as_json(choice: CellChoice) -> dict[str, Any]:
+    """A choice with the values of all its runs; accuracies are fractions."""
+    best = choice.best
+    return {
+        "chosen": None if best is None else _settings(best.point),
+        "text": chosen_text(choice),
+        "tried": tries_text(choice),
+        "tries": [
+            {
+                "settings": _settings(each.point),
+                "mean": each.mean,
+                "lost": each.lost,
+                "runs": [
+                    {"seed": run.seed, "directory": str(run.directory), "status": run.state, "value": value}
+                    for run, value in zip(each.runs, each.values, strict=True)
+                ],
+            }
+            for each in choice.tries
+        ],
+    }
+
+
+def _settings(point: Sequence[Setting]) -> dict[str, Any]:
+    return {setting.key: to_plain(setting.value) for setting in point}

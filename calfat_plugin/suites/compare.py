@@ -152,9 +152,8 @@ def _lead(
 
 def _values(row: CellSummary, metric: str) -> BySeed:
     """Seed to value; a run that failed counts as 0."""
-    score = row.scores[metric]
     failed = {run.run.seed: 0.0 for run in row.runs if run.status == "failed"}
-    return failed | dict(zip(score.seeds, score.values, strict=True))
+    return failed | row.scores[metric].by_seed
 
 
 def _all_there(seeds: Sequence[int], *values: BySeed) -> bool:

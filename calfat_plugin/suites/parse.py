@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
 from calfat_plugin.options import describe, parse_options
-from calfat_plugin.recipe.document import SUITE, Document, KeyPath, read_document
+from calfat_plugin.recipe.document import SUITE, Document, KeyPath, dotted, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, with_plugins
-from calfat_plugin.recipe.sections import failing_at, options_at
+from calfat_plugin.recipe.sections import failing_at, options_at, section_at
 from calfat_plugin.shipped import shipped_files
-from calfat_plugin.suites.choose import parse_choose
-from calfat_plugin.suites.parts import check_selector, grid, mapping_at, same_or_below, seeds_at, settings_at
-from calfat_plugin.suites.schema import Axes, Compare, Reported, Selector, Setting, Suite, SuiteOptions, slug
+from calfat_plugin.suites.schema import (
+    Axes,
+    Choose,
+    Compare,
+    Grid,
+    Reported,
+    Selector,
+    Setting,
+    Suite,
+    SuiteOptions,
+    slug,
+)
 from calfat_plugin.threat import parse_number
 
 STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "reported", "skip")
@@ -260,3 +273,253 @@ def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
             raise document.error(("skip", text), f"got {describe(reason)}, expected the reason as a text.")
         skips[selector] = reason.strip()
     return skips
+
+
+# --- the section choose -----------------------------------------------------------------------------------------------
+
+CHOOSE: KeyPath = ("choose",)
+MOST_TRIES = 100  # of a cell; a product of grids grows fast
+CHOOSE_KEYS = ("metric", "by", "seeds", "finalists", "grid", "own", "extend")
+LEAST_FACTOR, MOST_FACTOR = 1.1, 100.0  # with two digits, a value times less may be itself
+_WAYS = ("last", "best")
+_EXAMPLE = "{train_args.learning_rate: [0.02, 0.05, 0.1]}"
+_METRIC = "an evaluator such as pgd20, or several such as mean(natural, pgd20)"
+_MEAN = re.compile(r"mean\((.*)\)")
+_WHAT_IS_MEASURED: tuple[KeyPath, ...] = (
+    ("data_args",),
+    *(("calfat", key) for key in ("dataset", "partition", "evaluators", "monitor", "evaluation", "reported")),
+    *(("calfat", "threat", key) for key in ("norm", "eps")),
+)
+
+
+def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) -> Choose | None:
+    """Check the structure of ``choose``; recipes and evaluators are looked up by ``plan``.
+
+    Args:
+        document: the suite.
+        axes: its grid.
+        settings: what its section ``set`` sets.
+
+    Returns:
+        None where the suite has no such section.
+
+    Raises:
+        RecipeError: with file, line, key, what was found and what was wanted.
+    """
+    if document.get(CHOOSE) is None:
+        return None
+    for key in mapping_at(document, CHOOSE, f"{{metric: pgd20, seeds: [100], grid: {_EXAMPLE}}}"):
+        if key not in CHOOSE_KEYS:
+            raise document.error(
+                (*CHOOSE, key), "unknown key." + (did_you_mean(key, CHOOSE_KEYS) or f" Known: {listed(CHOOSE_KEYS)}.")
+            )
+    choose = Choose(
+        metric=_metric(document),
+        by=_way(document),
+        seeds=seeds_at(document, (*CHOOSE, "seeds")),
+        grid=_grid(document, (*CHOOSE, "grid")),
+        own=_own(document, axes),
+        finalists=_finalists(document),
+    )
+    choose = replace(choose, extend=_extend(document, choose))
+    in_axes = [(f"axes.{axis}", each) for axis in axes for changes in axes[axis].values() for each in changes]
+    _refuse_set_elsewhere(document, choose, [("set", each) for each in settings] + in_axes)
+    _check_sizes(document, choose, grid(axes))
+    return choose
+
+
+def _metric(document: Document) -> tuple[str, ...]:
+    path = (*CHOOSE, "metric")
+    raw = document.get(path)
+    mean = _MEAN.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    labels = [label.strip() for label in (mean[1].split(",") if mean else [str(raw)])]
+    if not isinstance(raw, str) or not all(labels) or len(set(labels)) < len(labels):
+        raise document.error(path, f"got {describe(raw)}, expected {_METRIC}.")
+    return tuple(labels)
+
+
+def _way(document: Document) -> str:
+    path = (*CHOOSE, "by")
+    way = document.get(path) if document.has(path) else _WAYS[0]
+    if way not in _WAYS:
+        raise document.error(
+            path, f"got {describe(way)}, expected last (the last round's value) or best (any round's)."
+        )
+    return str(way)
+
+
+def _finalists(document: Document) -> int | None:
+    path = (*CHOOSE, "finalists")
+    if not document.has(path):
+        return None
+    number = document.get(path)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise document.error(
+            path, f"got {describe(number)}, expected how many values reach the seeds after the first, >= 1."
+        )
+    if len(seeds_at(document, (*CHOOSE, "seeds"))) == 1:
+        raise document.error(path, "there is one seed only, so there is no final; add seeds, or remove this key.")
+    return number
+
+
+def _grid(document: Document, path: KeyPath) -> Grid:
+    """Key to its settings, one a value."""
+    found: dict[KeyPath, tuple[Setting, ...]] = {}
+    for setting in settings_at(document, path):
+        at = (*path, setting.key)
+        if any(overlap(setting.path, measured) for measured in _WHAT_IS_MEASURED):
+            raise document.error(
+                at, "this key changes what is measured, so its values could not be compared; remove it."
+            )
+        values = setting.value
+        if not isinstance(values, list) or not values:
+            wanted = "expected a list of the values to try, such as [0.02, 0.05, 0.1]."
+            raise document.error(at, f"got {'an empty list' if values == [] else describe(values)}, {wanted}")
+        found[setting.path] = tuple(
+            Setting(setting.path, value, document.place((*at, index))) for index, value in enumerate(values)
+        )
+    if not found:
+        raise document.error(path, f"there is nothing to try; expected a mapping such as {_EXAMPLE}.")
+    return found
+
+
+def _own(document: Document, axes: Axes) -> dict[Selector, Grid]:
+    path = (*CHOOSE, "own")
+    found = {}
+    for text in mapping_at(document, path, "{CalFAT: {calfat.trainer.prior_weight: [0.1, 1]}}"):
+        selector = Selector(text)
+        if problem := check_selector(selector, axes):
+            raise document.error((*path, text), problem)
+        found[selector] = _grid(document, (*path, text))
+    return found
+
+
+def _extend(document: Document, choose: Choose) -> dict[KeyPath, float]:
+    path = (*CHOOSE, "extend")
+    found: dict[KeyPath, float] = {}
+    tried = [grid[key] for grid in (choose.grid, *choose.own.values()) for key in grid]
+    for setting in settings_at(document, path):
+        at = (*path, setting.key)
+        values = [each for grid in tried for each in grid if each.path == setting.path]
+        if not values:
+            known = dict.fromkeys(dotted(grid[0].path) for grid in tried)
+            raise document.error(at, f"no grid has this key.{did_you_mean(setting.key, known)} Known: {listed(known)}.")
+        factor = setting.value
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            wanted = f"expected a factor, {LEAST_FACTOR:g} <= value <= {MOST_FACTOR:g}"
+            raise document.error(at, f"got {describe(factor)}, {wanted}: from an end of the grid to the next value.")
+        for each in values:
+            if isinstance(each.value, bool) or not isinstance(each.value, int | float) or each.value <= 0:
+                what = f"the grid tries {describe(each.value)} ({each.place}); only numbers above 0 have a next one."
+                raise document.error(at, f"{what} Remove this key, or that value.")
+        found[setting.path] = float(factor)
+    return found
+
+
+def _refuse_set_elsewhere(document: Document, choose: Choose, elsewhere: Iterable[tuple[str, Setting]]) -> None:
+    """A value is chosen or given, not both; a part of a given value, such as a trainer's constant, may be chosen."""
+    grids = [(("grid",), choose.grid), *((("own", selector.text), grid) for selector, grid in choose.own.items())]
+    for (place, given), (where, tried) in itertools.product(elsewhere, grids):
+        for key in tried:
+            if same_or_below(key, given.path):
+                what = f"'{given.key}' is set in {place} ({given.place}), too; remove it in one of the two places."
+                raise document.error((*CHOOSE, *where, dotted(key)), what)
+
+
+def _check_sizes(document: Document, choose: Choose, cells: Iterable[tuple[str, ...]]) -> None:
+    for labels in cells:
+        keys = choose.grid_of(labels)
+        for first, second in itertools.combinations(keys, 2):
+            if overlap(first, second):
+                what = (
+                    f"the cell '{'/'.join(labels)}' would try '{dotted(first)}' and '{dotted(second)}', which overlap."
+                )
+                raise document.error(CHOOSE, f"{what} Remove one of the two.")
+        tries = math.prod(map(len, keys.values()))
+        if tries > MOST_TRIES:
+            what = f"the cell '{'/'.join(labels)}' would make {tries} tries, at most {MOST_TRIES} are allowed."
+            raise document.error(CHOOSE, f"{what} Leave out values or keys.")
+
+
+# --- what several sections are made of --------------------------------------------------------------------------------
+
+SEED_PATH: KeyPath = ("common_args", "random_seed")
+_MAX_SEED = 2**32 - 1
+
+
+def grid(axes: Axes) -> list[tuple[str, ...]]:
+    """The labels of every cell, the last axis running fastest."""
+    return list(itertools.product(*axes.values()))
+
+
+def check_selector(selector: Selector, axes: Axes) -> str:
+    """What is wrong with a selector that matches no cell; empty when it matches one."""
+    cells = grid(axes)
+    if any(selector.matches(labels) for labels in cells):
+        return ""
+    parts = selector.text.split("/")
+    if len(parts) not in (1, len(axes)):
+        return f"'{selector.text}' has {len(parts)} parts, but a cell of this suite has the form {'/'.join(axes)}."
+    labels = [label for variants in axes.values() for label in variants]
+    names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
+    hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
+    return f"'{selector.text}' matches no cell.{hint}"
+
+
+def mapping_at(document: Document, path: KeyPath, example: str) -> Mapping[str, Any]:
+    """The mapping at ``path``; empty where the suite leaves it out. ``example`` is for the message."""
+    return section_at(document, path, f"a mapping such as {example}")
+
+
+def settings_at(document: Document, path: KeyPath) -> tuple[Setting, ...]:
+    """Recipe values to change, written as dotted keys."""
+    settings = []
+    for key, value in mapping_at(document, path, "{train_args.comm_round: 20}").items():
+        steps, at = tuple(key.split(".")), (*path, key)
+        if len(steps) < 2 or not all(steps):
+            what = "this is not a SECTION.KEY of a recipe, such as train_args.comm_round or calfat.trainer."
+            raise document.error(at, what)
+        if steps == SEED_PATH:
+            raise document.error(at, "the suite's 'seeds' set the seeds; remove this key.")
+        if same_or_below(PLUGINS, steps) and path != ("set",):
+            raise document.error(at, "plugins are loaded once, for all cells; write this key under 'set'.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            what = f"got {describe(value)}, which is not allowed in a recipe; quote it to make it a text."
+            raise document.error(at, what) from None
+        settings.append(Setting(steps, value, document.place(at)))
+    for first, second in itertools.combinations(settings, 2):
+        if overlap(first.path, second.path):
+            raise document.error(
+                (*path, second.key), f"this key overlaps with '{first.key}' in the same mapping; combine the two."
+            )
+    return tuple(settings)
+
+
+def same_or_below(above: KeyPath, path: KeyPath) -> bool:
+    """Whether ``path`` is ``above`` itself or a part of its value."""
+    return path[: len(above)] == above
+
+
+def overlap(first: KeyPath, second: KeyPath) -> bool:
+    """Whether one of two keys is a part of the other's value, or they are the same."""
+    return same_or_below(first, second) or same_or_below(second, first)
+
+
+def seeds_at(document: Document, path: KeyPath) -> tuple[int, ...]:
+    """A list of different seeds."""
+    raw = document.get(path)
+    if not isinstance(raw, list) or not raw:
+        found = "an empty list" if raw == [] else describe(raw)
+        raise document.error(path, f"got {found}, expected a list of whole numbers such as [0, 1, 2].")
+    seeds: list[int] = []
+    for index, seed in enumerate(raw):
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
+            raise document.error(
+                (*path, index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {_MAX_SEED}."
+            )
+        if seed in seeds:
+            raise document.error((*path, index), f"the seed {seed} is listed twice; keep one.")
+        seeds.append(seed)
+    return tuple(seeds)

@@ -1,23 +1,28 @@
-"""Suite and registry become a plan: every cell resolved, and what is left to run known, before anything starts."""
+"""Suite and registry become a plan: every cell resolved, and known what is left to run and what that will cost, before
+anything starts."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.plugin_files import PLUGINS
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.reading import read_results
+from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
-from calfat_plugin.suites.choices import Choice, choice_of
-from calfat_plugin.suites.parts import check_selector, grid
+from calfat_plugin.suites.choices import CellChoice, choice_of
+from calfat_plugin.suites.parse import check_selector, grid
 from calfat_plugin.suites.schema import BESIDE, Selector, Setting, Suite, evaluator_of
 
 REPORTED_PATH: KeyPath = ("calfat", "reported")
@@ -25,7 +30,7 @@ _DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
 
 
 @dataclass(frozen=True)
-class Plan:
+class SuitePlan:
     """A suite with every cell checked.
 
     Attributes:
@@ -46,7 +51,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     selected: frozenset[str]
     warnings: tuple[str, ...]
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, CellChoice] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
@@ -64,7 +69,7 @@ class Plan:
         return tuple(run for run in self.runs if run.to_do and run.cell.name in self.selected)
 
     @property
-    def choosing(self) -> Plan:
+    def choosing(self) -> SuitePlan:
         """The plan of the choice runs, which come first; each seed of all cells before the next one."""
         runs = [run for choice in self.choices.values() for run in choice.runs]
         order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
@@ -98,7 +103,7 @@ def make_plan(
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
-) -> Plan:
+) -> SuitePlan:
     """Resolve every cell and look at the run directories.
 
     Args:
@@ -129,7 +134,7 @@ def make_plan(
     ]
     selected = [cell.name for cell in cells if not selectors or any(each.matches(cell.labels) for each in selectors)]
     experiments = [cell.experiment for cell in cells if cell.experiment is not None]
-    return Plan(
+    return SuitePlan(
         suite=suite,
         overrides=tuple(overrides),
         seeds=chosen_seeds,
@@ -153,14 +158,16 @@ def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
 
 def _choices(
     suite: Suite, registry: Registry, cells: Iterable[Cell], overrides: Sequence[str]
-) -> Iterator[tuple[str, Choice]]:
+) -> Iterator[tuple[str, CellChoice]]:
     if suite.choose is not None:
         for cell in cells:
             if cell.experiment is not None:
                 yield cell.name, choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
 
 
-def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Choice | None, overrides: Sequence[str]) -> Cell:
+def _with_chosen(
+    suite: Suite, registry: Registry, cell: Cell, choice: CellChoice | None, overrides: Sequence[str]
+) -> Cell:
     """The cell with its chosen values; as it was where nothing is chosen, or not yet."""
     if choice is None or choice.best is None:
         return cell
@@ -269,3 +276,88 @@ def _refuse_twins(suite: Suite, cells: Iterable[Cell]) -> None:
                 raise suite.document.error(
                     ("axes",), f"the cells '{other}' and '{cell.name}' are the same run: all their values are equal."
                 )
+
+
+# --- what is left will cost -------------------------------------------------------------------------------------------
+
+
+def seconds_left(plan: SuitePlan) -> float | None:
+    """What the selected cells' runs that are left will take one process, the choice runs included.
+
+    Rounds are as dear as those of runs of the same cell, tried or chosen values alike; else as those of the suite.
+
+    Returns:
+        Seconds; None where no round was measured and the suite says nothing.
+    """
+    choosing = plan.choosing
+    per_round = _rates((*choosing.runs, *plan.runs), plan.suite.seconds_per_round)
+    costs = [per_round(run.cell.name, run.cell.tried != "") for run in (*choosing.left, *plan.left)]
+    rounds = [_rounds_left(run) for run in (*choosing.left, *plan.left)]
+    for cell in plan.cells:
+        if cell.experiment is not None and cell.name in plan.waiting and cell.name in plan.selected:
+            costs.append(per_round(cell.name, False))
+            rounds.append(len(plan.seeds) * cell.experiment.num_rounds)
+            costs.append(per_round(cell.name, True))
+            rounds.append(plan.choices[cell.name].finals * cell.experiment.num_rounds)
+    known = [cost * number for cost, number in zip(costs, rounds, strict=True) if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def _rates(runs: Sequence[PlannedRun], figure: float | None) -> Callable[[str, bool], float | None]:
+    """Seconds of a round by the cell's name and whether it is of a choice run, which skips the final evaluation."""
+    known = [(run.cell.name, run.cell.tried != "", rate) for run in runs if (rate := _rate(run)) is not None]
+
+    def per_round(cell: str, choosing: bool) -> float | None:
+        wanted: tuple[Callable[[str, bool], bool], ...] = (
+            lambda name, kind: name == cell and kind == choosing,
+            lambda name, kind: kind == choosing,
+            lambda name, kind: True,
+        )
+        for fits in wanted:
+            rates = [rate for name, kind, rate in known if fits(name, kind)]
+            if rates:
+                return sum(rates) / len(rates)
+        return figure
+
+    return per_round
+
+
+def _rate(run: PlannedRun) -> float | None:
+    """Seconds of a round of this run, with its share of the final evaluation where that is done."""
+    directory = RunDirectory(run.directory)
+    if run.recorded is not None:
+        return None  # of another machine
+    if run.state == "finished":
+        return float(read_results(directory.results).get("seconds") or 0) / run.experiment.num_rounds
+    rows = read_rounds(directory.rounds)
+    return sum(float(row["seconds"]) for row in rows) / len(rows) if rows else None
+
+
+def _rounds_left(run: PlannedRun) -> int:
+    done = len(read_rounds(RunDirectory(run.directory).rounds)) if run.state == "unfinished" else 0
+    return max(0, run.experiment.num_rounds - done)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def fetch(plan: SuitePlan) -> Iterator[str]:
+    """Read every data set that the runs to do need, downloading what is missing and offered for download.
+
+    Yields:
+        A line for people, after each data set.
+
+    Raises:
+        DataError: one is missing and not offered for download, or damaged.
+    """
+    done = set()
+    for run in (*plan.choosing.left, *plan.left):
+        experiment, pick = run.experiment, run.experiment.dataset
+        key = (pick.name, experiment.recipe.data.data_cache_dir, repr(pick.options))
+        if key in done:
+            continue
+        done.add(key)
+        if any(info.name == "download" for info in describe_options(pick.entry.config)):
+            pick = dataclasses.replace(pick, options=dataclasses.replace(pick.options, download=True))
+        dataset = dataclasses.replace(experiment, dataset=pick).load_dataset()
+        yield f"{pick.name}: {len(dataset.train)} training and {len(dataset.test)} test examples"

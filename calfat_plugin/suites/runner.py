@@ -1,7 +1,8 @@
-"""Runs of a suite as processes, several at a time; each is an ordinary ``calfat run``."""
+"""Runs of a suite as processes, several at a time, each an ordinary ``calfat run`` with its share of the machine."""
 
 from __future__ import annotations
 
+import os
 import queue
 import re
 import signal
@@ -20,13 +21,13 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import processor
+from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again
 from calfat_plugin.suites.choices import value_of_try
-from calfat_plugin.suites.parts import same_or_below
-from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.parse import same_or_below
+from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
 from calfat_plugin.suites.schema import Suite, release_of
-from calfat_plugin.suites.shares import environment
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
@@ -41,7 +42,7 @@ Status = Literal["finished", "failed", "lost", "interrupted", "elsewhere", "not 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How one run ended.
 
     Attributes:
@@ -78,11 +79,11 @@ class SuiteObserver:
     def run_said(self, run: PlannedRun, line: str) -> None:
         """The run printed another line, such as how far a long evaluation is."""
 
-    def run_ended(self, outcome: Outcome) -> None:
+    def run_ended(self, outcome: RunOutcome) -> None:
         """A run ended, or will not be started."""
 
 
-def command(plan: Plan, run: PlannedRun, workers: str | None = None) -> list[str]:
+def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> list[str]:
     """The ``calfat run`` of one run, without the interpreter; ``workers`` as its option, or None."""
     words = ["run", str(plan.suite.base)]
     overrides = [*(setting.override for setting in run.cell.settings), *plan.overrides]
@@ -98,7 +99,7 @@ def command(plan: Plan, run: PlannedRun, workers: str | None = None) -> list[str
 
 
 def run_all(
-    plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome], workers: str | None = None
+    plan: SuitePlan, jobs: int, observer: SuiteObserver, outcomes: list[RunOutcome], workers: str | None = None
 ) -> None:
     """Run what is left of a plan, ``jobs`` at a time, until all have ended.
 
@@ -151,7 +152,7 @@ class _Pool:
     """The running processes; every event is handled in the caller's thread."""
 
     def __init__(
-        self, plan: Plan, jobs: int, observer: SuiteObserver, outcomes: list[Outcome], workers: str | None
+        self, plan: SuitePlan, jobs: int, observer: SuiteObserver, outcomes: list[RunOutcome], workers: str | None
     ) -> None:
         self.plan, self.jobs, self.observer, self.outcomes = plan, jobs, observer, outcomes
         self.workers = workers
@@ -171,7 +172,7 @@ class _Pool:
         """Start one run, unless it is known not to work or another process is at it."""
         failed = self._hopeless.get(run.cell.name)
         if failed is not None:
-            self._end(Outcome(run, "not tried", f"seed {failed.seed} failed before its first round was finished"))
+            self._end(RunOutcome(run, "not tried", f"seed {failed.seed} failed before its first round was finished"))
             return
         try:
             run.output.parent.mkdir(parents=True, exist_ok=True)
@@ -181,14 +182,14 @@ class _Pool:
         with ExitStack() as unless_started:
             unless_started.enter_context(kept)
             if not lock(kept.fileno()):
-                self._end(Outcome(run, "elsewhere", "another calfat suite is running it"))
+                self._end(RunOutcome(run, "elsewhere", "another calfat suite is running it"))
                 return
             if not self._is_free(run):
-                self._end(Outcome(run, "elsewhere", "another process is writing it"))
+                self._end(RunOutcome(run, "elsewhere", "another process is writing it"))
                 return
             (run,) = look_again(self.plan.suite.record, run)
             if run.state == "finished":
-                self._end(Outcome(run, "finished"))
+                self._end(RunOutcome(run, "finished"))
                 return
             unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
@@ -248,7 +249,7 @@ class _Pool:
             child.reader.join(timeout=1.0)  # its last lines are in the file then
             self.children.remove(child)
             status: Status = "finished" if child.process.returncode == 0 else "interrupted"
-            self._end(Outcome(child.run, status, seconds=time.perf_counter() - child.started))
+            self._end(RunOutcome(child.run, status, seconds=time.perf_counter() - child.started))
 
     def _is_free(self, run: PlannedRun) -> bool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
@@ -285,9 +286,9 @@ class _Pool:
                     write_text(child.run.lost, message + "\n")
             elif child.rounds == 0 and not child.run.cell.tried:
                 self._hopeless.setdefault(child.run.cell.name, child.run)
-        self._end(Outcome(child.run, status, message, time.perf_counter() - child.started))
+        self._end(RunOutcome(child.run, status, message, time.perf_counter() - child.started))
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: RunOutcome) -> None:
         self.outcomes.append(outcome)
         record_runs(self.plan.suite, [outcome.run])
         self.observer.run_ended(outcome)
@@ -348,3 +349,56 @@ def _what_went_wrong(lines: Sequence[str], code: int) -> str:
     last = (exceptions or said or [""])[-1]
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"{last} ({how})" if last else how
+
+
+# --- shares of the machine --------------------------------------------------------------------------------------------
+
+
+def default_jobs(plan: SuitePlan, workers: str | None = None) -> int:
+    """One run a core; where runs want a GPU, one a visible GPU when CUDA_VISIBLE_DEVICES lists them, else one.
+
+    With workers, one run for as many cores as it has workers; where they want GPUs, or fill the machine, one.
+    """
+    if workers == AUTO:
+        return 1
+    if any(cell.experiment is not None and cell.experiment.recipe.device.using_gpu for cell in plan.cells):
+        return 1 if workers else max(1, len(_gpus()))
+    return max(1, cores() // processes(workers))
+
+
+def processes(workers: str | None) -> int:
+    """How many processes of a run compute at a time, where it is known before the run starts; else 1."""
+    return (asked_workers(workers) if workers else None) or 1
+
+
+def cores() -> int:
+    """CPU cores of this process; an OMP_NUM_THREADS that is set says how many it may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [name.strip() for name in listed if name.strip() not in ("", "-1")]
+
+
+def threads(jobs: int, workers: str | None = None) -> int:
+    """The share of the cores that each process has, with so many runs at a time and so many workers each."""
+    return max(1, cores() // (jobs * processes(workers)))
+
+
+def environment(slot: int, jobs: int, workers: str | None = None) -> dict[str, str]:
+    """Environment of a run: its share of the cores, and one of the GPUs where several are listed.
+
+    Args:
+        slot: which of the runs at a time it is, 0-based.
+        jobs: how many run at a time.
+        workers: ``--workers`` of each run.
+    """
+    changed = {"OMP_NUM_THREADS": str(threads(jobs, workers))}
+    gpus = _gpus()
+    if len(gpus) > 1 and jobs > 1:
+        changed["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return {**os.environ, **changed}

@@ -1,5 +1,5 @@
-"""What a suite has measured so far: means over seeds with their intervals, compared with each other and with the
-published numbers."""
+"""What a suite has measured so far: means over seeds with their intervals, compared with each other, with a row that
+the user names, and with published numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calfat_plugin.maths.intervals import Interval, Rival, of_accuracy, rivals, student
+from calfat_plugin.errors import OptionError, did_you_mean
+from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student
 from calfat_plugin.maths.metrics import mean_std
-from calfat_plugin.report.names import problem_of
+from calfat_plugin.report.names import differing, problem_of
 from calfat_plugin.report.reading import label_of, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun
-from calfat_plugin.suites.choices import Choice
-from calfat_plugin.suites.chosen import choice_notes
-from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.choices import CellChoice, choice_notes
+from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import measured, verdict_of
-from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import RELEASE, Suite, evaluator_of, release_of
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
@@ -47,6 +47,11 @@ class Score:
     seeds: tuple[int, ...] = ()
     num_examples: int | None = None
     rival: Rival | None = None
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Seed to value."""
+        return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def mean(self) -> float | None:
@@ -138,7 +143,7 @@ class CellSummary:
     runs: tuple[RunSummary, ...]
     scores: Mapping[str, Score]
     source: str | None
-    choice: Choice | None = None
+    choice: CellChoice | None = None
     waiting: tuple[int, ...] = ()
 
     @property
@@ -175,7 +180,7 @@ class CellSummary:
 class SuiteSummary:
     """The whole table."""
 
-    plan: Plan
+    plan: SuitePlan
     cells: tuple[CellSummary, ...]
 
     @property
@@ -195,7 +200,7 @@ class SuiteSummary:
             yield list(cells)
 
 
-def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
+def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSummary:
     """Read the results of all finished runs.
 
     Args:
@@ -213,7 +218,7 @@ def summarise(plan: Plan, outcomes: Iterable[Outcome] = ()) -> SuiteSummary:
     return SuiteSummary(plan, tuple(_compared(cells)))
 
 
-def _cell_summary(plan: Plan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
+def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
     suite = plan.suite
     reported = suite.reported.get(cell.name)
     scores = {}
@@ -253,7 +258,7 @@ def _compared(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
     for cell, of in zip(cells, kinds, strict=True):
         for metric, kind in of.items():
             score = cell.scores[metric]
-            alike.setdefault(kind, {})[cell.cell.name] = dict(zip(score.seeds, score.values, strict=True))
+            alike.setdefault(kind, {})[cell.cell.name] = score.by_seed
     found = {kind: rivals(settings) for kind, settings in alike.items()}
     for cell, of in zip(cells, kinds, strict=True):
         rival = {metric: found[kind].get(cell.cell.name) for metric, kind in of.items()}
@@ -272,8 +277,68 @@ def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
             yield metric, repr((metric, problem_of(recipe), picks))
 
 
-def _run_summary(run: PlannedRun, outcome: Outcome | None) -> RunSummary:
+def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:
     status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
     if status != "finished" or run.recorded is not None:
         return RunSummary(run, status, message, {})
     return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))
+
+
+# --- a row that the user names ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A row beside the named one of the same other labels.
+
+    Attributes:
+        row: what is compared.
+        differences: the row minus the named one, paired over seeds, by metric; None where they share no seed.
+        unlike: keys of the recipe that differ although numbers compare only where they agree: data, partition, model,
+            clients, threat model, evaluators.
+    """
+
+    row: CellSummary
+    differences: dict[str, Difference | None]
+    unlike: tuple[str, ...]
+
+
+def check_versus(suite: Suite, label: str) -> None:
+    """Whether the suite has rows of this label.
+
+    Raises:
+        OptionError: it has none.
+    """
+    labels = [each for variants in suite.axes.values() for each in variants]
+    if label not in labels:
+        hint = did_you_mean(label, labels) or f" Labels: {', '.join(dict.fromkeys(labels))}."
+        raise OptionError(f"--versus '{label}': no row of {suite.document.file} has this label.{hint}")
+
+
+def versus(summary: SuiteSummary, label: str) -> Iterator[Beside]:
+    """The other rows, each compared with the row that has ``label`` on that axis and its own labels on all others.
+
+    Unlike the comparison with the best row, this also compares rows of different problems: the user asked for it.
+
+    Args:
+        summary: what was measured.
+        label: of any axis; see :func:`check_versus`.
+    """
+    axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if label in variants)
+    rows = {cell.cell.labels: cell for cell in summary.cells}
+    for labels, row in rows.items():
+        wanted = (*labels[:axis], label, *labels[axis + 1 :])
+        named = rows[wanted]
+        if row is not named:
+            pairs = {metric: _paired(score, named.scores[metric]) for metric, score in row.scores.items()}
+            yield Beside(row, pairs, _unlike(row, named))
+
+
+def _paired(one: Score, other: Score) -> Difference | None:
+    return paired(one.by_seed, other.by_seed) if one.is_accuracy else None
+
+
+def _unlike(one: CellSummary, other: CellSummary) -> tuple[str, ...]:
+    recipes = [cell.cell.experiment.as_run() for cell in (one, other) if cell.cell.experiment is not None]
+    evaluators = "calfat.evaluators"
+    return tuple(differing([{**problem_of(recipe), evaluators: recipe["calfat"]["evaluators"]} for recipe in recipes]))

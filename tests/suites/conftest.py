@@ -10,7 +10,7 @@ import pytest
 
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.plan import SuitePlan, make_plan
 from tests.cli.runner import ROOT
 from tests.suites.files import CHOOSING, FAKE_RUN, write_suite
 
@@ -21,11 +21,11 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Callable[..., Plan]:
+def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Callable[..., SuitePlan]:
     """Write a suite that chooses, or another text, to the working directory of the test, and plan it."""
     monkeypatch.chdir(tmp_path)
 
-    def make(text: str = CHOOSING, name: str = "tiny", **asked) -> Plan:
+    def make(text: str = CHOOSING, name: str = "tiny", **asked) -> SuitePlan:
         return make_plan(load_suite(write_suite(tmp_path, text, name)), registry, **asked)
 
     return make

@@ -11,14 +11,11 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.chosen import place_in_grid
-from calfat_plugin.suites.costs import seconds_left
-from calfat_plugin.suites.data import fetch
-from calfat_plugin.suites.files import as_csv, as_json
-from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.choices import place_in_grid
+from calfat_plugin.suites.plan import SuitePlan, fetch, seconds_left
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
-from calfat_plugin.suites.tables import INTERVALS, latex, markdown
+from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markdown
 from tests.suites.files import CHOOSING
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"
@@ -39,7 +36,7 @@ def finish(run, *rows: dict[str, float], seconds: float = 4.0) -> None:
     directory.results.write_text(json.dumps({"seconds": seconds, "evaluations": []}))
 
 
-def measured(plan: Plan, values: dict[str, dict[str, float | None]]) -> None:
+def measured(plan: SuitePlan, values: dict[str, dict[str, float | None]]) -> None:
     """Finish all choice runs: cell to value tried to PGD-20 accuracy; None: the run is lost."""
     for run in plan.choosing.runs:
         value = values[run.cell.name][run.cell.tried]

@@ -14,11 +14,10 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.compare import Compared, comparisons
-from calfat_plugin.suites.files import as_json
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import markdown
+from calfat_plugin.suites.tables import as_json, markdown
 from tests.suites.files import write_suite
 
 STUDY = """\

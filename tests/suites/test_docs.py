@@ -11,8 +11,7 @@ from calfat_plugin.cli.suite import suite as command
 from calfat_plugin.options import describe_options
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.choose import KEYS as CHOOSE_KEYS
-from calfat_plugin.suites.parse import STRUCTURED_KEYS
+from calfat_plugin.suites.parse import CHOOSE_KEYS, STRUCTURED_KEYS
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.schema import Compare, SuiteOptions
 

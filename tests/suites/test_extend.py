@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import choices
-from calfat_plugin.suites.chosen import chosen_text, how_chosen
+from calfat_plugin.suites.choices import chosen_text, how_chosen
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 

@@ -14,11 +14,10 @@ from calfat_plugin import EvaluatorEntry, Registry, TrainerEntry, hookimpl
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.files import as_csv
-from calfat_plugin.suites.plan import Plan, make_plan
-from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.plan import SuitePlan, make_plan
+from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import INTERVALS, caption, markdown
+from calfat_plugin.suites.tables import INTERVALS, as_csv, caption, markdown
 from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.suites.files import write_suite
 
@@ -45,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan(folder: Path, text: str = SUITE) -> Plan:
+def plan(folder: Path, text: str = SUITE) -> SuitePlan:
     registry = Registry.load(entry_points=False, plugins=[PLUGIN])
     return make_plan(load_suite(write_suite(folder, text)), registry)
 
@@ -66,7 +65,7 @@ def finished(folder: Path, *cells: str) -> SuiteSummary:
             natural = {"label": "natural", "accuracy": 0.75, "num_examples": 30}
             content = {"seconds": 1.0, "evaluations": [natural, fog], "metrics": {"train/margin": 1.5 + run.seed}}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(Outcome(run, "finished"))
+            outcomes.append(RunOutcome(run, "finished"))
     return summarise(planned, outcomes)
 
 

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from calfat_plugin.cli.check import check
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.suites.chosen import choice_notes, how_chosen, tries_text
-from calfat_plugin.suites.costs import seconds_left
-from calfat_plugin.suites.plan import Plan
+from calfat_plugin.suites.choices import choice_notes, how_chosen, tries_text
+from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -20,7 +19,7 @@ TEXT = CHOOSING.replace("seeds: [100, 101]", "seeds: [100, 101, 102]\n  finalist
 RATES = (0.02, 0.05, 0.1)
 
 
-def end(plan: Plan, seed: int, *values: float | None) -> None:
+def end(plan: SuitePlan, seed: int, *values: float | None) -> None:
     """The choice runs of one seed end, with these PGD-20 accuracies at the three rates in every cell; None: lost."""
     for run in plan.choosing.left:
         value = dict(zip(RATES, values, strict=True))[run.experiment.recipe.train.learning_rate]
@@ -31,7 +30,7 @@ def end(plan: Plan, seed: int, *values: float | None) -> None:
             finish(run, {"pgd20": value})
 
 
-def left(plan: Plan, cell: str = "FedPGD") -> list[str]:
+def left(plan: SuitePlan, cell: str = "FedPGD") -> list[str]:
     return [f"{run.cell.tried} seed {run.seed}" for run in plan.choosing.left if run.cell.name == cell]
 
 

@@ -16,7 +16,7 @@ import pytest
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from tests.cli.runner import calfat
 from tests.suites.files import CHOOSING, SUITE, write_suite
@@ -27,7 +27,7 @@ ROW = Recorded("finished", "0123456789ab", {"natural": 0.5}, "1.0", "a processor
 
 
 @pytest.fixture
-def planned(registry: Registry) -> Callable[[], Plan]:
+def planned(registry: Registry) -> Callable[[], SuitePlan]:
     return lambda: make_plan(dataclasses.replace(load_suite("tiny.yaml"), record=RECORD), registry)
 
 
@@ -37,7 +37,7 @@ def rows() -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_another_machine_continues_from_the_record(planned: Callable[[], Plan]) -> None:
+def test_another_machine_continues_from_the_record(planned: Callable[[], SuitePlan]) -> None:
     """Choice runs and runs of the table: what was measured is the same, and nothing is run again."""
     write_suite(Path(), TWO_TRIES)
     assert calfat("suite", "tiny.yaml", "--seeds", "0", "--record", "runs.csv").code == 0
@@ -111,7 +111,7 @@ def test_a_changed_recipe_is_refused_by_name_and_loses_nothing() -> None:
 
 @pytest.mark.usefixtures("stand_in")
 def test_lost_choice_runs_are_recorded_and_tried_again_where_all_were(
-    monkeypatch: pytest.MonkeyPatch, planned: Callable[[], Plan]
+    monkeypatch: pytest.MonkeyPatch, planned: Callable[[], SuitePlan]
 ) -> None:
     write_suite(Path(), TWO_TRIES)
     keys = [("CalFAT", f"learning_rate {rate}", 100) for rate in (0.02, 0.05)]

@@ -16,7 +16,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import Outcome, SuiteObserver, run_all
+from calfat_plugin.suites.runner import RunOutcome, SuiteObserver, run_all
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -86,7 +86,7 @@ def test_a_suite_in_a_pipe_says_how_far_a_long_run_is(plan_of, monkeypatch, caps
             progress.run_progress(run, 1 + second // 5, 40, "1:15" if second else "")
         else:
             progress.run_said(run, f"autoattack: {second} % done, 50.0 % so far")
-    progress.run_ended(Outcome(run, "finished", seconds=150.0))
+    progress.run_ended(RunOutcome(run, "finished", seconds=150.0))
     assert capsys.readouterr().out.splitlines() == [
         f"running CalFAT seed 0 in {run.directory}",
         "CalFAT seed 0: round 6/40  ETA 1:15",

@@ -8,9 +8,8 @@ import pytest
 
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites.parse import load_suite
-from calfat_plugin.suites.plan import Plan, make_plan
-from calfat_plugin.suites.runner import command
-from calfat_plugin.suites.shares import default_jobs, environment
+from calfat_plugin.suites.plan import SuitePlan, make_plan
+from calfat_plugin.suites.runner import command, default_jobs, environment
 from tests.suites.files import SUITE, write_suite
 
 
@@ -21,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(folder: Path, text: str = SUITE) -> Plan:
+def plan_of(folder: Path, text: str = SUITE) -> SuitePlan:
     return make_plan(load_suite(write_suite(folder, text)), Registry.load(entry_points=False))
 
 

@@ -7,13 +7,13 @@ import pytest
 from calfat_plugin.experiment import same_but_rounds
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import Plan, make_plan
+from calfat_plugin.suites.plan import SuitePlan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = sorted(path.stem for path in (ROOT / "suites").glob("*.yaml"))
 TABLES = [f"table{number}" for number in range(1, 11)]
 CHOOSING = [name for name in SUITES if name.startswith(("digits_table", "fmnist_"))]
-PLANS: dict[str, Plan] = {}
+PLANS: dict[str, SuitePlan] = {}
 METHODS = ["MixFAT", "FedPGD", "FedTRADES", "FedMART", "FedGAIRAT", "FedRBN", "CalFAT"]
 
 

@@ -15,11 +15,10 @@ from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.files import as_csv, as_json, write_tables
 from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import Score, summarise
-from calfat_plugin.suites.tables import beside, latex, markdown, measured
+from calfat_plugin.suites.tables import as_csv, as_json, beside, latex, markdown, measured, write_tables
 from tests.suites.files import SUITE, write_suite
 
 TEXT = (
@@ -60,8 +59,8 @@ def summary(tmp_path, monkeypatch):
             ]
             content = {"format": 2, "seconds": 9.5, "evaluations": evaluations}
             (run.directory / "results.json").write_text(json.dumps(content))
-            outcomes.append(Outcome(run, "finished"))
-    outcomes.append(Outcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
+            outcomes.append(RunOutcome(run, "finished"))
+    outcomes.append(RunOutcome(next(run for run in plan.runs if run.name == "A&B/FedPGD seed 1"), "failed", "no data"))
     return summarise(plan, outcomes)
 
 

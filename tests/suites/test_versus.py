@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.suite import suite
-from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import versus_markdown
 from tests.suites.files import SUITE
@@ -40,7 +40,7 @@ def summary(plan_of):
                 for label, value in zip(("natural", "pgd20"), found, strict=True)
             ]
             (run.directory / "results.json").write_text(json.dumps({"evaluations": evaluations}))
-            outcomes.append(Outcome(run, "finished"))
+            outcomes.append(RunOutcome(run, "finished"))
         return summarise(plan, outcomes)
 
     return make

@@ -13,11 +13,10 @@ import pytest
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.files import as_csv, as_json
-from calfat_plugin.suites.plan import Plan, make_plan
-from calfat_plugin.suites.runner import Outcome
+from calfat_plugin.suites.plan import SuitePlan, make_plan
+from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import DIFFERENCES, latex, markdown
+from calfat_plugin.suites.tables import DIFFERENCES, as_csv, as_json, latex, markdown
 from tests.suites.files import SUITE, write_suite
 
 METRICS = "metrics: {pgd20: PGD-20, 'pgd20:worst-class': worst class, 'pgd20:worst-clients': worst clients}"
@@ -30,7 +29,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan(folder: Path, text: str = TEXT) -> Plan:
+def plan(folder: Path, text: str = TEXT) -> SuitePlan:
     return make_plan(load_suite(write_suite(folder, text)), Registry.load(entry_points=False))
 
 
@@ -43,7 +42,7 @@ def summary(folder: Path, per_class: dict[str, tuple[float, float]], text: str =
         found = {"label": "pgd20", "accuracy": sum(values) / 2, "num_examples": 100, "per_class": values, **beside}
         (run.directory / "results.json").write_text(json.dumps({"evaluations": [found]}))
         (run.directory / "partition.json").write_text(json.dumps({"class_counts": COUNTS}))
-        outcomes.append(Outcome(run, "finished"))
+        outcomes.append(RunOutcome(run, "finished"))
     return summarise(planned, outcomes)
 
 
