@@ -486,8 +486,8 @@ MUTANTS = (
     Mutant(
         "--versus takes the named row from the others",
         "suites/summary.py",
-        "for score in (one, other)]",
-        "for score in (other, one)]",
+        "paired(one.by_seed, other.by_seed)",
+        "paired(other.by_seed, one.by_seed)",
         VERSUS,
     ),
     Mutant(
