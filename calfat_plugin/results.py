@@ -92,7 +92,7 @@ class EvaluationResult:
         reached = self.details.get("reached_target")
         return None if reached is None else float(reached / self.num_examples)
 
-    def over_clients(self, class_counts: Sequence[Sequence[int]]) -> EvaluationResult:
+    def with_worst_clients(self, class_counts: Sequence[Sequence[int]]) -> EvaluationResult:
         """The same with ``worst_clients``.
 
         Args:
@@ -157,13 +157,13 @@ class RoundRecord:
         result = self.evaluations.get(label)
         return None if result is None else result.accuracy
 
-    def over_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
+    def with_worst_clients(self, class_counts: Sequence[Sequence[int]]) -> RoundRecord:
         """The same with ``worst_clients`` of every evaluation.
 
         Args:
             class_counts: training examples, a row a client, (K, C); empty where they are not known.
         """
-        found = {label: result.over_clients(class_counts) for label, result in self.evaluations.items()}
+        found = {label: result.with_worst_clients(class_counts) for label, result in self.evaluations.items()}
         return dataclasses.replace(self, evaluations=found)
 
 

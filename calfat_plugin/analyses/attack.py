@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack_plan import NATURAL, Plan
+from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
 from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackReport:
     """What was measured.
 
     Attributes:
@@ -64,7 +64,7 @@ class AttackObserver:
         """After an evaluation."""
 
 
-def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Path | None = None) -> Outcome:
+def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, output: Path | None = None) -> AttackReport:
     """Measure and write.
 
     What AutoAttack has done so far is kept beside the results until they are written: the same call resumes there.
@@ -106,12 +106,12 @@ def attack(plan: Plan, command: list[str], observer: AttackObserver, output: Pat
     sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
     chart = eps_chart(path.stem, sweep)
     if chart is None:
-        return Outcome(results, alarms, path, ())
+        return AttackReport(results, alarms, path, ())
     render(chart, path.parent)
-    return Outcome(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in FORMATS))
+    return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in FORMATS))
 
 
-def _measure(plan: Plan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
+def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.evaluators.measure import clean_correct, measure
 
@@ -170,7 +170,7 @@ def facts_of(run: LoadedRun) -> dict[str, Any]:
     return {**facts, "model": experiment.model.name, "seed": experiment.seed}
 
 
-def _place(plan: Plan, output: Path | None) -> tuple[Path, str]:
+def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
     """(folder, name without ending) of the results; made and tried now, not after hours of work."""
     weights, run = plan.weights, plan.run
     if output is not None:
@@ -191,7 +191,7 @@ def _place(plan: Plan, output: Path | None) -> tuple[Path, str]:
     return folder, stem
 
 
-def _write(path: Path, plan: Plan, content: Mapping[str, Any], alarms: tuple[Alarm, ...], seconds: float) -> None:
+def _write(path: Path, plan: AttackPlan, content: Mapping[str, Any], alarms: tuple[Alarm, ...], seconds: float) -> None:
     from calfat_plugin.results import RESULTS_FORMAT, evaluation_as_json
     from calfat_plugin.runs.directory import RunDirectory
     from calfat_plugin.runs.writer import CONVENTIONS
@@ -211,7 +211,7 @@ def _write(path: Path, plan: Plan, content: Mapping[str, Any], alarms: tuple[Ala
     )
 
 
-def _citations(plan: Plan) -> tuple[Citation, ...]:
+def _citations(plan: AttackPlan) -> tuple[Citation, ...]:
     """What to cite; of a model of the user's own, the attacks and the data alone."""
     experiment = plan.experiments[0]
     if plan.run is not None:

@@ -65,7 +65,7 @@ class AttackRequest:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AttackPlan:
     """Everything resolved, nothing loaded.
 
     Attributes:
@@ -81,7 +81,7 @@ class Plan:
     request: AttackRequest
 
 
-def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> Plan:
+def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> AttackPlan:
     """Attack a checkpoint of a run.
 
     Args:
@@ -97,7 +97,7 @@ def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> Pl
     return _plan(weights, run, recipe_of(run, request.plugins, request.trust), request)
 
 
-def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> Plan:
+def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) -> AttackPlan:
     """Attack a model of the user's own.
 
     Args:
@@ -123,7 +123,7 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
     return _plan(weights, None, document, request)
 
 
-def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> Plan:
+def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> AttackPlan:
     if request.device is not None:
         check_device(request.device, "--device")
     if request.norm is not None and not request.eps:
@@ -148,7 +148,7 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
     budgets = sorted({_number(parse_number, "--eps", text): text for text in request.eps}.items())
     documents = [document.with_value((*_THREAT, "eps"), exact_text(eps), f"--eps {text}") for eps, text in budgets]
     experiments = tuple(assemble(each, registry, trains=False) for each in documents or [document])
-    return Plan(weights, run, experiments, request)
+    return AttackPlan(weights, run, experiments, request)
 
 
 # --- which attacks ----------------------------------------------------------------------------------------------------

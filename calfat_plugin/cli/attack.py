@@ -16,8 +16,9 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
 if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack import Outcome
-    from calfat_plugin.analyses.attack_plan import Plan
+    from calfat_plugin.analyses.attack import AttackReport
+    from calfat_plugin.analyses.attack_plan import AttackPlan
+
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -85,7 +86,7 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
     return parts
 
 
-def _run(plan: Plan, output: Path | None, plain: bool) -> Outcome:
+def _run(plan: AttackPlan, output: Path | None, plain: bool) -> AttackReport:
     from rich.console import Console
 
     from calfat_plugin.analyses.attack import attack as measure

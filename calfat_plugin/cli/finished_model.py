@@ -13,7 +13,7 @@ from calfat_plugin.errors import OptionError
 from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import AttackRequest, Plan
+    from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
@@ -55,7 +55,7 @@ def planned(
     weights: Path | None,
     dataset: str | None,
     request: AttackRequest,
-) -> Plan:
+) -> AttackPlan:
     """The model that the command line names.
 
     Raises:

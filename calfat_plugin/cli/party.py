@@ -69,7 +69,7 @@ def _rank_in_job(runtime: Runtime, role: str | None, rank: int | None, at_end: E
     from calfat_plugin.host.transports import mpi_job
 
     at_end.push(_end_of_job)
-    if runtime.has_silos:
+    if runtime.is_cross_silo:
         mpi_job.check_silos(runtime.num_processes)
     else:
         mpi_job.check_workers()
@@ -99,7 +99,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
         command: this program's command line, without the options that say which process and where to write.
         hint: what to print should it end early.
     """
-    if rank == ALL or (runtime.is_mpi_job and runtime.has_silos):
+    if rank == ALL or (runtime.is_mpi_job and runtime.is_cross_silo):
         hint.command.append("--local")
     elif runtime.is_mpi_job:  # how the job was started is not known here; any number of workers gives the same result
         from calfat_plugin.host.transports import mpi_job
@@ -111,7 +111,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
         _start_everyone(request, runtime, command, hint)
         return True
     hint.last_words = "" if runtime.is_mpi_job else "stopped. To take part again: the same command with --resume."
-    if runtime.has_silos:
+    if runtime.is_cross_silo:
         _be_client(request, runtime, rank)
     else:
         from calfat_plugin.runs.party import run_worker

@@ -133,7 +133,7 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     from calfat_plugin.cli.results import show_final
     from calfat_plugin.disk import read_json
     from calfat_plugin.evaluators.alarms import read_alarms
-    from calfat_plugin.report.spending import spending_text
+    from calfat_plugin.report.profile_table import spending_text
     from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout

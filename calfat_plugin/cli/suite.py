@@ -139,9 +139,9 @@ def _run(
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
     from rich.console import Console
 
-    from calfat_plugin.suites.choices import try_again
     from calfat_plugin.suites.runner import record_runs
     from calfat_plugin.suites.summary import summarise
+    from calfat_plugin.suites.tuning import try_again
 
     plan = now()
     for name, choice in plan.choices.items():
@@ -233,8 +233,8 @@ def _at_a_time(plan: SuitePlan, total: int, jobs: int | None, workers: str | Non
 
 def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Iterator[str]:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
-    from calfat_plugin.suites.choices import how_chosen
     from calfat_plugin.suites.plan import seconds_left
+    from calfat_plugin.suites.tuning import how_chosen
 
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:

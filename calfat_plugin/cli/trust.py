@@ -15,8 +15,9 @@ from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
 
 if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import Plan
-    from calfat_plugin.judging.examine import Outcome
+    from calfat_plugin.analyses.attack_plan import AttackPlan
+    from calfat_plugin.judging.examine import TrustReport
+
 
 _RESUME = "The same command again continues with the check that was stopped."
 
@@ -77,8 +78,13 @@ def trust(
 
 
 def judge(
-    plan: Plan, transfer: tuple[Path, ...] = (), *, full: bool = False, output: Path | None = None, plain: bool = False
-) -> Outcome:
+    plan: AttackPlan,
+    transfer: tuple[Path, ...] = (),
+    *,
+    full: bool = False,
+    output: Path | None = None,
+    plain: bool = False,
+) -> TrustReport:
     """Judge one model, with its progress and its verdict on the console."""
     from rich.console import Console
 

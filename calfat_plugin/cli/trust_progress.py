@@ -10,7 +10,7 @@ from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackPro
 from calfat_plugin.cli.progress import clock
 from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.evidence import Evidence
-from calfat_plugin.judging.examine import Outcome, TrustObserver
+from calfat_plugin.judging.examine import TrustObserver, TrustReport
 from calfat_plugin.report.numbers import interval, percent
 
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
@@ -38,7 +38,7 @@ class LiveTrustProgress(LiveAttackProgress, TrustObserver):
             self._console.print(line, markup=False)
 
 
-def show_verdict(console: Console, outcome: Outcome) -> None:
+def show_verdict(console: Console, outcome: TrustReport) -> None:
     """Print the evidence as a table, and below it the verdict and the sentence for a reviewer."""
     table = Table()
     table.add_column("check")

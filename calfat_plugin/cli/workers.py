@@ -39,7 +39,7 @@ def with_workers(
     Raises:
         RunError: the text is no number, or there can be no workers.
     """
-    if not (alone or runtime.has_silos):
+    if not (alone or runtime.is_cross_silo):
         raise RunError(f"{option} starts all processes of a run. Leave out --local, --role and --rank.")
     check_workers(runtime, option)
     number = number_of_workers(text, request.experiment, option)

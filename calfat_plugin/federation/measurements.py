@@ -15,7 +15,7 @@ from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment, Pick
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import State
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
@@ -80,7 +80,7 @@ class Measurements:
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
         self._model.load_state_dict(dict(state))
-        with seeded_world(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
+        with seeded_global_rng(derive_seed(experiment.seed, "ambient evaluation", round=round)), timed("evaluation"):
             return measure(
                 self._model,
                 data,

@@ -21,7 +21,7 @@ from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import attack_alarms, loss_alarms, norm_alarms, weight_alarms
@@ -247,7 +247,7 @@ class Server:
         or on the way through the model, and one client must not end the run of the others with them.
         """
         while True:
-            with seeded_world(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
+            with seeded_global_rng(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
                 aggregate = self.combined(
                     AggregationTask(
                         global_state=self.state,

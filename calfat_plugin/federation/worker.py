@@ -18,7 +18,7 @@ from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalCorrection, LocalTask, State
 from calfat_plugin.maths.averaging import check_update
@@ -122,7 +122,7 @@ class Worker:
         )
         try:
             ambient = derive_seed(self.experiment.seed, "ambient", round=round, client=client)
-            with seeded_world(ambient), timed("training"):
+            with seeded_global_rng(ambient), timed("training"):
                 update = self._trained(task)
             check_update(update.state, received, who=f"client {client}")
         except UpdateError as error:

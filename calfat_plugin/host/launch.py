@@ -39,7 +39,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
         HostError: the installed host is of an untested version, or cannot start its tracking.
     """
     patches.check_version(fedml.__version__)
-    with patches.reseeds_the_world(), patches.calls_home(), patches.logs_every_step():
+    with patches.reseeds_the_world(), patches.no_telemetry(), patches.logs_every_step():
         args = _init(args)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
 

@@ -30,7 +30,7 @@ def check_version(version: str) -> None:
 
 
 @contextmanager
-def calls_home() -> Iterator[None]:
+def no_telemetry() -> Iterator[None]:
     """Keep ``fedml.init`` off the network and out of the home directory.
 
     Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out),
@@ -78,7 +78,7 @@ def reseeds_the_world() -> Iterator[None]:
     """
     import torch
 
-    from calfat_plugin.federation.ambient import generators_kept
+    from calfat_plugin.federation.global_rng import generators_kept
 
     deterministic = torch.backends.cudnn.deterministic
     with generators_kept():

@@ -29,12 +29,12 @@ class Runtime(ABC):
     """One way to run an experiment. A subclass is final and holds nothing but the experiment.
 
     Attributes:
-        has_silos: whether each process is a party with data of its own, and not a worker for any client.
+        is_cross_silo: whether each process is a party with data of its own, and not a worker for any client.
         is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
         package: what the backend needs beside the host.
     """
 
-    has_silos: ClassVar[bool] = False
+    is_cross_silo: ClassVar[bool] = False
     is_mpi_job: ClassVar[bool] = False
     package: ClassVar[Package | None] = None
 

@@ -51,13 +51,13 @@ class Answers(Check):
         import torch
 
         from calfat_plugin.datasets.batches import batches
-        from calfat_plugin.federation.ambient import seeded_world
+        from calfat_plugin.federation.global_rng import seeded_global_rng
         from calfat_plugin.judging.trial import differ, share
         from calfat_plugin.seeds import derive_seed, generator
 
         draws = []
         for draw in range(_DRAWS):
-            with seeded_world(derive_seed(trial.seed, "trust/answers", extra=draw)):
+            with seeded_global_rng(derive_seed(trial.seed, "trust/answers", extra=draw)):
                 draws.append(torch.cat(list(trial.logits())))
         changed = torch.stack([differ(draws[0], other) for other in draws[1:]]).any(dim=0)
         frequencies = trial.data.y.cpu().bincount(minlength=trial.num_classes)

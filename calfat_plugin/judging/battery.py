@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.check import Check
-from calfat_plugin.judging.other_ways import BlackBox, LastWord, RandomNoise, Surrogate, Transfer
+from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise, Surrogate, Transfer
 from calfat_plugin.judging.white_box import BudgetCurve, Gradients, ScaleFree, Strength, WhiteBox
 
 #: AutoAttack attacks so many images at a time unless all checks are asked for.
@@ -24,4 +24,4 @@ def battery(*, full: bool, surrogates: int = 0, square: bool = True) -> tuple[Ch
     # First what follows the model's own gradients well: what others break beyond that, these gradients miss.
     first = (Answers(), Gradients(), WhiteBox(), Slopes(), ScaleFree())
     then = (RandomNoise(), BudgetCurve(), Strength(), Surrogate(), *transfer, *black_box)
-    return (*first, *sorted(then, key=lambda check: check.cost(SAMPLE)), LastWord(None if full else SAMPLE))
+    return (*first, *sorted(then, key=lambda check: check.cost(SAMPLE)), AutoAttackCheck(None if full else SAMPLE))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import AttackObserver, facts_of
-from calfat_plugin.analyses.attack_plan import Plan
+from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import assemble
@@ -45,7 +45,7 @@ class TrustObserver(AttackObserver):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrustReport:
     """What came of it.
 
     Attributes:
@@ -62,14 +62,14 @@ class Outcome:
 
 
 def examine(
-    plan: Plan,
+    plan: AttackPlan,
     transfer: Sequence[Path],
     *,
     full: bool,
     output: Path | None,
     command: list[str],
     observer: TrustObserver,
-) -> Outcome:
+) -> TrustReport:
     """Judge a model; what an earlier, killed call with the same arguments has done is not done again.
 
     Args:
@@ -139,7 +139,7 @@ def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check
 
 def _finish(
     trial: Trial, record: Record, checks: tuple[Check, ...], observer: TrustObserver, available: int
-) -> Outcome:
+) -> TrustReport:
     """Do what is left, one check after the other, of the test split's ``available`` images on those on trial."""
 
     def verdict() -> Verdict:
@@ -162,7 +162,7 @@ def _finish(
     final = verdict()
     record.save(final, finished=True)
     shutil.rmtree(record.scratch, ignore_errors=True)  # only now is it of no use
-    return Outcome(checks, record.evidence, final, record.path)
+    return TrustReport(checks, record.evidence, final, record.path)
 
 
 def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], examples: int) -> float | None:
@@ -176,14 +176,14 @@ def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], example
     return sum(seconds.values()) * left / done
 
 
-def _device(plan: Plan, observer: TrustObserver) -> torch.device:
+def _device(plan: AttackPlan, observer: TrustObserver) -> torch.device:
     if plan.request.device is not None:
         return named_device(plan.request.device, "--device")
     # A model of the user's own takes a GPU only where there is one.
     return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
-def _trial(plan: Plan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
+def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.judging.trial import trial
 
@@ -230,7 +230,7 @@ def _digest_of(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _place(plan: Plan, output: Path | None) -> Path:
+def _place(plan: AttackPlan, output: Path | None) -> Path:
     if output is not None:
         return output
     return plan.run / FILE if plan.run is not None else plan.weights.with_name(f"{plan.weights.stem}-{FILE}")

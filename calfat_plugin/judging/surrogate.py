@@ -11,7 +11,7 @@ from torch.nn import functional
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import ImageData, pixels
 from calfat_plugin.evaluators.base import subset
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.maths.attacks import attack_mode, gradient_ascent
 from calfat_plugin.seeds import derive_seed, generator
 
@@ -64,7 +64,7 @@ def trained_surrogate(trial: Trial) -> nn.Module:
         ModelError: the model returned nan or inf.
     """
     asked = pool(trial)
-    with seeded_world(derive_seed(trial.seed, "trust/surrogate")):
+    with seeded_global_rng(derive_seed(trial.seed, "trust/surrogate")):
         model = network(asked.x.shape[1], (asked.x.shape[2], asked.x.shape[3]), trial.num_classes).to(trial.device)
     order = generator(trial.seed, "trust/surrogate/order")
     noise = generator(trial.seed, "trust/surrogate/start")

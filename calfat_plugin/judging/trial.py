@@ -18,7 +18,7 @@ from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode
 from calfat_plugin.evaluators.gradient import CW, CWOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.judging.evidence import Row
 from calfat_plugin.maths.losses import true_class, without_true_class
@@ -132,7 +132,7 @@ class Trial:
                 memory.parent.mkdir(parents=True, exist_ok=True)
                 write_text(memory, f"{as_bits(broken)}\n{as_bits(disputed)}\n")
 
-        with seeded_world(derive_seed(self.seed, f"trust/{label}")):
+        with seeded_global_rng(derive_seed(self.seed, f"trust/{label}")):
             # Without a memory an attack must not continue either: what it broke before would not be judged again.
             scratch = self.scratch if resumable else None
             result = self._measured(label, evaluator, threat or self.threat, only, craft_on, scratch, judge)
@@ -208,7 +208,7 @@ class Trial:
             logits, y = self.asked(x_adv, "adversarial images"), self.data.y[where.to(self.data.y.device)].cpu()
             leads[where] = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
 
-        with seeded_world(derive_seed(self.seed, "trust/nearest")):
+        with seeded_global_rng(derive_seed(self.seed, "trust/nearest")):
             self._measured("nearest", CW(CWOptions(steps=steps)), self.threat, None, None, None, note)
         left = self.robust.nonzero().squeeze(1)
         return left[leads[left].argsort(stable=True)]
@@ -245,7 +245,7 @@ def trial(
     data, right = data.to(device), partial(clean_correct, num_classes=num_classes, batch_size=batch_size, device=device)
     for each in (model, *surrogates.values()):
         refuse_training_mode(each)
-    with seeded_world(derive_seed(seed, "trust/clean")):
+    with seeded_global_rng(derive_seed(seed, "trust/clean")):
         correct = right(model, data)
         for other in surrogates.values():
             right(other, data)

@@ -16,9 +16,9 @@ class Effect(Enum):
     """What a key of the host does here."""
 
     ACTS = auto()
-    DECIDED = auto()
+    OVERRIDDEN = auto()
     NOTHING = auto()
-    SPELT = auto()
+    RENAMED = auto()
     REFUSED = auto()
 
 
@@ -27,7 +27,7 @@ class HostKey(NamedTuple):
 
     Attributes:
         effect: what the key does here.
-        text: DECIDED: what decides instead. NOTHING: why. SPELT: the right key, with its section. REFUSED: why.
+        text: OVERRIDDEN: what decides instead. NOTHING: why. RENAMED: the right key, with its section. REFUSED: why.
         switch: key that turns this one on; while that is false, this one means nothing and promises nothing.
         harmless: values that ask for nothing and draw no complaint, as null never does.
     """
@@ -43,7 +43,7 @@ def _acts(switch: str, keys: str) -> dict[str, HostKey]:
 
 
 def _decided(by: str, keys: str) -> dict[str, HostKey]:
-    return dict.fromkeys(keys.split(), HostKey(Effect.DECIDED, by))
+    return dict.fromkeys(keys.split(), HostKey(Effect.OVERRIDDEN, by))
 
 
 def _nothing(why: str, keys: str) -> dict[str, HostKey]:
@@ -51,7 +51,7 @@ def _nothing(why: str, keys: str) -> dict[str, HostKey]:
 
 
 def _spelt(right: str, keys: str) -> dict[str, HostKey]:
-    return dict.fromkeys(keys.split(), HostKey(Effect.SPELT, right))
+    return dict.fromkeys(keys.split(), HostKey(Effect.RENAMED, right))
 
 
 def _refused(why: str, keys: str, *harmless: object) -> dict[str, HostKey]:

@@ -122,7 +122,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
     switch = _value(sections, row.switch)
     if switch is False or value is None or value in row.harmless:
         return False
-    if row.effect is Effect.SPELT:
+    if row.effect is Effect.RENAMED:
         right = row.text.removeprefix(f"{section}.")
         raise document.error(path, f"this key has no effect here. Did you mean '{right}'?")
     if row.effect is Effect.REFUSED:
@@ -131,7 +131,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
         return True
     why = {
         Effect.ACTS: f"it needs {_HOME.get(row.switch)}.{row.switch}: true",
-        Effect.DECIDED: f"it is decided by {row.text}",
+        Effect.OVERRIDDEN: f"it is decided by {row.text}",
         Effect.NOTHING: row.text,
     }[row.effect]
     warnings.append(f"{document.place(path)}: {dotted(path)}: this key has no effect here: {why}.")

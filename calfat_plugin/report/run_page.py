@@ -24,8 +24,8 @@ from calfat_plugin.report.numbers import (
     unbroken_percent,
 )
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
+from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import RunFiles
-from calfat_plugin.report.spending import cells, spending
 from calfat_plugin.report.trust import trust_view
 
 _WORST = dict(zip(WORST, ("worst class", "worst clients"), strict=True))

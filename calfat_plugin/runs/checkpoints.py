@@ -18,7 +18,7 @@ from calfat_plugin.disk import put_in_place, reporting_disk_errors, temporary_of
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import State
-from calfat_plugin.runs.client_states import Named, StateFile, StateFiles
+from calfat_plugin.runs.client_states import ClientStateFile, ClientStateFiles, Named
 from calfat_plugin.runs.directory import CLIENTS
 from calfat_plugin.runs.tensor_files import (
     KEY,
@@ -54,7 +54,7 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
         RunError: the disk refuses.
     """
     states = snapshot.client_states
-    named, within = (states.named, {}) if isinstance(states, StateFiles) else ({}, states)
+    named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
     tensors.update({f"server/{name}": tensor for name, tensor in snapshot.server_state.items()})
     tensors.update({f"broadcast/{name}": tensor for name, tensor in snapshot.broadcast.items()})
@@ -97,7 +97,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
             server_state=_below(tensors, "server/"),
             broadcast=_below(tensors, "broadcast/"),
-            client_states=StateFiles(path.parent / CLIENTS, named) if named else states,
+            client_states=ClientStateFiles(path.parent / CLIENTS, named) if named else states,
         ),
         notes,
     )
@@ -112,7 +112,7 @@ def named_files(path: Path) -> Named:
 
 
 def _named(facts: Mapping[str, Any]) -> Named:
-    return {int(client): StateFile(int(round), str(sha256)) for client, round, sha256 in facts.get("files", ())}
+    return {int(client): ClientStateFile(int(round), str(sha256)) for client, round, sha256 in facts.get("files", ())}
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

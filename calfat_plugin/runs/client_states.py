@@ -20,18 +20,18 @@ from calfat_plugin.runs.tensor_files import DIGEST, READ_ERRORS, REMEDY, read_te
 _NAME = re.compile(r"client-(\d+)-round-(\d+)\.safetensors")
 
 
-class StateFile(NamedTuple):
+class ClientStateFile(NamedTuple):
     """Which file holds a client's state: that of this round, with this digest."""
 
     round: int
     sha256: str
 
 
-Named = Mapping[int, StateFile]
+Named = Mapping[int, ClientStateFile]
 """Client id to its file, for every client that keeps something."""
 
 
-class StateFiles(Mapping[int, State]):
+class ClientStateFiles(Mapping[int, State]):
     """The states that a checkpoint names, each read when it is asked for.
 
     Args:
@@ -86,7 +86,7 @@ class StateFiles(Mapping[int, State]):
                 raise RunError(f"{path}: no such file, but the checkpoint names it. {REMEDY}")
 
 
-class ClientStates(StateFiles, MutableMapping[int, State]):
+class ClientStates(ClientStateFiles, MutableMapping[int, State]):
     """The states of a run that continues. A client that keeps nothing is not in it.
 
     Args:
@@ -120,7 +120,7 @@ class ClientStates(StateFiles, MutableMapping[int, State]):
         with reporting_disk_errors(path):
             self.folder.mkdir(exist_ok=True)
             digest = write_tensors(path, state, {"client": client, "round": self.round})
-        self.named[client] = StateFile(self.round, digest)
+        self.named[client] = ClientStateFile(self.round, digest)
 
     def __delitem__(self, client: int) -> None:
         del self.named[client]

@@ -64,7 +64,7 @@ class Listeners:
         self._call("calfat_run_stopped", run=run, error=error)
 
     @property
-    def hear_of_rounds(self) -> bool:
+    def wants_rounds(self) -> bool:
         """Whether a plugin is called after each round."""
         return any(manager.hook.calfat_round_finished.get_hookimpls() for manager in self._managers.values())
 

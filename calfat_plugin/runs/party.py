@@ -147,7 +147,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         with profiling(profile):
             runtime.work(task)
         if profile is not None:
-            from calfat_plugin.report.spending import spending_text
+            from calfat_plugin.report.profile_table import spending_text
 
             spent = {"method": experiment.trainer.name, "parts": profile.as_json()}
             directory.write_json(directory.profile, spent)

@@ -18,7 +18,7 @@ from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.client_states import StateFiles
+from calfat_plugin.runs.client_states import ClientStateFiles
 from calfat_plugin.runs.compute import device_to_train, new_profile, pick_device, using_threads
 from calfat_plugin.runs.data import describe_data
 from calfat_plugin.runs.directory import RunDirectory
@@ -57,14 +57,14 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         if request.workers:
             workers.prepare()
         snapshot, best = _restore(directory, experiment)
-        device = (pick_device if runtime.has_silos else device_to_train)(experiment, warn)
+        device = (pick_device if runtime.is_cross_silo else device_to_train)(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
 
         from calfat_plugin.federation.worker import shards_of
         from calfat_plugin.host.task import ServerTask
 
-        shards = {} if runtime.has_silos else shards_of(experiment, dataset, device)
-        data = {} if runtime.has_silos else describe_data(dataset, shards)  # the counts never leave the silos
+        shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
+        data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
         counts = data.get("class_counts", ())
         info = _run_info(directory, experiment, snapshot, counts)
         if snapshot is not None:
@@ -81,11 +81,11 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         listeners.run_started(info)
 
         def on_round(measured: RoundRecord, now: Snapshot) -> None:
-            record = measured.over_clients(counts)
+            record = measured.with_worst_clients(counts)
             with timed("checkpoint"):
                 writer.round_finished(record, now)
                 # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.
-                if runtime.has_silos or listeners.hear_of_rounds:
+                if runtime.is_cross_silo or listeners.wants_rounds:
                     writer.settle()
             observer.round_finished(record)
             with timed("loggers"):
@@ -112,7 +112,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 writer,
             ):
                 evaluations = runtime.lead(replace(task, workers=processes))
-            evaluations = tuple(evaluation.over_clients(counts) for evaluation in evaluations)
+            evaluations = tuple(evaluation.with_worst_clients(counts) for evaluation in evaluations)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)
         except BaseException as error:  # Ctrl-C, too
@@ -155,7 +155,7 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
         _check_nothing_lost(directory)
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
-    if isinstance(snapshot.client_states, StateFiles):
+    if isinstance(snapshot.client_states, ClientStateFiles):
         snapshot.client_states.check_complete()
     done, asked = snapshot.round, experiment.num_rounds
     if done > asked or (directory.finished and done == asked):

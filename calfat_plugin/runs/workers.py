@@ -70,7 +70,7 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
     Raises:
         RunError: the runtime has processes of its own.
     """
-    if runtime.has_silos:
+    if runtime.is_cross_silo:
         raise RunError(
             f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
             "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp."

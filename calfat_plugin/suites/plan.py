@@ -21,9 +21,9 @@ from calfat_plugin.report.reading import read_results
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
-from calfat_plugin.suites.choices import CellChoice, choice_of
 from calfat_plugin.suites.parse import check_selector, grid
 from calfat_plugin.suites.schema import BESIDE, Selector, Setting, Suite, evaluator_of
+from calfat_plugin.suites.tuning import Tuning, choice_of
 
 REPORTED_PATH: KeyPath = ("calfat", "reported")
 _DECIMALS = 9  # 0.6469 * 100 is 64.69000000000001
@@ -51,7 +51,7 @@ class SuitePlan:
     runs: tuple[PlannedRun, ...]
     selected: frozenset[str]
     warnings: tuple[str, ...]
-    choices: Mapping[str, CellChoice] = field(default_factory=dict)
+    choices: Mapping[str, Tuning] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
@@ -158,16 +158,14 @@ def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
 
 def _choices(
     suite: Suite, registry: Registry, cells: Iterable[Cell], overrides: Sequence[str]
-) -> Iterator[tuple[str, CellChoice]]:
+) -> Iterator[tuple[str, Tuning]]:
     if suite.choose is not None:
         for cell in cells:
             if cell.experiment is not None:
                 yield cell.name, choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
 
 
-def _with_chosen(
-    suite: Suite, registry: Registry, cell: Cell, choice: CellChoice | None, overrides: Sequence[str]
-) -> Cell:
+def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Tuning | None, overrides: Sequence[str]) -> Cell:
     """The cell with its chosen values; as it was where nothing is chosen, or not yet."""
     if choice is None or choice.best is None:
         return cell
@@ -252,7 +250,7 @@ def _problem_of_metric(metric: str, experiment: Experiment, accuracies: Sequence
     evaluator, _, worst = metric.rpartition(":")
     if evaluator in accuracies and worst not in BESIDE:
         return f"got '{metric}'; after the evaluator '{evaluator}' and a colon, expected {listed(BESIDE)}."
-    if worst == "worst-clients" and runtime_of(experiment).has_silos:
+    if worst == "worst-clients" and runtime_of(experiment).is_cross_silo:
         return (
             f"'{metric}' needs the labels of each client's examples, and across silos the server does not know them. "
             f"Remove it, or run the suite as a simulation."

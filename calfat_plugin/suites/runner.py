@@ -23,11 +23,11 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.environment import processor
 from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again
-from calfat_plugin.suites.choices import value_of_try
 from calfat_plugin.suites.parse import same_or_below
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
 from calfat_plugin.suites.schema import Suite, release_of
+from calfat_plugin.suites.tuning import value_of_try
 
 PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed

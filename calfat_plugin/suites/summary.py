@@ -15,11 +15,11 @@ from calfat_plugin.report.names import differing, problem_of
 from calfat_plugin.report.reading import label_of, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun
-from calfat_plugin.suites.choices import CellChoice, choice_notes
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import measured, verdict_of
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import RELEASE, Suite, evaluator_of, release_of
+from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
@@ -143,7 +143,7 @@ class CellSummary:
     runs: tuple[RunSummary, ...]
     scores: Mapping[str, Score]
     source: str | None
-    choice: CellChoice | None = None
+    choice: Tuning | None = None
     waiting: tuple[int, ...] = ()
 
     @property

@@ -17,11 +17,11 @@ from calfat_plugin.maths.intervals import Difference, Rival
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, points, points_interval
-from calfat_plugin.suites.choices import as_json as choice_as_json
-from calfat_plugin.suites.choices import chosen_text, how_chosen
 from calfat_plugin.suites.compare import Compared, comparisons
 from calfat_plugin.suites.schema import Choose, evaluator_of
 from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary, versus
+from calfat_plugin.suites.tuning import as_json as choice_as_json
+from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
 NOTHING = "-"
 CHOSEN, TRUST = "chosen", "calfat trust"

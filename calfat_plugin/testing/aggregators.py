@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import Server
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.maths.averaging import check_update
@@ -71,7 +71,7 @@ def _task(count: int) -> AggregationTask:
 
 
 def _combined(server: Server, task: AggregationTask) -> Aggregate:
-    with seeded_world(task.round):
+    with seeded_global_rng(task.round):
         return server.combined(task)
 
 

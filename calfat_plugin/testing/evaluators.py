@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.testing.tiny import (
@@ -117,7 +117,7 @@ class _Trial:
         def keep(where: Tensor, points: Tensor) -> None:
             x_adv[where] = points
 
-        with unchanged(f"{self.label}: the test images", self.data.x, self.data.y), seeded_world(seed):
+        with unchanged(f"{self.label}: the test images", self.data.x, self.data.y), seeded_global_rng(seed):
             results = measure(
                 self.model,
                 self.data,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import ClientLoss
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import NUM_CLASSES, SIDE, TinyModel, require, tiny_experiment, unchanged
@@ -36,7 +36,7 @@ def check_modifier(name: str, *, method: str = "fedpgd", registry: Registry | No
     """
     experiment = tiny_experiment(registry, trainer={"name": method, "loss": {"name": name, **options}})
     modifier = experiment.modifier.entry.load()(experiment.modifier.options)
-    with seeded_world(0):
+    with seeded_global_rng(0):
         model = modifier.adapt_model(TinyModel())
     shape = tuple(model(torch.rand(3, 1, SIDE, SIDE)).shape)
     require(shape == (3, NUM_CLASSES), f"{name}: the adapted model must give logits {(3, NUM_CLASSES)}; got {shape}.")

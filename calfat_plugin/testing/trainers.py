@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from calfat_plugin.experiment import Experiment, defined_modifiers
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.registry import Registry
@@ -152,7 +152,7 @@ def _check_attack(experiment: Experiment, who: str) -> None:
 
 def adapted(trainer: LocalTrainer, model: nn.Module | None = None) -> nn.Module:
     """A model, default: a ``TinyModel``, as the method changes it."""
-    with seeded_world(0):
+    with seeded_global_rng(0):
         return trainer.adapt_model(TinyModel() if model is None else model)
 
 
@@ -163,7 +163,7 @@ def trained(trainer: LocalTrainer, task: LocalTask) -> LocalUpdate:
         AssertionError: the update is no copy of the model's tensors.
     """
     model = adapted(trainer, task.model)
-    with seeded_world(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
+    with seeded_global_rng(derive_seed(task.seed, "ambient", round=task.round, client=task.client)):
         update = trainer.fit(dataclasses.replace(task, model=model, personal=trainer.personal_names(model)))
     kept = [tensor for part in _PARTS for tensor in getattr(update, part).values()]
     with (

@@ -31,7 +31,7 @@ from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import surrogate
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
-from calfat_plugin.judging.other_ways import BlackBox, LastWord
+from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox
 from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial, trial
 from calfat_plugin.maths.intervals import wilson
@@ -54,7 +54,7 @@ calfat:
   threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
   runtime: {threads: 1}
 """
-QUICK = LastWord(iterations=5, queries=20)
+QUICK = AutoAttackCheck(iterations=5, queries=20)
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ class StoppedError(Exception):
 
 
 def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Module, tmp_path: Path) -> None:
-    check = LastWord(None, iterations=3, queries=50)
+    check = AutoAttackCheck(None, iterations=3, queries=50)
 
     def fresh(scratch: Path) -> Trial:
         found = on_trial(digits_model, 60)

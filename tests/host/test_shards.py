@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.worker import Shards, shards_of
 from tests.host.federation import CPU, experiment
 
@@ -39,7 +39,7 @@ def test_the_training_set_is_not_copied_for_the_clients() -> None:
 
 
 def test_a_seeded_world_draws_what_the_generators_own_seeding_draws() -> None:
-    with seeded_world(7):
+    with seeded_global_rng(7):
         drawn = torch.rand(3), np.random.rand(), random.random()
     torch.manual_seed(7)
     np.random.seed(7)
@@ -52,5 +52,5 @@ def test_a_seeded_world_draws_what_the_generators_own_seeding_draws() -> None:
 def test_seeding_leaves_nothing_behind_for_devices_that_are_not_in_use() -> None:
     """PyTorch's own seeding of all devices queues calls with tracebacks: milliseconds each, kept until the end."""
     queued = len(torch.cuda._queued_calls)  # type: ignore[attr-defined]
-    with seeded_world(7):
+    with seeded_global_rng(7):
         assert len(torch.cuda._queued_calls) == queued  # type: ignore[attr-defined]

@@ -92,7 +92,7 @@ def test_a_key_has_one_meaning() -> None:
     assert all(row.switch in (*BY_NAME, *OURS) for row in BY_NAME.values() if row.switch)
 
 
-@pytest.mark.parametrize("effect", [Effect.DECIDED, Effect.SPELT])
+@pytest.mark.parametrize("effect", [Effect.OVERRIDDEN, Effect.RENAMED])
 def test_what_decides_instead_exists(effect: Effect) -> None:
     sections = {name: {info.name for info in describe_options(config)} for name, config in HOST_SECTIONS.items()}
     for key, row in BY_NAME.items():

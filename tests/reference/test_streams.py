@@ -26,7 +26,7 @@ from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.datasets.subset import prepared
 from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks
 from calfat_plugin.evaluators.base import fixed_subset
-from calfat_plugin.federation.ambient import seeded_world
+from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.server import sample_clients
 from calfat_plugin.models.building import seeded
 from calfat_plugin.models.cnn import CNNSmall
@@ -217,7 +217,7 @@ def test_initial_weights() -> None:
 
 
 def test_global_generators_during_training() -> None:
-    with seeded_world(derive_seed(0, "ambient", round=1, client=2)):
+    with seeded_global_rng(derive_seed(0, "ambient", round=1, client=2)):
         drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     assert drawn == pytest.approx([0.3793568, 0.2142046, 0.8363721], abs=1e-6)
 
@@ -235,7 +235,7 @@ def test_global_generators_go_on_where_they_were() -> None:
     first, second = seeded_anew(), draws()
     assert seeded_anew() == first
     inside: list[float] = []
-    with suppress(ZeroDivisionError), seeded_world(5):
+    with suppress(ZeroDivisionError), seeded_global_rng(5):
         inside = draws()
         raise ZeroDivisionError
     assert not set(inside) & set(second)

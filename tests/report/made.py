@@ -98,7 +98,7 @@ def made_run(
             snapshot = Snapshot(round=number, global_state={})
             rate = run.recipe.train.learning_rate_of(number)
             finished = dataclasses.replace(record(number, monitored, clients=len(counts)), learning_rate=rate)
-            writer.round_finished(finished.over_clients(counts), snapshot)
+            writer.round_finished(finished.with_worst_clients(counts), snapshot)
     directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
     directory.write_json(
         directory.environment,
@@ -117,7 +117,7 @@ def made_run(
         },
     )
     if final is not None:
-        evaluations = tuple(evaluation(label, accuracy).over_clients(counts) for label, accuracy in final.items())
+        evaluations = tuple(evaluation(label, accuracy).with_worst_clients(counts) for label, accuracy in final.items())
         writer.run_finished(RunResult(evaluations, len(values), 12.5))
     return path
 

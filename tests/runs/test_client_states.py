@@ -14,7 +14,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs import client_states
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
-from calfat_plugin.runs.client_states import ClientStates, StateFile, StateFiles
+from calfat_plugin.runs.client_states import ClientStateFile, ClientStateFiles, ClientStates
 from calfat_plugin.runs.tensor_files import read_tensors
 from tests.runs.old_format import as_format_1
 from tests.runs.processes import WarmServer, sabotage
@@ -51,13 +51,13 @@ def test_a_file_says_whose_state_it_is_and_of_which_round(tmp_path: Path) -> Non
     states[3] = state(0.1)
     _, facts = read_tensors(tmp_path / "clients" / "client-3-round-4.safetensors")
     assert {key: facts[key] for key in facts if key != "sha256"} == {"client": 3, "round": 4}
-    assert StateFiles(tmp_path / "clients", states.named).named == {3: StateFile(4, facts["sha256"])}
+    assert ClientStateFiles(tmp_path / "clients", states.named).named == {3: ClientStateFile(4, facts["sha256"])}
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     states = store(tmp_path, round=4)
     states[3], states[5] = state(0.1), state(0.2)
-    files = StateFiles(tmp_path / "clients", states.named)
+    files = ClientStateFiles(tmp_path / "clients", states.named)
     files.check_complete()
     missing = tmp_path / "clients" / "client-5-round-4.safetensors"
     missing.unlink()
@@ -249,7 +249,7 @@ def test_named_files_of_what_is_no_checkpoint(tmp_path: Path) -> None:
     assert named_files(path) == {}
     save_checkpoint(path, Snapshot(1, {}, client_states={3: state(1)}), {})
     assert named_files(path) == {}
-    files = StateFiles(tmp_path, {3: StateFile(9, "ab")})
+    files = ClientStateFiles(tmp_path, {3: ClientStateFile(9, "ab")})
     save_checkpoint(path, Snapshot(1, {}, client_states=files), {})
     assert named_files(path) == {3: (9, "ab")}
 
@@ -268,7 +268,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_keeps_a_file_for_each_client_that_trained(whole: Path) -> None:
     snapshot, _ = load_checkpoint(whole / "checkpoints" / "last.safetensors")
-    assert isinstance(snapshot.client_states, StateFiles)
+    assert isinstance(snapshot.client_states, ClientStateFiles)
     assert len({file.round for file in snapshot.client_states.named.values()}) > 1  # not all written every round
     assert all("client/" not in name for name in load_file(whole / "checkpoints" / "last.safetensors"))
     for client in snapshot.client_states:
@@ -318,7 +318,7 @@ def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, reci
     assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage("row", 5)).code == -9
     run = recipe.parent / "run"
     snapshot, _ = load_checkpoint(run / "checkpoints" / "last.safetensors")
-    assert isinstance(snapshot.client_states, StateFiles)
+    assert isinstance(snapshot.client_states, ClientStateFiles)
     client, file = next(iter(snapshot.client_states.named.items()))
     gone = Path("run") / "checkpoints" / "clients" / f"client-{client}-round-{file.round}.safetensors"
     (recipe.parent / gone).unlink()

@@ -148,7 +148,7 @@ class OneRound(Runtime):
 
     def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         later = threading.Timer(0.3, self.gate.set)
-        if self.has_silos or self.experiment.registry.listeners():
+        if self.is_cross_silo or self.experiment.registry.listeners():
             later.start()
         task.on_round(record(1, {"natural": 0.5, "fgsm": 0.5}), Snapshot(1, {"w": torch.ones(1)}))
         self.seen = load_checkpoint(self.last)[0].round if self.last.exists() else 0
@@ -157,7 +157,7 @@ class OneRound(Runtime):
 
 
 class OneRoundOfSilos(OneRound):
-    has_silos = True
+    is_cross_silo = True
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ HEADER = (
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
     evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_release=0.51
-).over_clients([[0, 0], [2, 2], [4, 0]])
+).with_worst_clients([[0, 0], [2, 2], [4, 0]])
 AGAIN = "Restore the file from a copy, or start the run again in another directory."
 
 

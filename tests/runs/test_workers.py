@@ -30,7 +30,7 @@ from calfat_plugin.host.transports.messages import read_envelope
 from calfat_plugin.host.transports.pipes import PipeWorkers
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
-from calfat_plugin.report.spending import spending, spending_text
+from calfat_plugin.report.profile_table import spending, spending_text
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory

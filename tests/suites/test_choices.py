@@ -11,11 +11,11 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.choices import place_in_grid
 from calfat_plugin.suites.plan import SuitePlan, fetch, seconds_left
 from calfat_plugin.suites.runner import command
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markdown
+from calfat_plugin.suites.tuning import place_in_grid
 from tests.suites.files import CHOOSING
 
 OWN = "  own: {CalFAT: {calfat.trainer.scale: [1, 10]}}\n"

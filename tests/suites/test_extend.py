@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.suites import choices
-from calfat_plugin.suites.choices import chosen_text, how_chosen
+from calfat_plugin.suites import tuning
+from calfat_plugin.suites.tuning import chosen_text, how_chosen
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 
@@ -73,7 +73,7 @@ def test_without_it_an_end_is_chosen(plan_of):
 
 def test_a_grid_does_not_grow_without_end(plan_of, monkeypatch):
     """A plugin's metric may rise for ever."""
-    monkeypatch.setattr(choices, "MOST_TRIES", 5)
+    monkeypatch.setattr(tuning, "MOST_TRIES", 5)
     for _ in range(3):
         for run in plan_of(TEXT).choosing.left:
             finish(run, {"pgd20": run.experiment.recipe.train.learning_rate})

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from calfat_plugin.cli.check import check
 from calfat_plugin.cli.suite import suite
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.suites.choices import choice_notes, how_chosen, tries_text
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
+from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
 from tests.suites.files import CHOOSING, write_suite
 from tests.suites.test_choices import finish
 

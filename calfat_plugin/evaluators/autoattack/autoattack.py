@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.evaluators.autoattack import subattacks
-from calfat_plugin.evaluators.autoattack.resume import AttackState, StateFile
+from calfat_plugin.evaluators.autoattack.resume import AttackProgressFile, AttackState
 from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, finding
 from calfat_plugin.evaluators.base import (
     BudgetOptions,
@@ -123,7 +123,7 @@ class AutoAttack(Evaluator):
             "counting": _COUNTING,
         }
         implementation = f"pyautoattack {metadata.version('pyautoattack')}"
-        file = StateFile(task, {**settings, "by": implementation})
+        file = AttackProgressFile(task, {**settings, "by": implementation})
         state = file.load(task.clean_correct.cpu())
         devices = range(torch.cuda.device_count()) if task.device.type == "cuda" else ()
         # pyautoattack seeds torch's global streams and draws from them; leaving fork_rng gives them back as they were.
@@ -166,7 +166,7 @@ class _Run:
         label: str,
         threat: ThreatModel,
         settings: Mapping[str, Any],
-        file: StateFile,
+        file: AttackProgressFile,
         state: AttackState,
     ) -> None:
         self.task, self.label, self.threat, self.file, self.state = task, label, threat, file, state

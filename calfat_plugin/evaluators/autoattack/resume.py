@@ -47,7 +47,7 @@ class AttackState:
     seconds: float = 0.0
 
 
-class StateFile:
+class AttackProgressFile:
     """Keeps an :class:`AttackState` in a folder, or nowhere when there is none.
 
     Args:

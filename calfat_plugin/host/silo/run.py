@@ -14,8 +14,8 @@ from calfat_plugin.federation.wire import num_bytes
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import fingerprint, silo_arguments
 from calfat_plugin.host.silo.client import SiloClient
-from calfat_plugin.host.silo.goodbye import TO_ASK, Goodbye
 from calfat_plugin.host.silo.server import SiloServer
+from calfat_plugin.host.silo.shutdown import TO_ASK, Shutdown
 from calfat_plugin.host.task import ClientTask, ServerTask
 from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.observer import RunObserver
@@ -53,15 +53,15 @@ def serve(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) ->
         log.warning("evaluating without informing clients that the rounds are done: %s", error)
         return server.final_evaluation(task.scratch)
     with transport:
-        goodbye = Goodbye(transport, fingerprint(experiment))
+        shutdown = Shutdown(transport, fingerprint(experiment))
         if rounds_left:
             arguments = silo_arguments(experiment, rank=0)
-            run_host(arguments, task.device, lambda args: SiloServer(args, server, transport, task, goodbye))
+            run_host(arguments, task.device, lambda args: SiloServer(args, server, transport, task, shutdown))
         else:
             patience = experiment.recipe.silo.settings.start_deadline if all_come else TO_ASK
-            goodbye.say({}, range(1, experiment.num_clients + 1), patience)
+            shutdown.say({}, range(1, experiment.num_clients + 1), patience)
         evaluations = server.final_evaluation(task.scratch)
-        goodbye.wait()
+        shutdown.wait()
     return evaluations
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class CrossSilo(Runtime):
     """FedML's cross-silo runtime: a process for each party, over one of the backends below."""
 
-    has_silos = True
+    is_cross_silo = True
 
     @property
     def num_processes(self) -> int:

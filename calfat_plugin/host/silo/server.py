@@ -18,8 +18,8 @@ from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.silo.goodbye import TO_RETURN, Goodbye, check_sign_of_life
 from calfat_plugin.host.silo.presence import BEAT, Presence
+from calfat_plugin.host.silo.shutdown import RECONNECT_SECONDS, Shutdown, check_sign_of_life
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.host.transports.loop import ALARM
@@ -65,12 +65,12 @@ class SiloServer(OnTransport, FedMLServerManager):
         server: holds the global model.
         transport: the backend.
         task: the experiment, with quorum and deadlines, and who is informed of a round.
-        goodbye: said after the last round.
+        shutdown: said after the last round.
     """
 
-    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask, goodbye: Goodbye) -> None:
+    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
         self.server, self._silo, self._on_round = server, task.experiment.recipe.silo, task.on_round
-        self._fingerprint, self._used, self._goodbye = fingerprint(task.experiment), dict(task.used), goodbye
+        self._fingerprint, self._used, self._shutdown = fingerprint(task.experiment), dict(task.used), shutdown
         self._ranks = range(1, args.client_num_in_total + 1)
         self._sessions: dict[int, str] = {}
         self._heard: dict[int, float] = {}
@@ -201,7 +201,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         if now.number < self.round_num:
             self._begin_round()
             return
-        self._goodbye.say(self._sessions, self._sessions.keys() - self._missed, TO_RETURN)
+        self._shutdown.say(self._sessions, self._sessions.keys() - self._missed, RECONNECT_SECONDS)
         self.com_manager.leave_loop()
 
     def _why_absent(self, now: Round, rank: int) -> str:

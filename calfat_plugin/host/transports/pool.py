@@ -97,7 +97,7 @@ class Pool(Loop):
         try:
             for worker, what in self._workers.listen():
                 if isinstance(what, str):
-                    self._bury(worker, what)
+                    self._on_worker_exit(worker, what)
                 else:
                     self._let_in(worker, what)
         except Exception as error:  # our bug, or a terminal that takes no warning; the manager waits for us
@@ -120,7 +120,7 @@ class Pool(Loop):
             message.add_params(Message.MSG_ARG_KEY_SENDER, message.sender_id)
             self.inbox.put(message)
 
-    def _bury(self, worker: int, how: str) -> None:
+    def _on_worker_exit(self, worker: int, how: str) -> None:
         """A worker has ended: another trains its client."""
         with self._lock:
             if self._stopped or self._error is not None:

@@ -17,7 +17,7 @@ from calfat_plugin.host.transports.messages import Envelope, RefusedError
 log = logging.getLogger(__name__)
 
 _TO_LEAVE = 5.0  # seconds in which a client that is alive takes the goodbye
-TO_RETURN = 30.0  # seconds in which a client that was killed at the end may be started again and ask
+RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end may be started again and ask
 TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
 
 
@@ -39,7 +39,7 @@ def check_sign_of_life(envelope: Envelope, fingerprint: str) -> str:
     return session
 
 
-class Goodbye:
+class Shutdown:
     """Takes the server's transport over when no round is left, and answers every sign of life with the goodbye.
 
     It does not ask whether another process was that rank a moment ago: nothing is left that two could dispute.
@@ -88,7 +88,7 @@ class Goodbye:
     def _inform(self, rank: int, session: str) -> None:
         message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
         message.add_params("session", session)
-        self._transport.send_message(message, TO_RETURN, lambda: self._note(rank))
+        self._transport.send_message(message, RECONNECT_SECONDS, lambda: self._note(rank))
 
     def _note(self, rank: int) -> None:
         with self._changed:

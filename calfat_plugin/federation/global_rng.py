@@ -24,7 +24,7 @@ def generators_kept() -> Iterator[None]:
 
 
 @contextmanager
-def seeded_world(seed: int) -> Iterator[None]:
+def seeded_global_rng(seed: int) -> Iterator[None]:
     """Put the global generators at a derived state for a while, then back to what they were.
 
     Nothing of ours draws from them. PyTorch's dropout does, and other people's plugins may: without this, what a

@@ -73,7 +73,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class CellChoice:
+class Tuning:
     """What a cell tries, and what came of it so far.
 
     Attributes:
@@ -111,7 +111,7 @@ class CellChoice:
         return None if self.open else max(worth, key=lambda each: each.mean or LOST, default=None)
 
 
-def try_again(choice: CellChoice, record: Path | None) -> None:
+def try_again(choice: Tuning, record: Path | None) -> None:
     """Forget that every run of a cell was lost: something else may have been wrong, such as missing data.
 
     Where some of them were not, the lost ones stay lost, because a value was chosen without them.
@@ -129,7 +129,7 @@ def try_again(choice: CellChoice, record: Path | None) -> None:
 
 def choice_of(
     suite: Suite, choose: Choose, registry: Registry, cell: Cell, experiment: Experiment, overrides: Sequence[str]
-) -> CellChoice:
+) -> Tuning:
     """What a cell tries, with the state of every run.
 
     Args:
@@ -155,7 +155,7 @@ def choice_of(
     return choice
 
 
-def _extended(choice: CellChoice, choose: Choose) -> Grid | None:
+def _extended(choice: Tuning, choose: Choose) -> Grid | None:
     """The grid with the next value, to two digits, beyond each end of it that is chosen; None where there is none.
 
     It comes last, so that it is chosen only if it is better than those before it.
@@ -181,7 +181,7 @@ def _choice(
     grid: Grid,
     measuring: tuple[Setting, ...],
     overrides: Sequence[str],
-) -> CellChoice:
+) -> Tuning:
     """The choice from one grid; ``measuring`` makes a run a choice run."""
     tries = []
     for point in itertools.product(*grid.values()):
@@ -196,10 +196,10 @@ def _choice(
         )
         tries.append(Try(point, runs, tuple(value_of_try(run, choose) for run in runs)))
     _refuse_twins(suite, cell, tries)
-    return _with_finalists(CellChoice(grid, tuple(tries), len(choose.seeds)), choose.finalists)
+    return _with_finalists(Tuning(grid, tuple(tries), len(choose.seeds)), choose.finalists)
 
 
-def _with_finalists(choice: CellChoice, number: int | None) -> CellChoice:
+def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
     """The choice without the further seeds of tries that are not among the best by the first; equals in order."""
     if number is None or number >= len(choice.tries):
         return choice
@@ -308,7 +308,7 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
 _LONGEST_REASON = 100_000  # bytes; longer ones are not ours
 
 
-def chosen_text(choice: CellChoice) -> str:
+def chosen_text(choice: Tuning) -> str:
     """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
     if choice.best is None:
         return "nothing: every run was lost" if choice.hopeless else ""
@@ -343,7 +343,7 @@ def _sign(number: Fraction) -> int:
     return (number > 0) - (number < 0)
 
 
-def choice_notes(choice: CellChoice) -> list[str]:
+def choice_notes(choice: Tuning) -> list[str]:
     """What every try measured, and why runs were lost, a line each; nothing before the first run has ended."""
     if all(value is None for each in choice.tries for value in each.values):
         return []
@@ -357,19 +357,19 @@ def _reason(run: PlannedRun) -> str:
     return read_bytes(run.lost, _LONGEST_REASON).decode("utf-8", "replace").strip()
 
 
-def tries_text(choice: CellChoice) -> str:
+def tries_text(choice: Tuning) -> str:
     """``learning_rate 0.02: 61.30; learning_rate 0.5: 12.10, 1 of 2 runs lost``; the chosen one is marked."""
     return "; ".join(_try_text(each, choice) + (" (chosen)" if each is choice.best else "") for each in choice.tries)
 
 
-def _try_text(each: Try, choice: CellChoice) -> str:
+def _try_text(each: Try, choice: Tuning) -> str:
     number = percent(each.mean) if each.mean is not None else "not finished"
     one = " with the first seed" if len(each.runs) < choice.seeds else ""
     lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
     return f"{each.name}: {number}{one}{lost}"
 
 
-def how_chosen(choose: Choose, choices: Mapping[str, CellChoice]) -> str:
+def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     """How values were chosen, for a caption, and whether every cell had as many tries."""
     labels = listing(choose.metric)
     metric = f"the mean of {labels}" if len(choose.metric) > 1 else labels
@@ -395,7 +395,7 @@ def how_chosen(choose: Choose, choices: Mapping[str, CellChoice]) -> str:
     return f"{text} Rows have different numbers of tries: {each}."
 
 
-def as_json(choice: CellChoice) -> dict[str, Any]:
+def as_json(choice: Tuning) -> dict[str, Any]:
     """A choice with the values of all its runs; accuracies are fractions."""
     best = choice.best
     return {

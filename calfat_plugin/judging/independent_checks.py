@@ -129,7 +129,7 @@ class BlackBox(Check):
 
 
 @dataclass(frozen=True)
-class LastWord(Check):
+class AutoAttackCheck(Check):
     """AutoAttack as published, on all images, or on those nearest to an error until so many in a row withstand it.
 
     A random sample would leave the number too uncertain: of 64 images that all withstand, 5.7 % may still fall. What
