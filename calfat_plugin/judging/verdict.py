@@ -11,8 +11,8 @@ from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
 from calfat_plugin.judging.check import SLACK, Check, Symptom
 from calfat_plugin.judging.evidence import BATCHED, CHANGED, REMEMBERED, Evidence, Found, found
 from calfat_plugin.maths.intervals import Interval, wilson
+from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import interval, percent
-from calfat_plugin.report.words import listing
 
 Word = Literal["holds", "overstated", "not robust", "not shown"]
 

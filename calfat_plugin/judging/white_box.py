@@ -14,8 +14,8 @@ from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOpti
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
 from calfat_plugin.judging.evidence import CLAIM, Found, Row
+from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.report.words import listing
 from calfat_plugin.threat import ThreatModel, parse_number
 
 if TYPE_CHECKING:

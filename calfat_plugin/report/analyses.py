@@ -8,9 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.maths.intervals import of_accuracy
-from calfat_plugin.report import theme, words
-from calfat_plugin.report.bars import PerClass, per_class, spread_sentence
-from calfat_plugin.report.canvas import Chart, legend_name, render
+from calfat_plugin.report import labels, theme
+from calfat_plugin.report.charts import Chart, PerClass, legend_name, per_class, render, spread_sentence
 from calfat_plugin.report.numbers import NOTHING, bare_percent, interval
 from calfat_plugin.report.reading import NATURAL
 from calfat_plugin.threat import parse_number
@@ -61,7 +60,7 @@ def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) 
         f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",
     ]
-    return str(evaluation["label"]), words.budget(evaluation.get("settings") or {}), numbers
+    return str(evaluation["label"]), labels.budget(evaluation.get("settings") or {}), numbers
 
 
 def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
@@ -132,7 +131,7 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
     return {
         "checkpoint": content["checkpoint"],
         "round": content["round"],
-        "methods": words.listing(list(methods)),
+        "methods": labels.listing(list(methods)),
         "classes": classes[:shown],
         "figures": drawn,
         "tables": tables,

@@ -7,7 +7,7 @@ from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.report import theme
-from calfat_plugin.report.canvas import Drawing
+from calfat_plugin.report.charts import Drawing
 from calfat_plugin.report.reading import RunFiles
 
 GENERATOR = "calfat_plugin"

@@ -50,8 +50,7 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     Raises:
         RunError: no run is found, a file is damaged, or the page cannot be written.
     """
-    from calfat_plugin.report.comparison_page import MOST_LINES, comparison_page
-    from calfat_plugin.report.groups import group_runs
+    from calfat_plugin.report.comparison import MOST_LINES, comparison_page, group_runs
 
     paths = list(dict.fromkeys(found.resolve() for directory in directories for found in find_runs(directory)))
     # Relative to the working directory where a run lies below it: shorter in messages and names.

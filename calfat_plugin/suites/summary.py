@@ -11,7 +11,7 @@ from typing import Any
 from calfat_plugin.errors import OptionError, did_you_mean
 from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student
 from calfat_plugin.maths.metrics import mean_std
-from calfat_plugin.report.names import differing, problem_of
+from calfat_plugin.report.labels import differing, problem_of
 from calfat_plugin.report.reading import label_of, read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun

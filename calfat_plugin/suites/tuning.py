@@ -18,9 +18,9 @@ from calfat_plugin.options import to_plain, written
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.schema import Choice as Picked
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import counted
-from calfat_plugin.report.words import listing
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve

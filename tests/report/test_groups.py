@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.report.groups import differences, group_runs, reported_of
-from calfat_plugin.report.names import problem_names, problem_of
+from calfat_plugin.report.comparison import differences, group_runs, reported_of
+from calfat_plugin.report.labels import problem_names, problem_of
 from calfat_plugin.report.reading import RunFiles, read_run
 from tests.report.made import made_run
 

@@ -11,9 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.bars import final_per_class
-from calfat_plugin.report.canvas import Chart, Drawing
-from calfat_plugin.report.curves import learning_curves
+from calfat_plugin.report.charts import Chart, Drawing, final_per_class, learning_curves
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
@@ -34,7 +32,7 @@ def charts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
         found[chart.name] = chart.title, chart.caption
         return Drawing(chart.title, chart.caption, False, "data:,")
 
-    for module in ("comparison_page", "run_page"):
+    for module in ("comparison", "run_page"):
         monkeypatch.setattr(f"calfat_plugin.report.{module}.render", note)
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
-from calfat_plugin.report.canvas import Drawing
+from calfat_plugin.report.charts import Drawing
 from calfat_plugin.report.page import render_page, some
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.report.run_page import run_page

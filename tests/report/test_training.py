@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.report.curves import learning_rate
+from calfat_plugin.report.charts import learning_rate
+from calfat_plugin.report.labels import highlights
 from calfat_plugin.report.reading import read_run
-from calfat_plugin.report.words import highlights
 from tests.report.made import made_run
 
 PLAIN = {

@@ -18,7 +18,7 @@ from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
-from calfat_plugin.report.canvas import Chart, Drawing, legend_name, render
+from calfat_plugin.report.charts import Chart, Drawing, legend_name, render
 from tests.environment import bare
 from tests.report.made import made_run
 
@@ -30,7 +30,7 @@ FINAL = {"natural": 0.6, "pgd20": 0.3}
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, where the test is about something else."""
     drawing = Drawing("title", "caption", False, "data:,")
-    for page in ("run_page", "comparison_page", "analyses"):
+    for page in ("run_page", "comparison", "analyses"):
         monkeypatch.setattr(f"calfat_plugin.report.{page}.render", lambda chart, figures: drawing)
 
 

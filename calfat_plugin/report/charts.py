@@ -1,0 +1,502 @@
+"""matplotlib, kept at a distance: imported when a figure is drawn, writing nothing to the home directory.
+
+A figure is drawn once and saved several times: for the page as a transparent SVG; beside it as SVG, PDF and PNG files,
+on white and with a title.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import os
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.maths.metrics import mean_std, plausible_losses
+from calfat_plugin.report import theme
+from calfat_plugin.report.labels import final, listing, on_examples, without_curve
+from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.numbers import unbroken_percent as percent
+from calfat_plugin.report.reading import RunFiles
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 5.0  # inches: 360 points, so a point is about a pixel on a phone
+_TALL = 3.7  # inches; taller ones are placed beside two others
+_TITLE_HEIGHT, _LEGEND_ROW = 0.3, 0.19  # inches added to the chart's own height
+_LEGEND_CHARACTERS, _KEY_CHARACTERS = 52, 6  # what fits on a row of the legend, and the width of a key
+#: Ending of each file beside a page, to how it is saved: without a date, so that the same figure gives the same file.
+FORMATS: dict[str, dict[str, Any]] = {
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+    "png": {"dpi": 160},
+}
+_SETTINGS = {
+    "svg.fonttype": "none",  # text stays text: it is drawn in a font of the reader's and stays small
+    "svg.hashsalt": "calfat",  # the same figure gives the same file
+    "pdf.fonttype": 42,  # TrueType: publishers refuse the Type 3 fonts that are matplotlib's default
+    "text.parse_math": False,  # names from recipes may hold dollar signs
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "axes.axisbelow": True,
+    "grid.color": theme.LINE.light,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "patch.linewidth": 0,
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), theme.MUTED.light),
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.labelcolor", "ytick.labelcolor"), theme.TEXT.light),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
+}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure to draw.
+
+    Attributes:
+        name: file name without ending, unique on a page.
+        title: what it shows, in a few words.
+        caption: what is seen in it, in a sentence or two; printed below it, and read out by screen readers.
+        height: in inches, without title and legend; the width is always :data:`WIDTH`.
+        draw: puts everything but the legend, which lists what has a label, into a fresh figure.
+    """
+
+    name: str
+    title: str
+    caption: str
+    height: float
+    draw: Callable[[Figure], None]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure on a page; ``source`` is its SVG as a data URI, ``tall`` asks for the room of two."""
+
+    title: str
+    caption: str
+    tall: bool
+    source: str
+
+
+def render(chart: Chart, folder: Path) -> Drawing:
+    """Draw a chart, write it to ``folder`` in each of :data:`FORMATS`, and return it for the page.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    with _matplotlib() as matplotlib:
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(_SETTINGS):
+            figure = Figure(figsize=(WIDTH, chart.height), layout="constrained")
+            chart.draw(figure)
+            height = chart.height + _LEGEND_ROW * _add_legend(figure)
+            figure.set_size_inches(WIDTH, height)
+            inline = io.BytesIO()
+            unmarked = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            figure.savefig(inline, format="svg", metadata=unmarked)
+            figure.set_size_inches(WIDTH, height + _TITLE_HEIGHT)
+            figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
+            for ending, how in FORMATS.items():
+                figure.savefig(folder / f"{chart.name}.{ending}", facecolor="white", **how)
+                figure.set_layout_engine("none")  # the layout found for the first is kept; finding it again costs time
+    source = f"data:image/svg+xml;base64,{base64.b64encode(inline.getvalue()).decode()}"
+    return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
+
+
+def legend_name(name: str) -> str:
+    """A name for the legend; matplotlib leaves out those that begin with an underscore."""
+    return f"\N{NO-BREAK SPACE}{name}" if name.startswith("_") else name
+
+
+def _add_legend(figure: Figure) -> int:
+    """List what has a label below the axes; returns the number of rows."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    if not names:
+        return 0
+    columns = int(_LEGEND_CHARACTERS / (max(map(len, names)) + _KEY_CHARACTERS))
+    columns = max(1, min(len(names), columns))
+    lines = [textwrap.fill(name, _LEGEND_CHARACTERS) for name in names]
+    figure.legend(handles, lines, loc="outside lower left", ncols=columns, fontsize=9)
+    return -(-sum(line.count("\n") + 1 for line in lines) // columns)
+
+
+@contextmanager
+def _matplotlib() -> Iterator[Any]:
+    """matplotlib itself, with its font cache in a temporary folder unless it has a place already."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matplotlib"
+    has_place = "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json"))
+    with ExitStack() as stack:
+        if not has_place:
+            os.environ["MPLCONFIGDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="calfat-"))
+            stack.callback(os.environ.pop, "MPLCONFIGDIR")
+        import matplotlib
+
+        if not has_place:
+            import matplotlib.font_manager  # looks for fonts, and writes down what it found
+
+            matplotlib.get_cachedir()
+            matplotlib.get_configdir()
+        fonts = logging.getLogger("fontTools")  # at the level of a run's log, it has a line for each table of a font
+        stack.callback(fonts.setLevel, fonts.level)
+        fonts.setLevel(logging.WARNING)
+        yield matplotlib
+
+
+# --- curves over rounds -----------------------------------------------------------------------------------------------
+
+
+Points = Sequence[tuple[int, float]]
+_SPARSE = 25  # up to so many points a line shows a marker on each
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve over rounds.
+
+    Attributes:
+        name: in the legend.
+        index: picks the style.
+        points: (round, value), ascending rounds.
+        band: (round, low, high) around it; empty: none.
+        thin: lines in the background, such as single clients.
+    """
+
+    name: str
+    index: int
+    points: Points
+    band: Sequence[tuple[int, float, float]] = ()
+    thin: Sequence[Points] = ()
+
+
+def learning_curves(run: RunFiles) -> Chart | None:
+    """Accuracy of the global model under every monitored evaluator, round by round."""
+    lines = [Line(label, index, run.curve(label)) for index, label in enumerate(run.monitored)]
+    if all(len(line.points) < 2 for line in lines):  # one point is a number, and tables are better at those
+        return None
+    last = [f"{line.name} {percent(line.points[-1][1])}" for line in lines]
+    caption = f"After round {lines[0].points[-1][0]}: {', '.join(last)}."
+    robust = run.robust_label
+    if robust is not None:
+        # The first of equals, as the checkpoint best-robust is chosen.
+        best = max(run.curve(robust), key=lambda point: (point[1], -point[0]))
+        caption += f" Best {robust}: {percent(best[1])} after round {best[0]}."
+    subset = run.value("calfat", "monitor", "max_examples")
+    split = run.monitored_split
+    caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
+    caption += " On the validation split." if split == "validation" and not subset else ""
+    return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)
+
+
+def heterogeneity(run: RunFiles) -> Chart | None:
+    """s^2 of the CalFAT paper, section 3.2, round by round."""
+    points = run.curve("heterogeneity")
+    if len(points) < 2:
+        return None
+    caption = (
+        "How far the clients' models lie apart before they are averaged: the sum over clients of the squared distance "
+        f"to their mean, over trainable parameters, over clients less one. Last round: {points[-1][1]:.3g}."
+    )
+    return line_chart("heterogeneity", "Heterogeneity s²", caption, [Line("s²", 0, points)], "s²")
+
+
+def losses(run: RunFiles) -> Chart | None:
+    """Training loss: the mean over clients, and every client behind it."""
+    clients = [column for column in (run.rounds[0] if run.rounds else {}) if column.startswith("loss_")]
+    by_round: dict[int, dict[str, float]] = {}
+    for column in clients:
+        for number, loss in run.curve(column):
+            by_round.setdefault(number, {})[column] = loss
+    kept = {number: losses for number in sorted(by_round) if (losses := plausible_losses(by_round[number]))}
+    if len(run.rounds) < 2 or not kept:
+        return None
+    found = [[(number, losses[column]) for number, losses in kept.items() if column in losses] for column in clients]
+    curves = [curve for curve in found if curve]
+    mean = [(number, sum(losses.values()) / len(losses)) for number, losses in kept.items()]
+    caption = (
+        f"Mean over clients (thick) and each of the {len(curves)} clients (thin). The losses of different methods are "
+        f"different functions and do not compare. Last round: {mean[-1][1]:.3g}."
+    )
+    lines = [Line("mean over clients", 0, mean, thin=curves)]
+    return line_chart("losses", "Training loss", caption, lines, "mean training loss")
+
+
+def learning_rate(run: RunFiles) -> Chart | None:
+    """The clients' learning rate, round by round, where it changes."""
+    points = run.curve("learning_rate")
+    if len({rate for _, rate in points}) < 2:
+        return None
+    caption = f"Of the clients' optimisers, as the recipe has it. Last round: {points[-1][1]:.3g}."
+    return line_chart("learning_rate", "Learning rate", caption, [Line("learning rate", 0, points)], "learning rate")
+
+
+def own_metrics(run: RunFiles) -> list[Chart]:
+    """What plugins measured beside loss and accuracy, round by round: a chart each."""
+    charts = []
+    for index, column in enumerate(run.metrics):
+        points, (where, _, name) = run.curve(column), column.rpartition("/")
+        by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
+        caption = f"{by.get(where, f'Measured by the evaluator {where}.')} Last round: {points[-1][1]:.4g}."
+        if len(points) > 1:
+            title = column.replace("_", " ")
+            charts.append(line_chart(f"metric-{index}", title, caption, [Line(name, 0, points)], name))
+    return charts
+
+
+def compared(
+    name: str,
+    title: str,
+    what: str,
+    column: Mapping[str, str | None],
+    groups: Mapping[str, Sequence[RunFiles]],
+    *,
+    percentages: bool = True,
+) -> Chart | None:
+    """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
+
+    Args:
+        name: of the chart.
+        title: of the chart.
+        what: the y-axis.
+        column: group to the column of ``rounds.csv``; None: it has none.
+        groups: group to its runs, one a seed.
+        percentages: whether the numbers are accuracies.
+    """
+    lines = []
+    for index, (group, runs) in enumerate(groups.items()):
+        curves = [dict(curve) for run in runs if (curve := run.curve(column[group] or ""))]
+        if curves:
+            rounds = sorted(set.intersection(*map(set, curves)))
+            stats = [(number, *mean_std([curve[number] for curve in curves])) for number in rounds]
+            mean = [(number, mean) for number, mean, _ in stats]
+            band = [(number, mean - std, mean + std) for number, mean, std in stats if std is not None]
+            lines.append(Line(group, index, mean, band))
+    if all(len(line.points) < 2 for line in lines):
+        return None
+    shown = percent if percentages else "{:.3g}".format
+    ends = {line.name: line.points[-1] for line in lines if line.points}
+    last = {number for number, _ in ends.values()}
+    when = (lambda number: "") if len(last) == 1 else " (round {})".format  # an unfinished run is behind the others
+    each = ", ".join(f"{group} {shown(value)}{when(number)}" for group, (number, value) in ends.items())
+    caption = f"{f'After round {last.pop()}' if len(last) == 1 else 'Last values'}: {each}."
+    if any(line.band for line in lines):
+        caption += " Mean over seeds; the band is one sample standard deviation."
+    return line_chart(name, title, caption, lines, what, percentages=percentages)
+
+
+def line_chart(
+    name: str, title: str, caption: str, lines: Sequence[Line], y_label: str, *, percentages: bool = False
+) -> Chart:
+    """A chart of lines over rounds; one line alone has no legend."""
+
+    def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        for line in lines:
+            _draw_line(axes, line, 100.0 if percentages else 1.0, legend_name(line.name) if len(lines) > 1 else None)
+        axes.set_xlabel("round")
+        axes.set_ylabel(y_label)
+        axes.grid(axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.02)
+        if percentages:
+            top = axes.get_ylim()[1]
+            axes.set_ylim(0, min(100.0, max(top, 1.0)) if top <= 100 else 100.5)
+        elif all(value >= 0 for line in lines for _, value in line.points):
+            axes.set_ylim(bottom=0)
+
+    return Chart(name, title, caption, 3.1, draw)
+
+
+def _draw_line(axes: Axes, line: Line, factor: float, name: str | None) -> None:
+    for thin in line.thin:
+        axes.plot(*_columns(thin, factor), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
+    if line.band:
+        rounds, low, high = zip(*line.band, strict=True)
+        edges = [factor * value for value in low], [factor * value for value in high]
+        axes.fill_between(rounds, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
+    marker = theme.marker(line.index) if len(line.points) <= _SPARSE else ""
+    axes.plot(*_columns(line.points, factor), label=name, marker=marker, **theme.line_style(line.index))
+
+
+def _columns(points: Points, factor: float) -> tuple[list[int], list[float]]:
+    return [number for number, _ in points], [factor * value for _, value in points]
+
+
+# --- bars -------------------------------------------------------------------------------------------------------------
+
+
+PerClass = Sequence[float | None]
+
+_NAMED_CLASSES = 24  # more classes are drawn as a profile, without names
+_BARS = 3  # more series are drawn as dots
+_HISTOGRAMS = 8  # more clients are drawn as a matrix
+
+
+def per_class(
+    name: str,
+    title: str,
+    caption: str,
+    values: Mapping[str, PerClass],
+    classes: Sequence[str],
+    indexes: Mapping[str, int] | None = None,
+) -> Chart:
+    """Accuracy of each class, for one or more series.
+
+    Args:
+        name, title, caption: of the chart.
+        values: series to fractions, one a class; None for a class without examples.
+        classes: their names.
+        indexes: series to the index of its style, where other charts of the page show it, too; None: in order.
+    """
+    style = indexes or {series: index for index, series in enumerate(values)}
+    named, few = len(classes) <= _NAMED_CLASSES, len(values) <= _BARS
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        if not named:
+            _draw_profile(axes, values, style)
+            return
+        (_draw_bars if few else _draw_dots)(axes, values, style)
+        axes.set_yticks(range(len(classes)), list(map(_short, classes)))
+        axes.set_ylim(len(classes) - 0.45, -0.55)
+        axes.set_xlim(0 if few else -2, 112 if few else 103)
+        axes.set_xticks(range(0, 101, 20))
+        axes.set_xlabel("accuracy (%)")
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+
+    each = 0.12 * len(values) + 0.1 if few else 0.3
+    return Chart(name, title, caption, 0.75 + each * len(classes) if named else 3.1, draw)
+
+
+def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
+    thick = 0.8 / len(values)
+    for index, (series, fractions) in enumerate(values.items()):
+        places = [place + (index + 0.5) * thick - 0.4 for place in range(len(fractions))]
+        lengths = [100 * (value or 0.0) for value in fractions]
+        bars = axes.barh(places, lengths, thick * 0.88, color=theme.series(style[series]), label=legend_name(series))
+        shown = ["no example" if value is None else f"{100 * value:.0f}" for value in fractions]
+        axes.bar_label(bars, shown, padding=3, fontsize=8, color=theme.MUTED.light)
+
+
+def _draw_dots(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
+    axes.grid(axis="y", linewidth=0.6)
+    for series, fractions in values.items():
+        lengths = [float("nan") if value is None else 100 * value for value in fractions]
+        dots = {**theme.line_style(style[series]), "marker": theme.marker(style[series]), "linestyle": ""}
+        axes.plot(lengths, range(len(lengths)), label=legend_name(series), markersize=6, **dots)
+
+
+def _draw_profile(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:
+    """Many classes: their accuracies in descending order, one line a series."""
+    for series, fractions in values.items():
+        known = sorted((100 * value for value in fractions if value is not None), reverse=True)
+        axes.plot(range(1, len(known) + 1), known, label=legend_name(series), **theme.line_style(style[series]))
+    axes.set_xlabel("classes, each line sorted from best to worst")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_ylim(0, 101)
+    axes.grid(axis="y")
+
+
+def final_per_class(run: RunFiles) -> Chart | None:
+    """Per-class accuracy of the final model: clean, and under the attack that hurt most."""
+    chosen = [evaluation for evaluation in run.evaluations if evaluation.get("per_class")]
+    if not chosen:
+        return None
+    # Of equals the last one: recipes list attacks from weak to strong.
+    worst = min(reversed(chosen), key=lambda evaluation: float(evaluation["accuracy"]))
+    shown = {str(evaluation["label"]): evaluation for evaluation in (chosen[0], worst)}
+    caption = f"Final global model: {on_examples((label, [(run, found)]) for label, found in shown.items())}. "
+    for low, high in _extremes(worst["per_class"], run.class_names):
+        caption += f"Under {worst['label']} from {low} to {high}."
+    caption += without_curve(final(run, worst), [run], {})
+    values = {label: evaluation["per_class"] for label, evaluation in shown.items()}
+    indexes = {label: index for index, label in enumerate(dict.fromkeys((*run.monitored, *shown)))}  # as in the curves
+    return per_class("per_class", "Accuracy per class", caption, values, run.class_names, indexes)
+
+
+def spread_sentence(values: Mapping[str, PerClass], classes: Sequence[str]) -> str:
+    """The weakest class of every series."""
+    weakest = [f"{series} {low}" for series in values for low, _ in _extremes(values[series], classes)]
+    return f"Weakest class: {listing(weakest)}." if weakest else ""
+
+
+def _extremes(fractions: PerClass, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The worst and the best class in words; nothing where no class has examples."""
+    known = [(value, name) for value, name in zip(fractions, classes, strict=True) if value is not None]
+    if known:
+        low, high = (f"{percent(value)} ({name})" for value, name in (min(known), max(known)))
+        yield low, high
+
+
+def label_distribution(run: RunFiles, name: str = "label_distribution", of: str = "") -> Chart | None:
+    """Training examples per client and class; ``of`` says whose they are, when there are several on a page."""
+    counts, classes = run.class_counts, run.class_names
+    if not counts:
+        return None
+    absent = [sum(count == 0 for count in row) for row in counts]
+    totals = [sum(row) for row in counts]
+    sizes = f"from {min(totals):,} to {max(totals):,}" if min(totals) < max(totals) else f"{totals[0]:,}"
+    caption = (
+        f"{counted(sum(totals), 'training example')} over {counted(len(counts), 'client')}, {sizes} examples each; "
+        f"a client lacks {sum(absent) / len(absent):.1f} of the {len(classes)} classes on average."
+    )
+    few = len(counts) <= _HISTOGRAMS and len(classes) <= _NAMED_CLASSES
+    height = 0.72 * len(counts) + 0.7 if few else min(0.5 + 0.2 * len(counts), 4.5)
+    draw = _histograms if few else _matrix
+    title = "Labels on each client" + (f": {of}" if of else "")
+    return Chart(name, title, caption, height, lambda figure: draw(figure, run))
+
+
+def _histograms(figure: Figure, run: RunFiles) -> None:
+    """A row of bars a client, all on one scale."""
+    counts, classes = run.class_counts, list(map(_short, run.class_names))
+    top = max(max(row) for row in counts) or 1
+    rows = figure.subplots(len(counts), 1, sharex=True, squeeze=False)[:, 0]
+    for client, (axes, row) in enumerate(zip(rows, counts, strict=True)):
+        bars = axes.bar(range(len(row)), row, width=0.72, color=theme.series(0))
+        shown = [f"{count:,}" if count else "" for count in row]
+        axes.bar_label(bars, shown, padding=1.5, fontsize=8, color=theme.MUTED.light)
+        axes.set_ylim(0, top * 1.35)
+        axes.set_yticks([])
+        axes.set_ylabel(f"client {client}", rotation=0, ha="right", va="center", fontsize=9)
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="x", length=0)
+    if max(map(len, classes)) > 3:
+        rows[-1].set_xticks(range(len(classes)), classes, rotation=40, ha="right", rotation_mode="anchor")
+    else:
+        rows[-1].set_xticks(range(len(classes)), classes)
+        rows[-1].set_xlabel("class")
+
+
+def _matrix(figure: Figure, run: RunFiles) -> None:
+    """A row a client, a column a class; the darker, the more examples. An image, so that 100 x 100 stays small."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    shades = LinearSegmentedColormap.from_list("shades", [f"{theme.series(0)}00", theme.series(0)])
+    root = PowerNorm(0.5, vmin=0)  # the square root keeps small shares in sight
+    axes = figure.subplots()
+    axes.imshow(run.class_counts, cmap=shades, norm=root, aspect="auto", interpolation="none")
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _short(name: str, longest: int = 14) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

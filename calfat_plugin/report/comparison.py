@@ -1,0 +1,390 @@
+"""The page of several runs: runs of one recipe together, their table, and their curves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from calfat_plugin.maths.intervals import Interval, Rival, of_accuracy, rivals
+from calfat_plugin.maths.metrics import MeanStd, mean_std
+from calfat_plugin.report import labels
+from calfat_plugin.report.analyses import tsne_chart
+from calfat_plugin.report.charts import Chart, Drawing, compared, label_distribution, per_class, render, spread_sentence
+from calfat_plugin.report.labels import (
+    MORE,
+    Measure,
+    accuracy_title,
+    final,
+    monitored,
+    on_examples,
+    pick,
+    plain,
+    problem_names,
+    problem_of,
+    setting_names,
+    settings_of,
+    titles,
+    with_examples,
+    without_curve,
+)
+from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, interval, page_points, page_points_interval
+from calfat_plugin.report.page import alarms_of, citations, environment, render_page
+from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe, one a seed.
+
+    Attributes:
+        name: unlike that of any other group of the page.
+        runs: ascending seeds.
+        reported: evaluator label to accuracy that a paper reports, a fraction.
+        source: the paper, table or figure that reports it.
+        tolerable: evaluator label to whether the difference is within the suite's tolerance; absent: not judged.
+    """
+
+    name: str
+    runs: tuple[RunFiles, ...]
+    reported: Mapping[str, float]
+    source: str
+    tolerable: Mapping[str, bool]
+
+    def by_seed(self, label: str) -> dict[int, float]:
+        """Seed to final accuracy of the finished runs."""
+        found = {run.seed: run.accuracy(label) for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def release(self, label: str) -> float | None:
+        """The mean over seeds by the release's convention, with which reported numbers compare."""
+        found = [value for run in self.runs if (value := run.accuracy_release(label)) is not None]
+        return mean_std(found)[0] if found else None
+
+    def score(self, label: str) -> MeanStd | None:
+        """Mean and sample standard deviation over seeds of the final accuracy; None where nothing is finished."""
+        values = list(self.by_seed(label).values())
+        return mean_std(values) if values else None
+
+    def interval(self, label: str) -> Interval | None:
+        """95 % interval of that mean: Student's over seeds, of one run Wilson's; None where nothing is finished."""
+        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
+        return of_accuracy(list(self.by_seed(label).values()), numbers.pop() if len(numbers) == 1 else None)
+
+    def measures(self) -> dict[str, Measure]:
+        """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""
+        return {str(found["label"]): final(run, found) for run in reversed(self.runs) for found in run.evaluations}
+
+    @property
+    def strongest(self) -> str:
+        """The evaluator that hurt most, by the mean over seeds, of equals the last; empty without an attack."""
+        means = {label: score.mean for label in self.measures() if (score := self.score(label)) is not None}
+        return min((label for label in reversed(means) if label != NATURAL), key=lambda label: means[label], default="")
+
+    def mean_per_class(self, label: str) -> list[float | None]:
+        """Per-class accuracy, the mean over seeds; None for a class without examples."""
+        found = [
+            evaluation["per_class"]
+            for run in self.runs
+            for evaluation in run.evaluations
+            if evaluation["label"] == label and evaluation.get("per_class")
+        ]
+        columns = zip(*found, strict=True) if found else ()
+        return [None if None in column else sum(column) / len(column) for column in columns]
+
+
+def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group]:
+    """Sort runs into groups, in the order in which they first appear (a suite's order where there is one).
+
+    Of several runs with one recipe and seed the last one counts, and a finished one before one that is not.
+
+    Args:
+        runs: what to group.
+        root: a directory that may hold a suite's ``suite.json``.
+    """
+    cells = {} if root is None else _suite_cells(root)
+    order = list(dict.fromkeys(cell.name for cell in cells.values()))
+    together: dict[str, dict[int, RunFiles]] = {}
+    for run in runs:
+        cell = cells.get(run.path.resolve())
+        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run).items()))
+        seeds = together.setdefault(key, {})
+        if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
+            seeds[run.seed] = run
+    members = [tuple(found[seed] for seed in sorted(found)) for found in together.values()]
+    names = setting_names([group[0] for group in members])
+    groups = []
+    for name, group in zip(names, members, strict=True):
+        cell = cells.get(group[0].path.resolve()) or Group(name, (), *reported_of(group[0]), {})
+        groups.append(replace(cell, runs=group))
+    return sorted(groups, key=lambda group: order.index(group.name) if group.name in order else len(order))
+
+
+def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """(dotted key, one value a group) for every setting in which the groups differ; a dash where a group has none.
+
+    The trainer with all its options is one setting.
+    """
+    settings = []
+    for group in groups:
+        found = settings_of(group.runs[0])
+        found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
+        trainer, loss = group.runs[0].value("calfat", "trainer"), group.runs[0].value("calfat", "trainer", "loss")
+        settings.append({"calfat.trainer": pick(trainer) + (f" + {pick(loss)}" if loss else ""), **found})
+    keys = dict.fromkeys(key for values in settings for key in values)
+    rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
+    return [(key, row) for key, row in rows if len(set(row)) > 1]
+
+
+def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
+    """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
+    section = dict(run.value("calfat", "reported") or {})
+    source = str(section.pop("source", "") or "")
+    return {label: float(value) / 100 for label, value in section.items()}, source
+
+
+def _suite_cells(root: Path) -> dict[Path, Group]:
+    """Resolved run directory to the cell of ``suite.json`` that it belongs to, without its runs; empty without one."""
+    found: dict[Path, Group] = {}
+    for cell in read_suite(root).cells:
+        scores: Mapping[str, Mapping[str, Any]] = cell.get("scores", {})
+        reported = {label: score["reported"] for label, score in scores.items() if score.get("reported") is not None}
+        beyond = {label: score.get("beyond_tolerance") for label, score in scores.items()}
+        tolerable = {label: not is_beyond for label, is_beyond in beyond.items() if is_beyond is not None}
+        group = Group(str(cell["name"]), (), reported, str(cell.get("source") or ""), tolerable)
+        places = (listed_run(root, Path(run["directory"])) for run in cell.get("runs", ()))
+        found |= {place.resolve(): group for place in places if place is not None}
+    return found
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
+    """A block of rows for each problem, in which means that are clearly the best are bold; below a mean its interval,
+    and what was reported.
+
+    Args:
+        groups: the settings.
+        suite: gives the columns' headings and order, and a name for the rows.
+    """
+    measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
+    columns = _columns(list(measured.values()), suite.headings)
+    blocks = {problem: _rows(block, list(columns), measured) for problem, block in _blocks(groups).items()}
+    sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
+    reported = any(group.reported for group in groups)
+    return {
+        "head": ["/".join(suite.axes) or "setting", "seeds", *columns.values()],
+        "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
+        "several": len(blocks) > 1,
+        "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
+        "examples": on_examples((heading, _measured_as(column, groups)) for column, heading in columns.items()),
+        "abridged": any(group.name.endswith(MORE) for group in groups),
+        "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
+        "judged": any(group.tolerable for group in groups),
+    }
+
+
+def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, str]) -> dict[Measure, str]:
+    """Every measure with its heading: those that a suite has headings for first, in its order."""
+    labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
+    found = [of[label] for label in labels for of in measured if label in of]
+    return with_examples(titles(found, lambda label: headings.get(label, label)))
+
+
+def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups by the problem that they solve, under what sets it apart from the other problems."""
+    problems = [problem_of(group.runs[0].recipe) for group in groups]
+    blocks: dict[str, list[Group]] = {}
+    for name, group in zip(problem_names(problems), groups, strict=True):
+        blocks.setdefault(name, []).append(group)
+    return blocks
+
+
+def _rows(
+    block: Sequence[Group], columns: Sequence[Measure], measured: Mapping[str, Mapping[str, Measure]]
+) -> list[dict[str, Any]]:
+    """A row a setting, its scores compared with those of the others."""
+    found = {}
+    for column in columns:
+        own = [group for group in block if _is_in(column, columns, measured[group.name])]
+        found[column] = rivals({group.name: group.by_seed(column.label) for group in own})
+    return [
+        {
+            "name": group.name,
+            "seeds": _seeds(group),
+            "scores": [
+                _score(group, column, columns, measured[group.name], found[column].get(group.name))
+                for column in columns
+            ],
+        }
+        for group in block
+    ]
+
+
+def _seeds(group: Group) -> str:
+    """How many seeds are finished, of how many that were started."""
+    finished = sum(run.finished for run in group.runs)
+    return str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
+
+
+def _score(
+    group: Group,
+    column: Measure,
+    columns: Sequence[Measure],
+    measured: Mapping[str, Measure],
+    rival: Rival | None,
+) -> dict[str, Any]:
+    """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
+    own = _is_in(column, columns, measured)
+    score, found = (group.score(column.label), group.interval(column.label)) if own else (None, None)
+    reported = group.reported.get(column.label) if own else None
+    release = group.release(column.label)
+    return {
+        "mean": bare_percent(None if score is None else score.mean),
+        "best": rival is not None and rival.is_clear_best,
+        "spread": "" if score is None or score.std is None else f" ± {bare_percent(score.std)}",
+        "interval": "" if found is None else interval(*found),
+        "rival": _difference(rival),
+        "reported": "" if reported is None else bare_percent(reported),
+        "difference": "" if release is None or reported is None else page_points(release - reported),
+        "beyond": group.tolerable.get(column.label) is False,
+    }
+
+
+def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]) -> bool:
+    """Whether a setting belongs in a column; without a measurement, in the first one of its label."""
+    return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
+
+
+def _difference(rival: Rival | None) -> str:
+    """In points, with its interval; empty where nothing is paired."""
+    if rival is None or rival.difference is None or rival.difference.interval is None:
+        return ""
+    return f"{page_points(rival.difference.mean)} {page_points_interval(*rival.difference.interval)}"
+
+
+def _measured_as(column: Measure, groups: Sequence[Group]) -> list[tuple[RunFiles, Mapping[str, Any]]]:
+    """(run, entry of its final evaluation) of all that a column is about."""
+    found = [(run, evaluation) for group in groups for run in group.runs for evaluation in run.evaluations]
+    return [one for one in found if final(*one).on_any_data() == column]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+MOST_LINES = 16  # more groups would be a tangle: the table has them all
+
+
+def comparison_page(
+    title: str, groups: Sequence[Group], figures: Path, *, suite: SuiteFiles = NO_SUITE, notes: Sequence[str] = ()
+) -> str:
+    """HTML of a comparison; its figures are also written to ``figures``.
+
+    Args:
+        title: of the page.
+        groups: what to compare, in order.
+        figures: an existing folder.
+        suite: the suite that the groups are the cells of, for its axes and headings.
+        notes: sentences about runs that are not shown.
+    """
+
+    def drawn(charts: Sequence[Chart | None]) -> list[Drawing]:
+        return [render(chart, figures) for chart in charts if chart is not None]
+
+    runs = [run for group in groups for run in group.runs]
+    whose = {run.path: f"{g.name}, seed {run.seed}" if len(g.runs) > 1 else g.name for g in groups for run in g.runs}
+    columns = differences(groups)
+    return render_page(
+        "comparison.html",
+        title=title,
+        lead=f"{counted(len(groups), 'setting')}, {counted(len(runs), 'run')}",
+        alarms=[alarm for run in runs for alarm in alarms_of(run, whose[run.path])],
+        figures=figures.name,
+        sections={
+            "results": {**results_table(groups, suite), "notes": notes},
+            "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings)),
+            "classes": drawn(_classes(groups[:MOST_LINES], suite.headings)),
+            "labels": drawn(_distributions(groups)),
+            "features": drawn(
+                [
+                    tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
+                    for index, group in enumerate(groups)
+                ]
+            ),
+            "settings": columns and {"names": [group.name for group in groups], "columns": columns},
+            "recipe": _common(runs),
+            "versions": environment(runs[-1]),
+            "citations": citations(runs),
+        },
+    )
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def _curves(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
+    """Accuracy during the runs, a chart for each way it was measured; and heterogeneity."""
+    runs = {group.name: group.runs for group in groups}
+    found = {group.name: [monitored(run, label) for run in group.runs for label in run.monitored] for group in groups}
+    charts: list[Chart | None] = []
+    for name, measure, title in _each(found, headings):
+        column = {group: measure.label if measure in of else None for group, of in found.items()}
+        charts.append(compared(name, title, "accuracy (%)", column, runs))
+    spread = dict.fromkeys(runs, "heterogeneity")
+    return [*charts, compared("heterogeneity", "Heterogeneity s²", "s²", spread, runs, percentages=False)]
+
+
+def _classes(groups: Sequence[Group], headings: Mapping[str, str]) -> list[Chart | None]:
+    """Accuracy per class, clean and under whatever hurt one of the settings most; a chart for each measure."""
+    indexes = {group.name: index for index, group in enumerate(groups)}  # as in the curves
+    measures = {group.name: group.measures() for group in groups}
+    shown = {
+        group.name: [of[label] for label in (NATURAL, group.strongest) if label in of]
+        for group, of in zip(groups, measures.values(), strict=True)
+    }
+    charts: list[Chart | None] = []
+    for name, measure, title in _each(shown, headings):
+        alike = [group for group in groups if measures[group.name].get(measure.label) == measure]
+        classes = alike[0].runs[0].class_names
+        values = {group.name: group.mean_per_class(measure.label) for group in alike}
+        values = {group: fractions for group, fractions in values.items() if len(fractions) == len(classes)}
+        if values:
+            runs = [run for group in alike for run in group.runs]
+            caption = spread_sentence(values, classes) + without_curve(measure, runs, headings)
+            charts.append(per_class(f"classes_{name}", f"{title}, per class", caption, values, classes, indexes))
+    return charts
+
+
+def _each(found: Mapping[str, Sequence[Measure]], headings: Mapping[str, str]) -> Iterator[tuple[str, Measure, str]]:
+    """(name for files, measure, title) for every measure that a chart is made of, natural accuracy first."""
+    measures = sorted(dict.fromkeys(itertools.chain(*found.values())), key=lambda measure: measure.label != NATURAL)
+    named = titles(measures, lambda label: accuracy_title(label, headings))
+    numbers: Counter[str] = Counter()
+    for measure in measures:
+        kind = "natural" if measure.label == NATURAL else "robust"
+        numbers[kind] += 1
+        yield kind if numbers[kind] == 1 else f"{kind}_{numbers[kind]}", measure, named[measure]
+
+
+def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
+    """One chart for each different partition."""
+    seen: dict[tuple[tuple[int, ...], ...], RunFiles] = {}
+    for run in (group.runs[0] for group in groups):
+        if run.class_counts and len(seen) < MOST_LINES:
+            seen.setdefault(run.class_counts, run)
+    return [
+        label_distribution(
+            run, f"labels_{number}", f"{labels.plain(run.value('data_args', 'dataset'))}, {labels.partition(run)}"
+        )
+        for number, run in enumerate(seen.values(), start=1)
+    ]
+
+
+def _common(runs: Sequence[RunFiles]) -> dict[str, str]:
+    """The highlights that all runs share."""
+    every = list(map(labels.highlights, runs))
+    return {term: value for term, value in every[0].items() if all(other.get(term) == value for other in every)}

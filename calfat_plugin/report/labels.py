@@ -1,0 +1,422 @@
+"""Settings, plugins, problems and measures in words, as pages, tables and the console name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
+from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.report.numbers import counted
+from calfat_plugin.report.reading import NATURAL, RunFiles, label_of
+
+_SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-]*=)\S+")
+
+
+def listing(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def plain(value: Any) -> str:
+    """A recipe value as a recipe writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(pick, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def option_words(name: str, value: str) -> str:
+    """An option in a name or a heading: ``ε 0.1``, ``learning rate 0.05``."""
+    return f"{'ε' if name == 'eps' else name.replace('_', ' ')} {value}"
+
+
+def pick(value: Any) -> str:
+    """A plugin with its options, as a recipe picks it: ``calfat (scale 10, prior counts)``."""
+    if not isinstance(value, Mapping):
+        return plain(value)
+    return str(value.get("name")) + _options({key: value[key] for key in value if key not in ("name", "loss")})
+
+
+def method(run: RunFiles) -> str:
+    """The local trainer, with the loss modifier when it is not the plain one: ``fedpgd + calibrated``."""
+    trainer = run.value("calfat", "trainer")
+    name = str(trainer.get("name")) if isinstance(trainer, Mapping) else plain(trainer)
+    loss = run.value("calfat", "trainer", "loss", "name")
+    return name if loss in (None, "plain") else f"{name} + {loss}"
+
+
+def aggregator(run: RunFiles) -> str:
+    """The aggregator's name."""
+    return str(run.value("calfat", "aggregator", "name"))
+
+
+def partition(run: RunFiles) -> str:
+    """How the data was split: ``dirichlet, β = 0.1``."""
+    name = plain(run.value("data_args", "partition_method"))
+    return f"{name}, β = {plain(run.value('data_args', 'partition_alpha'))}" if "dirichlet" in name else name
+
+
+def headline(run: RunFiles) -> str:
+    """The run in a sentence."""
+    clients = counted(int(run.value("train_args", "client_num_in_total") or 0), "client")
+    return (
+        f"{method(run)} with {aggregator(run)} on {run.value('data_args', 'dataset')} ({partition(run)}): "
+        f"{clients}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
+    )
+
+
+def highlights(run: RunFiles) -> dict[str, str]:
+    """What was run: term to value."""
+    train = run.value("train_args") or {}
+    total, per_round = train.get("client_num_in_total"), train.get("client_num_per_round")
+    loss, threat = run.value("calfat", "trainer", "loss"), run.value("calfat", "threat") or {}
+    found = {
+        "Method": pick(run.value("calfat", "trainer")),
+        "Loss modifier": pick(loss) if loss and method(run) != loss.get("name") else "",
+        "Aggregator": pick(run.value("calfat", "aggregator")),
+        "Data set": plain(run.value("data_args", "dataset")),
+        "Partition": f"{partition(run)}{_options(run.value('calfat', 'partition'))}",
+        "Model": f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}",
+        "Clients": f"{total}, {'all' if per_round in (None, total) else per_round} in each round",
+        "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.get('batch_size')}",
+        f"Local {_kind(train)}": _optimizer(train),
+        "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
+        f"{plain(threat.get('step_size')).replace('eps', 'ε')}",
+        "Seed": str(run.seed),
+        "Security": UNPROTECTED if _is_unprotected(run) else "",
+    }
+    return {term: value for term, value in found.items() if value}
+
+
+def _work(train: Mapping[str, Any]) -> str:
+    """What a client does in a round."""
+    steps = train.get("local_steps")
+    return f"local epochs {train.get('epochs')}" if steps is None else f"local steps {plain(steps)}"
+
+
+def _optimizer(train: Mapping[str, Any]) -> str:
+    """Settings of the local optimiser that are in force; recipes of earlier versions lack some keys."""
+    courses = {
+        "step": f"times {plain(train.get('lr_decay_rate'))} every {plain(train.get('lr_step_size'))} rounds",
+        "cosine": f"cosine to {plain(train.get('learning_rate_min'))}",
+    }
+    warmup, norm = train.get("warmup_rounds"), train.get("max_grad_norm")
+    course = [f"warm-up rounds {plain(warmup)}" if warmup else "", courses.get(str(train.get("lr_schedule")), "")]
+    rate = f"learning rate {plain(train.get('learning_rate'))}"
+    momentum = f"momentum {plain(train.get('momentum'))}{' (Nesterov)' if train.get('nesterov') else ''}"
+    parts = [
+        f"{rate} ({', '.join(filter(None, course))})" if any(course) else rate,
+        momentum if _kind(train) == "SGD" else "",
+        f"weight decay {plain(train.get('weight_decay'))}",
+        "" if norm is None else f"gradients clipped to norm {plain(norm)}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _kind(train: Mapping[str, Any]) -> str:
+    """The local optimiser's name."""
+    return {"adam": "Adam", "adamw": "AdamW"}.get(str(train.get("client_optimizer")), "SGD")
+
+
+def _is_unprotected(run: RunFiles) -> bool:
+    """As ``host.runtimes`` decides it, from the recipe as run."""
+    proofs = {"GRPC": ("tls",), "MQTT_S3": ("tls", "mqtt.username")}.get(run.value("comm_args", "backend"), ())
+    across = run.value("common_args", "training_type") == "cross_silo"
+    return across and bool(proofs) and not any(run.value("calfat", "silo", *proof.split(".")) for proof in proofs)
+
+
+def _options(value: Any) -> str:
+    shown = [f"{key} {plain(item)}" for key, item in (value or {}).items() if item is not None]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+def command(run: RunFiles) -> str:
+    """The command line, with what may be a secret blotted out."""
+    return " ".join(_SECRET.sub(r"\1…", str(word)) for word in run.environment.get("command") or ())
+
+
+def budget(settings: Mapping[str, Any]) -> str:
+    """The ball that an attack kept to: ``linf, ε = 8/255``; empty without one."""
+    return f"{settings['norm']}, ε = {plain(settings['eps'])}" if "norm" in settings and "eps" in settings else ""
+
+
+# --- names of settings and problems -----------------------------------------------------------------------------------
+
+
+_NOT_A_SETTING = (
+    "common_args.random_seed",
+    "data_args.data_cache_dir",
+    "calfat.dataset.download",
+    "calfat.loggers",
+    "calfat.name",
+    "calfat.reported.",
+    "calfat.runtime.",
+    "device_args.",
+    "tracking_args.",
+)
+# Named only where nothing else differs: what changes no model, which columns name, and the digest of a plugin file.
+_NAMED_LAST = ("calfat.evaluators", "calfat.evaluation.", "calfat.monitor.", "calfat.plugins.")
+_PROBLEM = (
+    "data_args.",
+    "model_args.",
+    "train_args.client_num_in_total",
+    "calfat.dataset.",
+    "calfat.model.",
+    "calfat.partition.",
+    "calfat.threat.",
+)
+_FIRST: Mapping[str, Callable[[Any], str]] = {  # said before all others
+    "data_args.dataset": plain,
+    "data_args.partition_method": plain,
+    "data_args.partition_alpha": lambda value: f"β {plain(value)}",
+    "train_args.client_num_in_total": lambda value: _several(value, "client"),
+    "model_args.model": plain,
+    "train_args.comm_round": lambda value: _several(value, "round"),
+    "calfat.threat.eps": lambda value: f"ε {plain(value)}",
+}
+_PARTICIPANTS = ("train_args.client_num_per_round", "train_args.client_num_in_total")
+_MOST = 3  # further values in a name; more are listed under "What differs"
+MORE = "…"
+
+
+def settings_of(run: RunFiles) -> dict[str, Any]:
+    """Dotted key to value, for all that parts runs into settings."""
+    return _settings(run.recipe)
+
+
+def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    found = comparable(recipe).items()
+    return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
+
+
+def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat."""
+    return {key: value for key, value in _settings(recipe).items() if key.startswith(_PROBLEM)}
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not all equal, those that are known best first."""
+    keys = dict.fromkeys((*_FIRST, *(key for values in settings for key in values)))
+    return [key for key in keys if len({plain(values.get(key)) for values in settings}) > 1]
+
+
+def problem_names(problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each problem all values in which it is unlike another one; one alone needs no name."""
+    keys = differing(problems)
+    return [" · ".join(_setting_words(key, values.get(key)) for key in keys) for values in problems]
+
+
+def setting_names(runs: Sequence[RunFiles]) -> list[str]:
+    """A name for each run, unlike all others: method, aggregator, and the values in which the runs differ.
+
+    A name that says less than all differences ends in an ellipsis.
+    """
+    settings = [settings_of(run) for run in runs]
+    methods, aggregators = list(map(method, runs)), list(map(aggregator, runs))
+    keys = [key for key in differing(settings) if not key.startswith(_NAMED_LAST) and not _follows(key, settings)]
+    first = [key for key in keys if key in _FIRST]
+    names = []
+    for index, values in enumerate(settings):
+        # What only one method or aggregator has is said by its name.
+        others = [key for key in keys if key not in _FIRST and not _is_name(key)]
+        others = [key for key in others if _differs_within(key, index, settings, methods, aggregators)]
+        parts = [methods[index], *([aggregators[index]] if len(set(aggregators)) > 1 else [])]
+        parts += [_setting_words(key, values.get(key)) for key in (*first, *others[:_MOST])]
+        names.append(" · ".join([*parts, *([MORE] if len(others) > _MOST else [])]))
+    return _told_apart(names, runs, settings)
+
+
+def _is_name(key: str) -> bool:
+    return key in ("calfat.trainer.name", "calfat.aggregator.name", "calfat.trainer.loss.name")
+
+
+def _follows(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a value differs only because another one does, which is said: all clients take part."""
+    per_round, total = _PARTICIPANTS
+    return key == per_round and all(values.get(key) in (None, values.get(total)) for values in settings)
+
+
+def _differs_within(
+    key: str, index: int, settings: Sequence[Mapping[str, Any]], methods: Sequence[str], aggregators: Sequence[str]
+) -> bool:
+    whose = (
+        methods if key.startswith("calfat.trainer.") else aggregators if key.startswith("calfat.aggregator.") else ()
+    )
+    if not whose:
+        return True
+    return len({plain(values.get(key)) for of, values in zip(whose, settings, strict=True) if of == whose[index]}) > 1
+
+
+def _told_apart(names: Sequence[str], runs: Sequence[RunFiles], settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same names, with as many further values as it takes until no two are equal; in the end, with the path."""
+    names = list(names)
+    for key in dict.fromkeys(key for values in settings for key in values):
+        for same in {name for name in names if names.count(name) > 1}:
+            members = [index for index, name in enumerate(names) if name == same]
+            written = [plain(settings[index].get(key)) for index in members]
+            if len(set(written)) > 1:
+                for index in members:
+                    names[index] += f" · {_setting_words(key, settings[index].get(key))}"
+    return [name if names.count(name) == 1 else f"{name} · {run.path}" for name, run in zip(names, runs, strict=True)]
+
+
+def _setting_words(key: str, value: Any) -> str:
+    if value is not None and key in _FIRST:
+        return _FIRST[key](value)
+    return option_words(key.rpartition(".")[2], plain(value))
+
+
+def _several(value: Any, one: str) -> str:
+    """``5 clients``; a recipe that was edited by hand may say anything."""
+    return counted(value, one) if isinstance(value, int) else f"{plain(value)} {one}s"
+
+
+# --- how an accuracy was measured -------------------------------------------------------------------------------------
+
+
+_ALL = "all"
+_DATA = "data set"
+_EXAMPLES = "examples"
+_SPLIT, _VALIDATION = "split", "validation split"
+_BUDGET = ("norm", "eps")
+_NOT_THE_NUMBER = ("label", "max_examples", "batch_size", "seed")  # options that say nothing about the attack
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One way to measure accuracy.
+
+    Attributes:
+        label: the evaluator's.
+        facts: term to value: the data set, the split if it is not the test split, how many of its examples, and the
+            attack's options.
+    """
+
+    label: str
+    facts: tuple[tuple[str, str], ...]
+
+    @property
+    def attack(self) -> dict[str, str]:
+        """The facts apart from the examples."""
+        return {term: value for term, value in self.facts if term not in (_EXAMPLES, _SPLIT)}
+
+    def on_any_data(self) -> Measure:
+        """The same for tables, which name the data set elsewhere."""
+        return Measure(self.label, tuple(fact for fact in self.facts if fact[0] != _DATA))
+
+
+def monitored(run: RunFiles, label: str) -> Measure:
+    """How a column of ``rounds.csv`` was measured."""
+    pick = _pick(run, label, "monitor", "evaluators")
+    limits = (run.value("calfat", "monitor", "max_examples"), pick.get("max_examples"))
+    examples = plain(min((limit for limit in limits if limit is not None), default=_ALL))
+    return _measure(run, label, pick, examples, split=_VALIDATION if run.monitored_split == "validation" else None)
+
+
+def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:
+    """How an entry of the final evaluation was measured."""
+    label, number = str(evaluation["label"]), evaluation.get("num_examples")
+    pick = _pick(run, label, "evaluators")
+    limited = number is not None and (number < _most(run) or number == pick.get("max_examples"))
+    return _measure(run, label, pick, f"{number:,}" if limited else _ALL)
+
+
+def on_examples(found: Iterable[tuple[str, Iterable[tuple[RunFiles, Mapping[str, Any]]]]]) -> str:
+    """``natural and fgsm on all 359 test examples, pgd20 on 32 of 359 test examples``.
+
+    Args:
+        found: heading to (run, entry of its final evaluation) of all that it is about.
+    """
+    alike: dict[str, list[str]] = {}
+    for heading, evaluations in found:
+        alike.setdefault(listing(list(dict.fromkeys(_examples(*one) for one in evaluations))), []).append(heading)
+    return ", ".join(f"{listing(headings)} on {examples}" for examples, headings in alike.items())
+
+
+def _examples(run: RunFiles, evaluation: Mapping[str, Any]) -> str:
+    number, most = evaluation.get("num_examples") or 0, _most(run)
+    return f"{'all' if number == most else f'{number:,} of'} {counted(most, 'test example')}"
+
+
+def _most(run: RunFiles) -> int:
+    """Test examples that at least one evaluator measured; natural accuracy is of all of them."""
+    return max((int(other.get("num_examples") or 0) for other in run.evaluations), default=0)
+
+
+def without_curve(bars: Measure, runs: Iterable[RunFiles], headings: Mapping[str, str]) -> str:
+    """Why the curves of a page show another attack than its bars, a sentence; empty where they show the same.
+
+    Args:
+        bars: how the bars were measured.
+        runs: whose curves are on the page.
+        headings: label to what the page calls it, where it is something else.
+    """
+    curves = [monitored(run, label) for run in runs for label in run.monitored if len(run.curve(label)) > 1]
+    attacks = [measure for measure in curves if measure.label != NATURAL]
+    same = any(measure.label == bars.label and measure.attack == bars.attack for measure in attacks)
+    if bars.label == NATURAL or not curves or same:
+        return ""
+    named = titles([bars, *attacks], lambda label: headings.get(label, label))
+    found = listing([name for measure, name in named.items() if measure != bars]) or "no attack"
+    return f" The curves show {found}: calfat.monitor.evaluators says what is measured after a round."
+
+
+def accuracy_title(label: str, headings: Mapping[str, str]) -> str:
+    """``Natural accuracy``, ``Accuracy under PGD-20``."""
+    heading = headings.get(label, label)
+    return f"{heading[:1].upper()}{heading[1:]} accuracy" if label == NATURAL else f"Accuracy under {heading}"
+
+
+def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Measure, str]:
+    """Each measure's title, with what sets it apart from others of its label: ``PGD-20 (32 examples)``.
+
+    Args:
+        measures: all that a reader sees together.
+        title: of a label.
+    """
+    found = list(dict.fromkeys(measures))
+    return {measure: title(measure.label) + _apart(measure, found) for measure in found}
+
+
+def with_examples(named: Mapping[Measure, str]) -> dict[Measure, str]:
+    """Titles of columns side by side: those that are not of all test examples say of how many, ``(64 examples)``."""
+    found = {}
+    for measure, title in named.items():
+        number = dict(measure.facts).get(_EXAMPLES, _ALL)
+        words = _measure_words(_EXAMPLES, number)
+        found[measure] = title if number == _ALL or words in title else f"{title} ({words})"
+    return found
+
+
+def _apart(measure: Measure, among: Iterable[Measure]) -> str:
+    alike = [dict(other.facts) for other in among if other.label == measure.label]
+    own = [term for term, value in measure.facts if any(other.get(term) != value for other in alike)]
+    facts = dict(measure.facts)
+    return f" ({', '.join(_measure_words(term, facts[term]) for term in own)})" if own else ""
+
+
+def _measure_words(term: str, value: str) -> str:
+    if term == _EXAMPLES:
+        return f"{value} test examples" if value == _ALL else f"{value} examples"
+    return value if term in (_DATA, _SPLIT, "name") else option_words(term, value)
+
+
+def _pick(run: RunFiles, label: str, *section: str) -> Mapping[str, Any]:
+    """An evaluator as the recipe picks it."""
+    picks = run.value("calfat", *section) or ()
+    return next((pick for pick in picks if isinstance(pick, Mapping) and label_of(pick) == label), {})
+
+
+def _measure(run: RunFiles, label: str, pick: Mapping[str, Any], examples: str, split: str | None = None) -> Measure:
+    threat = run.value("calfat", "threat") or {}
+    options = {key: value for key, value in pick.items() if key not in _NOT_THE_NUMBER}
+    budget = {} if label == NATURAL else dict.fromkeys(_BUDGET)
+    attack = {key: threat.get(key) if value is None else value for key, value in {**budget, **options}.items()}
+    known = {_DATA: run.value("data_args", "dataset"), _SPLIT: split, _EXAMPLES: examples, **attack}
+    return Measure(label, tuple((term, plain(value)) for term, value in known.items() if value is not None))
