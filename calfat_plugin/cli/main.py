@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, and report an output that cannot be written like any other error."""
         sys.excepthook = _show_traceback
+        if "torch" not in sys.modules:  # read when its OpenMP loads: threads that wait spin, at the cost of busy cores
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with user_errors():
             try:
                 return super().main(*args, **kwargs)

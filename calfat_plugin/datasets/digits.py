@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from calfat_plugin.datasets.data import Dataset, ImageData
+from calfat_plugin.errors import DataError
 
 _SPLIT_SEED = 1797  # fixed, whatever the seed of a run: the test set must not depend on it
 _TEST_FRACTION = 0.2
@@ -24,19 +26,32 @@ def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
         download: likewise.
     """
     import torch
-    from sklearn import datasets
 
-    bunch = datasets.load_digits()
-    x = torch.from_numpy(bunch.images.astype(np.float32) / 16).unsqueeze(1)  # (1797, 1, 8, 8)
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    table = _table()
+    x = torch.from_numpy(table[:, :-1].astype(np.float32) / 16).reshape(-1, 1, 8, 8)
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     everything = ImageData(x, y)
-    test = _stratified(bunch.target)
+    test = _stratified(y.numpy())
     return Dataset(
         name="digits",
         train=everything.subset(np.flatnonzero(~test)),
         test=everything.subset(np.flatnonzero(test)),
         num_classes=10,
     )
+
+
+def _table() -> npt.NDArray[np.float64]:
+    """(1797, 65): 64 pixels and the label, of the file in scikit-learn's package, whose import takes a second.
+
+    Raises:
+        DataError: scikit-learn has no such file.
+    """
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    raise DataError("digits: scikit-learn's package has no datasets/data/digits.csv.gz. Install scikit-learn again.")
 
 
 def _stratified(labels: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, MutableMapping
 from fedml.core.distributed.communication.constants import CommunicationConstants
 from fedml.core.distributed.communication.message import Message
 
-from calfat_plugin.host.transports.loop import Loop
+from calfat_plugin.host.transports.base import Loop
 
 _READY = CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY
 

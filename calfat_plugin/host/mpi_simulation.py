@@ -36,13 +36,14 @@ from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.task import ServerTask
 from calfat_plugin.host.trainer import WorkerTrainer
 from calfat_plugin.host.transports.base import Transport
-from calfat_plugin.host.transports.pool import Pool, Workers
-from calfat_plugin.host.transports.worker_messages import (
+from calfat_plugin.host.transports.pool import (
     FINISH,
     HELLO,
     PROGRESS,
     SPENT,
+    Pool,
     ProgressSender,
+    Workers,
     progress_in,
     spent,
     spent_in,

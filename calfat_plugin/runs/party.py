@@ -196,7 +196,7 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
     with log_to(log_file):
         from calfat_plugin.host.mpi_simulation import assist  # as above
         from calfat_plugin.host.transports.pipes import PipeTransport
-        from calfat_plugin.host.transports.worker_messages import trouble
+        from calfat_plugin.host.transports.pool import trouble
 
         with PipeTransport(rank, pipe) as transport:
             try:

@@ -16,8 +16,7 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.messages import decode, encode, read_envelope
-from calfat_plugin.host.transports.pool import Pool, Workers
-from calfat_plugin.host.transports.worker_messages import FINISH, HELLO
+from calfat_plugin.host.transports.pool import FINISH, HELLO, Pool, Workers
 from tests.silo.federation import wait_for
 
 MODEL, UPDATE = MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER

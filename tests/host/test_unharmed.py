@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,18 @@ def world() -> dict[str, Any]:
         "folder": os.getcwd(),
         "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)},
         "processes": multiprocessing.get_start_method(allow_none=True),
-        "running threads": threading.active_count(),
         "fetch": launch.fedml.core.mlops.fetch_config.__qualname__,
     }
+
+
+@contextmanager
+def unharmed() -> Iterator[None]:
+    """What is inside changes nothing of the process and leaves no thread; one of an earlier test may end meanwhile."""
+    before, threads = world(), set(threading.enumerate())
+    yield
+    after = world()
+    assert {key for key in before if before[key] != after[key]} == set()
+    assert set(threading.enumerate()) <= threads
 
 
 class Plugin:
@@ -78,10 +89,8 @@ def test_after_a_run_the_world_is_as_before(tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
-    before = world()
-    run(tmp_path)
-    after = world()
-    assert {key for key in before if before[key] != after[key]} == set()
+    with unharmed():
+        run(tmp_path)
 
 
 @pytest.mark.parametrize("error", [RunError("no"), KeyboardInterrupt(), ValueError("a bug")])
@@ -92,11 +101,8 @@ def test_after_a_failed_run_the_world_is_as_before(
         raise error
 
     monkeypatch.setattr(Server, "finish_round", fail)
-    before = world()
-    with pytest.raises(type(error)):
+    with unharmed(), pytest.raises(type(error)):
         run(tmp_path)
-    after = world()
-    assert {key for key in before if before[key] != after[key]} == set()
 
 
 def test_prints_warnings_and_records_go_to_the_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

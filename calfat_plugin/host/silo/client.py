@@ -20,8 +20,7 @@ from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.silo.presence import BEAT
 from calfat_plugin.host.task import ClientTask
 from calfat_plugin.host.trainer import WorkerTrainer
-from calfat_plugin.host.transports.base import Transport, UnreachableError
-from calfat_plugin.host.transports.loop import FAILED
+from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed

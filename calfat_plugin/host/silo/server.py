@@ -21,8 +21,7 @@ from calfat_plugin.host.manager import OnTransport
 from calfat_plugin.host.silo.presence import BEAT, Presence
 from calfat_plugin.host.silo.shutdown import RECONNECT_SECONDS, Shutdown, check_sign_of_life
 from calfat_plugin.host.task import ServerTask
-from calfat_plugin.host.transports.base import Transport
-from calfat_plugin.host.transports.loop import ALARM
+from calfat_plugin.host.transports.base import ALARM, Transport
 from calfat_plugin.host.transports.messages import Envelope, RefusedError
 
 log = logging.getLogger(__name__)

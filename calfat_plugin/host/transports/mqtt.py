@@ -13,29 +13,319 @@ import hashlib
 import json
 import logging
 import secrets
+import ssl
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from paho.mqtt import client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
-from calfat_plugin.host.transports.broker import Broker
+from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.messages import PostponedError, RefusedError
-from calfat_plugin.host.transports.object_store import ObjectStore
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.recipe.silo import Silo, certificate_name
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, certificate_name, for_rank
 
 log = logging.getLogger(__name__)
+
+_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
+_SERVER_ERROR = 500
+
+
+class ObjectStore:
+    """One party's view of the bucket.
+
+    Keys are ``prefix/run/sender's name/message id``, so that a receiver derives them from what it knows already and
+    nobody can send it to read anything else.
+
+    Args:
+        settings: endpoint, bucket and so on; credentials come from where boto3 looks for them.
+        run: name of the federation.
+    """
+
+    def __init__(self, settings: S3Settings, run: str) -> None:
+        self._settings, self._run = settings, run
+        try:
+            self._client: Any = boto3.session.Session().client(
+                "s3",
+                endpoint_url=settings.endpoint,
+                # A store that has no regions signs with any; boto3 insists on one.
+                region_name=settings.region or (None if settings.endpoint is None else "us-east-1"),
+                verify=settings.ca,
+                config=Config(
+                    **_TIMEOUTS,
+                    retries={"mode": "standard", "max_attempts": 2},
+                    s3={"addressing_style": "auto" if settings.endpoint is None else "path"},
+                    request_checksum_calculation="when_required",  # newer ones are not known to all stores
+                    response_checksum_validation="when_required",
+                ),
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise HostError(f"calfat.silo.s3: {error}.") from None
+
+    def __str__(self) -> str:
+        return f"{self._settings.endpoint or 'https://s3.amazonaws.com'}, bucket {self._settings.bucket}"
+
+    def put(self, sender: str, message_id: str, data: bytes) -> None:
+        """Leave an object.
+
+        Raises:
+            UnreachableError: another try may succeed.
+            RefusedError: the store says no.
+        """
+        self._call("put_object", Key=self._key(sender, message_id), Body=data)
+
+    def fetch(self, sender: str, message_id: str, num_bytes: int, sha256: str) -> bytes:
+        """Read what a peer has announced, no byte more.
+
+        Raises:
+            UnreachableError: another try may succeed.
+            RefusedError: there is no such object, or it is not what was announced.
+        """
+        answer = self._call("get_object", Key=self._key(sender, message_id))
+        with answer["Body"] as body:
+            if answer["ContentLength"] != num_bytes:
+                raise RefusedError(f"its object has {answer['ContentLength']} bytes, {num_bytes} were announced")
+            try:
+                data: bytes = body.read(num_bytes)
+            except (BotoCoreError, OSError) as error:
+                raise UnreachableError(peer_text(f"the store broke off: {error}")) from None
+        if not secrets.compare_digest(hashlib.sha256(data).hexdigest(), sha256):
+            raise RefusedError("its object is not the one that was announced (SHA-256)")
+        return data
+
+    def remove(self, sender: str, message_id: str) -> None:
+        """Take an object away.
+
+        Raises:
+            UnreachableError, RefusedError: as for :meth:`put`.
+        """
+        self._call("delete_object", Key=self._key(sender, message_id))
+
+    def sweep(self, sender: str) -> None:
+        """Take away all that a party of this name left there when it was killed.
+
+        Raises:
+            UnreachableError, RefusedError: as for :meth:`put`.
+        """
+        for entry in self._call("list_objects_v2", Prefix=self._key(sender, "")).get("Contents", ()):
+            self._call("delete_object", Key=entry["Key"])
+
+    def check(self, sender: str) -> None:
+        """Write and remove a small object, so that a run does not begin without a store.
+
+        Raises:
+            UnreachableError: it does not answer.
+            HostError: it does not let this party in.
+        """
+        try:
+            self.put(sender, "hello", b"")
+            self.remove(sender, "hello")
+        except RefusedError as refused:
+            raise HostError(
+                f"calfat.silo.s3: {refused}. Check bucket and endpoint, and the credentials that boto3 finds "
+                "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile)."
+            ) from None
+
+    def _key(self, sender: str, message_id: str) -> str:
+        return f"{self._settings.prefix}/{self._run}/{sender}/{message_id}"
+
+    def _call(self, operation: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self._client, operation)(Bucket=self._settings.bucket, **arguments)
+        except ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVER_ERROR)
+            code = error.response.get("Error", {}).get("Code", status)
+            reason = peer_text(f"the store ({self}) says {code}")
+            raise (UnreachableError if status >= _SERVER_ERROR else RefusedError)(reason) from None
+        except BotoCoreError as error:
+            if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+                raise RefusedError(f"the store ({self}) needs credentials: {error}") from None
+            raise UnreachableError(peer_text(f"the store ({self}): {error}")) from None
+
+
+# --- the broker -------------------------------------------------------------------------------------------------------
+
+
+_MAX_PACKET = 65_536  # bytes; the broker keeps anything larger from us
+_KEEPALIVE = 20  # seconds
+_FAILURE = 0x80  # MQTT 5: reason codes from here on are errors
+
+
+class Broker:
+    """The connection; it comes back by itself.
+
+    Topics are ``calfat/<run>/<sender>/<receiver>`` with the names of the parties' certificates, so that two access
+    rules keep everyone in their place.
+
+    Args:
+        silo: address, run, password or certificates.
+        rank: of this party.
+        on_message: called with (sender's name, message) in the library's thread; must not wait.
+
+    Raises:
+        HostError: certificates or password cannot be read.
+    """
+
+    def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
+        self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
+        self._on_message = on_message
+        self._subscribed, self._lost = threading.Event(), threading.Event()
+        self._denied, self._failure = "", "no answer"
+        self._closing = False
+        self._client = _client(silo, rank)
+        self._client.on_connect, self._client.on_subscribe = self._connected, self._answered
+        self._client.on_disconnect, self._client.on_message = self._disconnected, self._arrived
+        self._thread = threading.Thread(target=self._serve, name="broker", daemon=True)
+        self._thread.start()
+
+    def __str__(self) -> str:
+        return f"the MQTT broker {self._settings.broker}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether messages can be sent and received now."""
+        return self._subscribed.is_set()
+
+    def publish(self, peer: int, kind: str, message_id: str, payload: bytes, life: int) -> Any:
+        """Send to rank ``peer``; the broker forgets it after ``life`` seconds. Returns the library's receipt."""
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.CorrelationData = message_id.encode()
+        properties.UserProperty = ("calfat", kind)
+        properties.MessageExpiryInterval = life
+        topic = f"calfat/{self._settings.run}/{self._name}/{certificate_name(peer)}"
+        # Never retained: the next run would receive it.
+        return self._client.publish(topic, payload, qos=1, retain=False, properties=properties)
+
+    def wait(self, until: float) -> None:
+        """Wait for the connection.
+
+        Raises:
+            HostError: the broker refuses this party, or does not let it in before ``until`` (monotonic).
+        """
+        where = f"{self} (calfat.silo.mqtt.broker)"
+        while not self._subscribed.wait(0.05):
+            if self._denied:
+                raise HostError(
+                    f"{where} refuses rank {self._rank}: {self._denied}. Check its access rules, and this party's "
+                    "certificate or password."
+                )
+            if time.monotonic() > until:
+                raise HostError(
+                    f"{where} did not let rank {self._rank} in before calfat.silo.start_deadline: {self._failure}. "
+                    "Start it, or correct its address or the certificates."
+                )
+
+    def close(self) -> None:
+        """End the connection; safe to call twice."""
+        self._closing = True
+        with suppress(OSError):  # a connection that never came about cannot be ended in order
+            self._client.disconnect()
+        self._lost.set()
+        self._thread.join()
+
+    # --- keeping up the connection ---
+
+    def _serve(self) -> None:
+        """Connect, and again whenever the connection breaks. The library's own thread reads and writes."""
+        address, logged = self._settings.address, ""
+        while not self._closing:
+            self._lost.clear()
+            try:
+                self._client.connect(
+                    address.host, address.port, _KEEPALIVE, clean_start=True, properties=_connect_properties()
+                )
+            except OSError as error:  # ssl.SSLError is one
+                self._failure = str(error) or type(error).__name__
+            else:
+                # Not loop_forever in this thread: whoever publishes would then write to the socket beside it.
+                self._client.loop_start()
+                if not self._closing:
+                    self._lost.wait()
+                self._client.loop_stop()
+                self._failure = "it closes the connection"
+            self._subscribed.clear()
+            if not self._closing and self._failure != logged:
+                log.warning("%s: %s; trying again", self, self._failure)
+                logged = self._failure
+            if not self._closing:
+                time.sleep(_PAUSE)
+
+    # --- callbacks, in the library's thread ---
+
+    def _connected(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.value >= _FAILURE:
+            self._deny(str(reason))
+        else:
+            client.subscribe(f"calfat/{self._settings.run}/+/{self._name}", qos=1)
+
+    def _answered(self, client: Any, userdata: Any, mid: int, reasons: Any, properties: Any) -> None:
+        if reasons[0].value >= _FAILURE:
+            self._deny(f"it may not read its topic ({reasons[0]})")
+        else:
+            self._subscribed.set()
+
+    def _deny(self, reason: str) -> None:
+        self._denied = reason
+        log.error("%s refuses this party: %s", self, reason)
+
+    def _disconnected(self, client: Any, userdata: Any, reason: Any, properties: Any = None) -> None:
+        self._subscribed.clear()
+        self._lost.set()
+
+    def _arrived(self, client: Any, userdata: Any, message: Any) -> None:
+        try:
+            self._on_message(str(message.topic).split("/")[-2], message)
+        except Exception:  # our bug; but the library's thread, and with it the connection, must not end
+            log.exception("a message could not be processed")
+
+
+def _client(silo: Silo, rank: int) -> Any:
+    """The library's client, with what proves who we are."""
+    settings = silo.mqtt
+    client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
+    if settings.username is not None:
+        client.username_pw_set(for_rank(settings.username, rank), _password(settings, rank))
+    if silo.tls is not None:
+        client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
+    elif settings.tls:
+        client.tls_set_context(ssl.create_default_context())
+    return client
+
+
+def _password(settings: MQTTSettings, rank: int) -> str:
+    path = Path(for_rank(str(settings.password_file), rank)).expanduser()
+    try:
+        return path.read_text().partition("\n")[0]
+    except OSError as error:
+        raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
+
+
+def _connect_properties() -> Properties:
+    properties = Properties(PacketTypes.CONNECT)
+    properties.MaximumPacketSize = _MAX_PACKET
+    return properties
+
+
+# --- the transport ----------------------------------------------------------------------------------------------------
 
 _SMALL = 8_192  # bytes; what is larger goes through the store
 _ARRIVAL = 2.0  # seconds in which a peer that is there confirms that a message has arrived; else it is sent again
 _RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
 _RECEIPT_FLUSH = 1.0  # seconds that a receipt has to leave this process
-_PAUSE = 1.0  # seconds between two tries to reach the store at the start
+_PAUSE = 1.0  # seconds between two tries to reach the broker, or at the start the store
 _REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
