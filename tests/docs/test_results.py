@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.record import read_record
 from tests.cli.runner import ROOT
 from tests.docs.pages import DOCS
 
 MARK = re.compile(r"<!-- table: results/(\w+)\.csv -->\n+((?:\|.*\n)+)")
 NUMBER = re.compile(r"\**([\d.]+) ± ([\d.]+)\**")
 PAGES = [DOCS / "results_digits.md", DOCS / "results_fmnist.md", ROOT / "README.md"]
+RECORDS = sorted((DOCS / "results").glob("*_runs.csv"))
 TABLES = [(page, *found) for page in PAGES if page.exists() for found in MARK.findall(page.read_text(encoding="utf-8"))]
 
 
@@ -32,7 +37,18 @@ def scores(name: str) -> Iterator[tuple[tuple[str, ...], str, dict[str, str]]]:
 
 
 def test_there_are_tables():
-    assert {name for _, name, _ in TABLES} == {path.stem for path in (DOCS / "results").glob("*.csv")}
+    tables = {path.stem for path in (DOCS / "results").glob("*.csv") if path not in RECORDS}
+    assert {name for _, name, _ in TABLES} == tables
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+def test_a_record_continues_its_suite(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row is of a run that the suite has today, with the recipe that it has today."""
+    monkeypatch.chdir(tmp_path)
+    suite = load_suite(str(ROOT / "suites" / f"{record.stem.removesuffix('_runs')}.yaml"))
+    plan = make_plan(replace(suite, record=record), Registry.load(entry_points=False))
+    known = {run.key for run in (*plan.choosing.runs, *plan.runs) if run.recorded is not None}
+    assert known == set(read_record(record))
 
 
 @pytest.mark.parametrize(("page", "name", "table"), TABLES, ids=[f"{page.name}-{name}" for page, name, _ in TABLES])
