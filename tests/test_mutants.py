@@ -21,7 +21,7 @@ def test_a_place_that_is_gone_is_reported(tmp_path: Path) -> None:
         planted(Mutant("one late", "a.py", "x = 2", "x = 3", "tests/a.py"), tmp_path)
     assert str(error.value) == (
         "one late: a.py has 'x = 2' 0 times, expected once. "
-        "The code has changed: plant the same mistake in the new code (tests/mutants.py)."
+        "The code has changed: plant the same mistake in the new code (tests/mutants.yaml)."
     )
 
 
