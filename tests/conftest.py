@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Generator
 
 import pytest
 from hypothesis import Phase, settings
 
 from tests import programs, reaper
+from tests import snapshot as snapshots
+from tests.snapshot import snapshot  # noqa: F401  (a fixture of every test)
 
 # What this user has run before is noted in his home (recipe/plugin_files.py): not what tests run.
 _STATE = tempfile.TemporaryDirectory(prefix="calfat-tests-")
@@ -34,6 +37,7 @@ reaper.watch_this_process()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of ``tests/fuzz``: CI repeats the same cases, and whoever looks for more asks for others."""
+    snapshots.add_option(parser)
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seed", type=int, default=0, help="seed of the mutated inputs of tests/fuzz")
     group.addoption("--fuzz-share", type=float, default=1.0, help="share of the cases of tests/fuzz, such as 0.1")
@@ -52,8 +56,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         programs.require(*marker.args)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    snapshots.note_outcome(item, report)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whole federations are trained last: with ``-x``, as in mutation testing, quick tests find most mistakes first."""
+    snapshots.note_collected(config, items)
     items.sort(key=lambda item: "reference" in item.path.parts)
     if config.getoption("--weight-noise") is not None:
         others = [item for item in items if not _has_stored_model(item)]

@@ -1,4 +1,4 @@
-"""The planted mistakes of ``mutants.py``: where they go, and that each turns a test red."""
+"""The planted mistakes of ``mutants.yaml``: where they go, and that each turns a test red."""
 
 from __future__ import annotations
 

@@ -12,13 +12,10 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from textwrap import dedent
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from tests import conftest
 from tests.stored_models import NOISE, stored_model
 
 ROOT = Path(__file__).parents[1]
@@ -195,78 +192,6 @@ def test_no_test_trains_a_model_and_asserts_how_good_it_became() -> None:
     assert TRUE_OF_EVERY_MODEL.keys() <= found.keys()  # one that is gone is no exception any more
 
 
-PLANTED = {
-    "stored.py": """
-        def weights():
-            return load()
-    """,
-    "trained.py": """
-        from torch.optim import SGD
-        def network(data):
-            SGD(net.parameters()).step()
-            return net
-        def check(results):
-            assert results["accuracy"] > 0.9
-        START = ("run", "digits.yaml")
-    """,
-    "conftest.py": """
-        import pytest
-        from tests import stored, trained
-        @pytest.fixture
-        def net():
-            return trained.network(digits)
-        @pytest.fixture
-        def kept():
-            return stored.weights()
-    """,
-    "test_planted.py": """
-        import calfat_plugin as calfat
-        from tests.trained import START, check
-        def test_a_fixture_trains(net):
-            assert 0 < correct(net).sum()
-        def test_a_run_is_robust():
-            assert 0.5 <= calfat.run("digits.yaml").results["pgd20"].accuracy
-        def test_a_command_and_a_helper_that_asserts(calfat):
-            calfat(*START)
-            check(results())
-        def test_a_verdict(net):
-            assert judge(net)["verdict"] == "holds"
-        def test_a_measured_share(net):
-            assert accuracy(net) == approx(0.93, abs=0.01)
-        class TestInAClass:
-            def test_it(self, net):
-                assert robust(net) >= robust(other)
-        def test_a_stored_network(kept):
-            assert accuracy(kept) > 0.9
-        def test_bits(net):
-            assert equal(accuracy(net), accuracy(again))
-        def test_counts(net):
-            assert len(calls) > 3
-    """,
-}
-
-
-def test_planted_offenders_are_found(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    for name, text in PLANTED.items():
-        (tmp_path / "tests" / name).write_text(dedent(text))
-    here = "tests/test_planted.py"
-    assert {
-        offence.test.name: (offence.file, offence.text, offence.trained) for offence in Sources(tmp_path).offences()
-    } == {
-        "test_a_fixture_trains": (here, "0 < correct(net).sum()", "network"),
-        "test_a_run_is_robust": (
-            here,
-            "0.5 <= calfat.run('digits.yaml').results['pgd20'].accuracy",
-            "test_a_run_is_robust",
-        ),
-        "test_a_command_and_a_helper_that_asserts": ("tests/trained.py", "results['accuracy'] > 0.9", "START"),
-        "test_a_verdict": (here, "judge(net)['verdict'] == 'holds'", "network"),
-        "test_a_measured_share": (here, "accuracy(net) == approx(0.93, abs=0.01)", "network"),
-        "TestInAClass": (here, "robust(net) >= robust(other)", "network"),
-    }
-
-
 def test_noise_moves_each_weight_a_little_and_by_its_seed() -> None:
     plain, first, again, second = (stored_model("robust", noise).state_dict() for noise in (None, 0, 0, 1))
     for key, weights in plain.items():
@@ -274,18 +199,3 @@ def test_noise_moves_each_weight_a_little_and_by_its_seed() -> None:
         assert torch.equal(first[key], again[key])
         assert ((first[key] != weights) & (first[key] != second[key]))[used].float().mean() > 0.9
         torch.testing.assert_close(first[key], weights, rtol=6 * NOISE, atol=0)
-
-
-def test_with_noise_only_the_tests_of_stored_models_run() -> None:
-    def config(noise: int | None) -> Any:
-        return SimpleNamespace(getoption=lambda name: noise, hook=SimpleNamespace(pytest_deselected=left.update))
-
-    left: dict[str, list[Any]] = {}
-    one, other = (
-        SimpleNamespace(path=Path("t.py"), fixturenames=names) for names in (["net", "stored_model"], ["net"])
-    )
-    items: Any = [other, one]
-    conftest.pytest_collection_modifyitems(config(None), items)
-    assert (items, left) == ([other, one], {})
-    conftest.pytest_collection_modifyitems(config(0), items)
-    assert (items, left) == ([one], {"items": [other]})

@@ -180,13 +180,6 @@ def test_make_commands_of_a_page_exist(page: str, least: set[str]) -> None:
     assert least <= named <= make_targets()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
-def test_recipes_of_a_page_exist(page: str) -> None:
-    named = set(re.findall(r"recipes/\w+\.yaml", (ROOT / page).read_text()))
-    assert "recipes/calfat_digits.yaml" in named
-    assert sorted(path for path in named if not (ROOT / path).is_file()) == []
-
-
 def test_ci_runs_nothing_that_the_page_for_contributors_leaves_out() -> None:
     script = lines((ROOT / ".ci" / "run").read_text())
     typed = [line for line in script if not line.startswith(("set ", "cd ", "export ", "if ", "fi"))]
@@ -208,19 +201,6 @@ def test_a_missing_program_fails_in_ci_and_is_skipped_elsewhere(
     done = subprocess.run(command, cwd=ROOT, env={**environment, **changes}, capture_output=True, text=True)
     assert outcome in done.stdout.splitlines()[-1], done.stdout
     assert "chromium is not installed; on Debian: apt-get install -y chromium (CONTRIBUTING.md, Set-up)" in done.stdout
-
-
-def test_ci_says_to_the_tests_that_it_is_ci(tmp_path: Path) -> None:
-    """The script itself, beside stand-ins for make and for what it would install."""
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
-    for name in ("make", "mosquitto", "chromium"):
-        (tmp_path / name).write_text('#!/bin/sh\necho "$* with CALFAT_CI=$CALFAT_CI"\n')
-        (tmp_path / name).chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "CALFAT_CI"}
-    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    done = subprocess.run(["sh", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [f"{check} with CALFAT_CI=1" for check in ("lint", "noise", "test")], done.stderr
 
 
 def test_the_image_is_made_by_what_make_and_git_have() -> None:
@@ -370,14 +350,6 @@ def test_make_brings_a_fitting_python_where_there_is_none(missing: tuple[str, ..
     if not missing:  # the stand-in of 3.11 is made by `-m venv`, too
         assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
         assert machine.run().stdout.splitlines() == [f".venv/bin/calfat {RUN} "]
-
-
-def test_make_takes_a_uv_that_is_there(tmp_path: Path) -> None:
-    machine = NewMachine(tmp_path, "uv")
-    (tmp_path / "programs" / "uv").write_text(UV)
-    (tmp_path / "programs" / "uv").chmod(0o755)
-    assert machine.run().returncode == 0
-    assert machine.calls() == [BRING, "-m venv .venv", UPGRADE, INSTALL, LINK, RUN]
 
 
 @pytest.mark.parametrize(("missing", "why"), [("uv", "uv could not be installed"), ("python", "uv could not fetch it")])

@@ -18,6 +18,7 @@ import calfat_plugin as calfat
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
+from tests.snapshot import TextSnapshot
 
 BYTES = np.round(load_digits().images[:60, None] / 16 * 255).astype(np.uint8)
 X = torch.from_numpy(BYTES).float() / 255
@@ -229,32 +230,19 @@ class Named(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "error"),
+    ("x", "y"),
     [
-        (X, None, "y is missing: the labels of the images. A DataLoader or an ImageData has them with it."),
-        (
-            DataLoader(TensorDataset(X, Y)),
-            Y,
-            "y is given beside a DataLoader, which has labels of its own; leave one of them out.",
-        ),
-        (
-            DataLoader(TensorDataset(X, Y), shuffle=True),
-            None,
-            "the DataLoader shuffles, so nobody could tell whose examples are whose; take shuffle=False.",
-        ),
-        (DataLoader(Named()), None, "a batch of the DataLoader is a dict; expected (images, labels)."),
-        (
-            DataLoader(TensorDataset(X, Y, Y)),
-            None,
-            "a batch of the DataLoader is a list of 3; expected (images, labels).",
-        ),
-        (DataLoader(TensorDataset(X[:0], Y[:0])), None, "there are no images in x."),
+        (X, None),
+        (DataLoader(TensorDataset(X, Y)), Y),
+        (DataLoader(TensorDataset(X, Y), shuffle=True), None),
+        (DataLoader(Named()), None),
+        (DataLoader(TensorDataset(X, Y, Y)), None),
+        (DataLoader(TensorDataset(X[:0], Y[:0])), None),
     ],
 )
-def test_a_loader_that_does_not_fit(model: nn.Module, x: Any, y: Any, error: str) -> None:
-    with pytest.raises(calfat.DataError) as caught:
+def test_a_loader_that_does_not_fit(model: nn.Module, x: Any, y: Any, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(calfat.DataError):
         calfat.attack("fgsm", model, x, y, eps=0.1)
-    assert str(caught.value) == error
 
 
 def test_something_to_measure_has_to_be_named(model: nn.Module) -> None:

@@ -19,6 +19,7 @@ from calfat_plugin.runs.rounds import COST_COLUMNS
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import COMMAND, python
 from tests.host.test_unharmed import world
+from tests.snapshot import TextSnapshot
 
 SECTIONS: dict[str, Any] = parse_document(RECIPE, "small.yaml").data
 TWO = {"train_args.comm_round": 2}
@@ -122,48 +123,29 @@ def test_a_run_without_a_finished_round_leaves_its_log_alone(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    "changes",
     [
-        (
-            {"set": {"comm_round": 5}},
-            "set comm_round=5: expected a key such as train_args.comm_round.",
-        ),
-        (
-            {"set": {"train_args.comm_round": 0}},
-            "set train_args.comm_round=0: train_args.comm_round: got 0 (int), expected a whole number, >= 1.",
-        ),
-        (
-            {"set": {"train_args": {"comm_round": 0}}},
-            "set train_args.comm_round=0: train_args.comm_round: got 0 (int), expected a whole number, >= 1.",
-        ),
-        ({"seed": -1}, "seed=-1: common_args.random_seed: got -1 (int), expected "),
-        (
-            {"set": {"calfat.evaluators": [object]}},
-            "expected numbers, texts, lists and mappings, as in a recipe file; got <class 'object'>.",
-        ),
-        ({"set": {"calfat.trainer": "fedpdg"}}, "set calfat.trainer='fedpdg': calfat.trainer: no local trainer called"),
-        ({"recipe": {"calfat": {1: 2}}}, "recipe:2: calfat: the key 1 (int) is not a text"),
-        ({"recipe": {}}, "recipe: there is no section 'calfat'."),
-        ({"recipe": "nowhere.yaml"}, "nowhere.yaml: no such file."),
-        ({"workers": 0}, "workers 0: expected a number of processes, 1 or more, or auto."),
-        ({"workers": "two"}, "workers two: expected a number of processes, 1 or more, or auto."),
-        (
-            {"workers": 2, "set": {"common_args.training_type": "cross_silo", "comm_args.backend": "GRPC"}},
-            "workers is for simulations: in a cross-silo run each client has a process of its own.",
-        ),
-        (
-            {"set": {"comm_args.backend": "MPI"}},
-            "recipe: this recipe runs in 3 processes. Start them in a shell: calfat run RECIPE --local",
-        ),
+        {"set": {"comm_round": 5}},
+        {"set": {"train_args.comm_round": 0}},
+        {"set": {"train_args": {"comm_round": 0}}},
+        {"seed": -1},
+        {"set": {"calfat.evaluators": [object]}},
+        {"set": {"calfat.trainer": "fedpdg"}},
+        {"recipe": {"calfat": {1: 2}}},
+        {"recipe": {}},
+        {"recipe": "nowhere.yaml"},
+        {"workers": 0},
+        {"workers": "two"},
+        {"workers": 2, "set": {"common_args.training_type": "cross_silo", "comm_args.backend": "GRPC"}},
+        {"set": {"comm_args.backend": "MPI"}},
     ],
 )
 def test_what_is_wrong_is_an_error_that_says_where(
-    changes: dict[str, Any], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], snapshot: TextSnapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(calfat.CalfatError) as caught:
+    with snapshot.raises(calfat.CalfatError):
         calfat.run(**{"recipe": SECTIONS, **changes})
-    assert str(caught.value).startswith(error)
     assert list(tmp_path.iterdir()) == []
 
 

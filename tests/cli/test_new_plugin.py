@@ -14,6 +14,7 @@ from calfat_plugin import __version__
 from calfat_plugin.cli.new_plugin import KINDS
 from tests.cli.runner import ROOT, calfat
 from tests.environment import bare
+from tests.snapshot import TextSnapshot
 
 NAMES = {kind: f"my-{kind}" for kind in KINDS}
 
@@ -35,17 +36,13 @@ def tool(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_it_says_what_it_wrote_and_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_it_wrote_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     monkeypatch.chdir(tmp_path)
     ended = calfat("new-plugin", "my-fat", "--kind", "trainer")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out == (
-        "my-fat: a package for a plugin (local trainer) in my_fat.py, which works and is yours to change.\n"
-        "  cd my-fat\n"
-        "  calfat run my_fat.yaml --plugin my_fat.py\n"
-        "  python -m pytest\n"
-        "  pip install --no-build-isolation -e .\n"
-    )
+    snapshot(ended.out)
     files = sorted(str(path.relative_to(tmp_path / "my-fat")) for path in (tmp_path / "my-fat").rglob("*.*"))
     assert files == ["README.md", "my_fat.py", "my_fat.yaml", "pyproject.toml", "tests/test_my_fat.py"]
 

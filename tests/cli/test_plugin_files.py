@@ -17,6 +17,7 @@ from calfat_plugin.cli.fedml import is_ours
 from tests.cli.runner import RECIPES, Ended, calfat
 from tests.contract.distributions import install
 from tests.runs.test_stop import Terminal
+from tests.snapshot import TextSnapshot
 
 METHOD = """\
 from dataclasses import dataclass
@@ -60,11 +61,8 @@ def test_a_recipe_can_name_what_the_file_offers() -> None:
     assert error("check", "r.yaml").startswith("r.yaml:2: calfat.trainer: no local trainer called 'my-fat'.")
 
 
-def test_its_options_are_checked_like_any_others() -> None:
-    assert error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}") == (
-        "--set calfat.trainer={name: my-fat, share: 2}: calfat.trainer.share: got 2 (int), expected a number, "
-        "0 <= value <= 1."
-    )
+def test_its_options_are_checked_like_any_others(snapshot: TextSnapshot) -> None:
+    snapshot(error("check", "r.yaml", *FLAG, "--set", "calfat.trainer={name: my-fat, share: 2}"))
 
 
 def test_a_recipe_as_run_has_the_file_and_its_digest_and_is_a_recipe_again(folder: Path) -> None:
@@ -317,7 +315,7 @@ def test_a_section_of_a_recipe_that_lists_no_files(plugins: str, complaint: str)
     assert error("check", "r.yaml") == f"r.yaml:2: {complaint}"
 
 
-def test_a_file_that_is_not_what_the_recipe_says() -> None:
+def test_a_file_that_is_not_what_the_recipe_says(snapshot: TextSnapshot) -> None:
     then = digest()
     named = f"my-fat, plugins: {{my_fat: {{file: my_fat.py, sha256: {then}}}}},"
     Path("r.yaml").write_text(RECIPE.replace("my-fat,", named))
@@ -328,7 +326,4 @@ def test_a_file_that_is_not_what_the_recipe_says() -> None:
         "it, or start a new run with it as it is."
     )
     Path("my_fat.py").unlink()
-    assert error("check", "r.yaml") == (
-        "HERE/my_fat.py: the plugin file cannot be read (No such file or directory). Restore it, or name it where it "
-        "is now with --plugin FILE."
-    )
+    snapshot(error("check", "r.yaml"))

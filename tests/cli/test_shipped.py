@@ -12,6 +12,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.shipped import headline, located, shipped_files
 from tests.cli.runner import RECIPES, ROOT, Ended, calfat
+from tests.snapshot import TextSnapshot
 
 SUITES = ROOT / "suites"
 
@@ -69,16 +70,13 @@ def test_a_file_that_is_not_there(written: str, answer: str) -> None:
     assert calfat("check", written) == refused(f"{written}: no such file.{answer}")
 
 
-def test_the_list_has_every_name_with_its_first_sentence() -> None:
+def test_the_list_has_every_name_with_its_first_sentence(snapshot: TextSnapshot) -> None:
     listed = json.loads(calfat("recipes", "--json").out)["recipes"]
     assert [row["name"] for row in listed] == list(shipped_files())
     assert {row["kind"] for row in listed} == {"recipe", "suite"}
     (digits,) = (row for row in listed if row["name"] == "calfat_digits")
     assert digits["file"] == str(shipped_files()["calfat_digits"])
-    assert digits["summary"] == (
-        "CalFAT (Chen et al. 2022) on scikit-learn's digits: real data, nothing to download, "
-        "about a minute on two cores."
-    )
+    snapshot(digits["summary"])
     shown = calfat("recipes").out
     assert [row["name"] for row in listed if f"  {row['name']} " not in shown or row["summary"] not in shown] == []
 
@@ -125,7 +123,7 @@ def test_a_sentence_does_not_end_with_et_al() -> None:
     assert headline(Path("a.yaml")) == "PGD (Madry et al. 2018), on digits."
 
 
-def test_init_copies_a_recipe_as_it_is() -> None:
+def test_init_copies_a_recipe_as_it_is(snapshot: TextSnapshot) -> None:
     assert calfat("init", "calfat_digits") == Ended(
         0, "calfat_digits.yaml: written. Start it with: calfat run calfat_digits.yaml\n", ""
     )
@@ -135,9 +133,7 @@ def test_init_copies_a_recipe_as_it_is() -> None:
         "calfat_digits.yaml: exists already. Name another file with --out, or remove it."
     )
     assert Path("calfat_digits.yaml").read_text() == "mine"
-    assert calfat("init", "calfat_digits", "--out", "my own.yaml").out == (
-        "my own.yaml: written. Start it with: calfat run 'my own.yaml'\n"
-    )
+    snapshot(calfat("init", "calfat_digits", "--out", "my own.yaml").out)
 
 
 @pytest.mark.parametrize("name", shipped_files("suites"))

@@ -27,6 +27,7 @@ from calfat_plugin.registry import KINDS, Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
 from calfat_plugin.trainers.fedtrades import FedTRADES, FedTRADESOptions
+from tests.snapshot import TextSnapshot
 
 
 def registry(entry: Entry) -> Registry:
@@ -826,14 +827,9 @@ class Failing(Deaf):
         raise OSError("disk full")
 
 
-def test_a_logger(tmp_path: Path) -> None:
-    assert complaint(testing.check_logger, entries.LoggerEntry("x", build=Deaf), tmp_path) == (
-        "x: it has none of the hooks calfat_run_started, calfat_round_finished, calfat_run_finished, "
-        "calfat_run_stopped."
-    )
-    assert complaint(testing.check_logger, entries.LoggerEntry("x", build=Failing), tmp_path) == (
-        "logger 'x' failed in calfat_run_stopped and is off for this run: OSError: disk full"
-    )
+def test_a_logger(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    snapshot(complaint(testing.check_logger, entries.LoggerEntry("x", build=Deaf), tmp_path))
+    snapshot(complaint(testing.check_logger, entries.LoggerEntry("x", build=Failing), tmp_path))
 
 
 def test_without_a_registry_it_is_the_built_ins_and_what_is_installed() -> None:

@@ -38,11 +38,6 @@ def test_each_block_is_run_or_says_why_not(page: str) -> None:
     assert not_run(page, blocks(page)) == []
 
 
-def test_a_block_that_nothing_runs_is_found() -> None:
-    added = [Block("toml", "[tool]\n", "", is_run=True), Block("toml", "[build]\n", "", is_run=False)]
-    assert not_run("install.md", [*blocks("install.md"), *added]) == ["[tool]"]
-
-
 @pytest.mark.parametrize(("page", "language"), RUN_BY)
 def test_who_runs_a_block_is_there(page: str, language: str) -> None:
     file, _, name = RUN_BY[page, language].partition("::")

@@ -17,7 +17,7 @@ from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry, check_dataset, check_evaluator, check_model, check_trainer
 from tests.docs.names import BUILT_IN, inline, recipe_keys
-from tests.docs.pages import DOCS, PAGES, Block, blocks, text_of
+from tests.docs.pages import DOCS, PAGES, blocks, text_of
 from tests.docs.reader import Reader
 from tests.inputs.on_disk import write_class_folders
 
@@ -61,24 +61,6 @@ def test_only_these_blocks_are_not_run() -> None:
     first = {page: [block.text.split()[0] for block in blocks(page) if not block.is_run] for page in PAGES}
     assert {page: words for page, words in first.items() if words} == NOT_RUN
     assert all(text_of(page).count("```") == 2 * len(blocks(page)) for page in PAGES)
-
-
-@pytest.mark.parametrize(
-    ("language", "text"),
-    [
-        ("sh", "calfat check nowhere.yaml\n"),
-        ("sh", "calfatt check calfat_digits\n"),
-        ("yaml", "data_args: {datasett: digits}\n"),
-        ("yaml", "data_args: {zz: digits}\n"),  # a warning
-        ("python", "import my_module_that_is_nowhere\n"),
-        ("text", "benign\n"),
-    ],
-)
-def test_a_block_that_does_not_work_is_noticed(
-    language: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises((AssertionError, ImportError)):
-        Reader(tmp_path, monkeypatch).follow(Block(language, text, saved="", is_run=True))
 
 
 CHECKED: dict[str, Callable[[Registry, Path], object]] = {

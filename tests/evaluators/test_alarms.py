@@ -201,17 +201,11 @@ def test_a_sound_evaluation_raises_none():
 # --- on the console ---------------------------------------------------------------------------------------------------
 
 
-def test_findings_are_shown_with_their_code_and_nothing_without():
+def test_findings_are_shown_with_their_code_and_nothing_without(snapshot):
     stream = io.StringIO()
     console = Console(file=stream, width=40)
     show_alarms(console, ())
     assert stream.getvalue() == ""
     show_alarms(console, (Alarm("a-b", "[red]text[/red] that is longer than one line of it.", ()),))
     show_alarms(console, (Alarm("a", "b", ()), Alarm("c", "d", ())))
-    assert stream.getvalue() == (
-        "1 finding about these numbers:\n"
-        "  a-b: [red]text[/red] that is longer than one line of it.\n"
-        "2 findings about these numbers:\n"
-        "  a: b\n"
-        "  c: d\n"
-    )
+    snapshot(stream.getvalue())

@@ -78,43 +78,24 @@ def test_a_part_of_the_examples(digits_model, digits, make_task):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "text"),
+    ("name", "options"),
     [
-        (
-            "corruptions",
-            {"kinds": "noise, blurr"},
-            "kinds: there is no corruption 'blurr'. Did you mean 'blur'? Known: noise, blur, brightness, contrast, "
-            "rotation, translation, occlusion.",
-        ),
-        ("corruptions", {"kinds": "noise, noise"}, "kinds: 'noise' is listed twice; once is enough."),
-        (
-            "corruptions",
-            {"kinds": ""},
-            "kinds: there is no corruption ''. Known: noise, blur, brightness, contrast, rotation, translation, "
-            "occlusion.",
-        ),
-        (
-            "panel",
-            {"linf": 8},
-            "linf: got 8 (int), expected a number or a fraction such as 8/255, 0 < value <= 1, or null.",
-        ),
-        ("panel", {"l1": 0}, "l1: got 0 (int), expected a number or a fraction such as 8/255, > 0, or null."),
-        (
-            "panel",
-            {"attack": "pdg"},
-            "attack: got 'pdg' (text), expected one of pgd, autoattack. Did you mean 'pgd'?",
-        ),
+        ("corruptions", {"kinds": "noise, blurr"}),
+        ("corruptions", {"kinds": "noise, noise"}),
+        ("corruptions", {"kinds": ""}),
+        ("panel", {"linf": 8}),
+        ("panel", {"l1": 0}),
+        ("panel", {"attack": "pdg"}),
     ],
 )
-def test_options_that_make_no_sense_are_reported(name, options, text):
-    with pytest.raises(OptionError) as caught:
+def test_options_that_make_no_sense_are_reported(name, options, snapshot):
+    with snapshot.raises(OptionError, next(iter(options))):
         parse_options(
             ENTRIES[name].config,
             options,
             owner=name,
             fail=lambda option, reason: OptionError(f"{option}: {reason}" if option else reason),
         )
-    assert str(caught.value) == text
 
 
 def test_a_radius_longer_than_any_image_is_refused_before_a_run():

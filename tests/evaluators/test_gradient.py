@@ -234,44 +234,24 @@ def complaint(name, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "text"),
+    ("name", "options"),
     [
-        (
-            "pgd",
-            {"eps": 8},
-            "eps is a fraction of the pixel range, such as 8/255; got 8. (For an L2 or L1 ball wider than 1, say "
-            "norm: l2 or norm: l1 beside it.)",
-        ),
-        (
-            "cw",
-            {"step_size": 2},
-            "step_size is a fraction of the pixel range, such as 8/255; got 2. (For an L2 or L1 ball wider than 1, say "
-            "norm: l2 or norm: l1 beside it.)",
-        ),
-        (
-            "fgsm",
-            {"norm": "l2"},
-            "norm: l2 needs an eps beside it; the same eps is another budget in each norm.",
-        ),
-        (
-            "bim",
-            {"restarts": 3},
-            "restarts: 3 from the clean image would all be the same; say start: uniform, or leave restarts out.",
-        ),
-        ("pgd", {"steps": 0}, "steps: got 0 (int), expected a whole number, >= 1."),
-        ("pgd", {"eps": -1}, "eps: got -1 (int), expected a number or a fraction such as 8/255, >= 0, or null."),
-        ("pgd", {"logit_scale": 0}, "logit_scale: got 0 (int), expected a number, > 0."),
-        ("cw", {"kappa": -1}, "kappa: got -1 (int), expected a number, >= 0."),
-        (
-            "pgd",
-            {"start": "uniforn"},
-            "start: got 'uniforn' (text), expected one of x, uniform. Did you mean 'uniform'?",
-        ),
-        ("fgsm", {"max_examples": 0}, "max_examples: got 0 (int), expected a whole number, >= 1, or null."),
+        ("pgd", {"eps": 8}),
+        ("cw", {"step_size": 2}),
+        ("fgsm", {"norm": "l2"}),
+        ("bim", {"restarts": 3}),
+        ("pgd", {"steps": 0}),
+        ("pgd", {"eps": -1}),
+        ("pgd", {"logit_scale": 0}),
+        ("cw", {"kappa": -1}),
+        ("pgd", {"start": "uniforn"}),
+        ("fgsm", {"max_examples": 0}),
     ],
 )
-def test_options_out_of_range_are_reported(name, options, text):
-    assert complaint(name, **options) == text
+def test_options_out_of_range_are_reported(name, options, snapshot):
+    said = complaint(name, **options)
+    assert said.startswith(next(iter(options)))
+    snapshot(said)
 
 
 def test_a_wide_l2_ball_is_allowed():

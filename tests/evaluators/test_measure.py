@@ -64,27 +64,19 @@ def run(
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_in_training_mode_is_refused_by_the_module():
+def test_a_model_in_training_mode_is_refused_by_the_module(snapshot):
     model = Linear().eval()
     model.dropout.train()
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Natural(None), model)
-    assert str(caught.value) == (
-        "the model is in training mode (module 'dropout'), so dropout and batch statistics would blur the evaluation. "
-        "Call model.eval() first."
-    )
 
 
-def test_weights_that_are_not_finite_are_named():
+def test_weights_that_are_not_finite_are_named(snapshot):
     model = Linear().eval()
     with torch.no_grad():
         model.last.weight[1, 2:] = float("nan")
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Natural(None), model)
-    assert str(caught.value) == (
-        "the model returned nan or inf for clean images: 2 of 12 values of its tensor 'last.weight' are not finite. "
-        "The training diverged (lower train_args.learning_rate), or the checkpoint is damaged."
-    )
 
 
 def test_buffers_that_are_not_finite_are_named():
@@ -94,34 +86,23 @@ def test_buffers_that_are_not_finite_are_named():
         run(Natural(None), model)
 
 
-def test_numbers_that_overflow_on_the_way_are_distinguished_from_bad_weights():
+def test_numbers_that_overflow_on_the_way_are_distinguished_from_bad_weights(snapshot):
     model = Linear().eval()
     model.scale.fill_(3e38)
     model.last.weight.data *= 1e3
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Natural(None), model)
-    assert str(caught.value) == (
-        "the model returned nan or inf for clean images: its weights are finite, so the numbers grow too large on the "
-        "way."
-    )
 
 
-def test_images_that_do_not_fit_the_model_are_reported_by_their_shape():
+def test_images_that_do_not_fit_the_model_are_reported_by_their_shape(snapshot):
     wide = ImageData(torch.rand(4, 3, 5, 5), torch.zeros(4, dtype=torch.int64))
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Natural(None), data=wide)
-    assert str(caught.value) == (
-        "the model cannot take images of shape (3, 5, 5) (RuntimeError: mat1 and mat2 shapes cannot be multiplied "
-        "(3x75 and 4x3)). Is it the model of this data set?"
-    )
 
 
-def test_logits_of_another_shape_are_reported():
-    with pytest.raises(ModelError) as caught:
+def test_logits_of_another_shape_are_reported(snapshot):
+    with snapshot.raises(ModelError):
         run(Natural(None), num_classes=10)
-    assert str(caught.value) == (
-        "the model returned (3, 3) for 3 images of shape (1, 2, 2); expected logits of shape (3, 10)."
-    )
 
 
 def test_what_is_no_tensor_is_reported():
@@ -311,19 +292,15 @@ def test_a_plugin_cannot_relabel_the_examples():
     ],
     ids=["weights", "buffers", "mode", "module"],
 )
-def test_an_evaluator_that_changes_the_model_is_caught_by_name(change):
+def test_an_evaluator_that_changes_the_model_is_caught_by_name(change, snapshot):
     class Vandal(Evaluator):
         def evaluate(self, task, label):
             result = Natural(None).evaluate(task, label)
             change(task.model)
             return result
 
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Vandal())
-    assert str(caught.value) == (
-        "evaluator 'cheat' changed the model it was to measure (weights, buffers or training mode), so no number after "
-        "it would be about the same model."
-    )
 
 
 @pytest.mark.parametrize(
@@ -359,17 +336,13 @@ def test_tallies_of_an_attack_land_in_the_details():
     assert run(Counting(lambda x: x)).details == {"examples": 8, "batches": 3}
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_reported_with_what_to_do():
+def test_a_batch_that_does_not_fit_into_memory_is_reported_with_what_to_do(snapshot):
     class Huge(Linear):
         def forward(self, x):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.\nDetails.")
 
-    with pytest.raises(ModelError) as caught:
+    with snapshot.raises(ModelError):
         run(Natural(None), Huge().eval())
-    assert str(caught.value) == (
-        "cpu has no memory for a batch of 3 images; take a smaller batch size (CUDA out of memory. Tried to allocate "
-        "9.00 GiB.)"
-    )
 
 
 def counted(clean: torch.Tensor, adv: torch.Tensor, y: torch.Tensor, num_classes: int) -> EvaluationResult:

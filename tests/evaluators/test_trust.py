@@ -42,6 +42,7 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
+from tests.snapshot import TextSnapshot
 
 HERE = Path(__file__).parent
 RECIPE = """\
@@ -548,69 +549,27 @@ def test_images_too_small_for_square_do_without_it(folder: Path, monkeypatch: py
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
-PROBABILITIES = (
-    "the model returns probabilities, not logits: every row is in [0, 1] and sums to 1. The gradient of a "
-    "cross-entropy on top of a softmax vanishes, so the attacks are weak and the accuracy under them is too high. Let "
-    "the model return the logits in front of its softmax."
-)
-
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments",
     [
-        (own("Probabilities"), PROBABILITIES),
-        (
-            own("Overflowing"),
-            "the model returned nan or inf for clean images: its weights are finite, so the numbers grow too large on "
-            "the way.",
-        ),
-        (
-            own("Honest", "nan"),
-            "nan.safetensors: these are not weights of the model 'trust_models:Honest': the file: tensor "
-            "'net.body.0.weight' holds 288 nan or inf among 288 values.",
-        ),
-        (
-            own("Honest", "of-large-images"),
-            "of-large-images.safetensors: these are not weights of the model 'trust_models:Honest': the file: tensor "
-            "'net.classifier.weight' has shape (10, 3136), expected (10, 256).",
-        ),
-        (
-            own("NeverInEvaluationMode"),
-            "the model is in training mode (module 'NeverInEvaluationMode'), so dropout and batch statistics would "
-            "blur the evaluation. Call model.eval() first.",
-        ),
-        (
-            own("FiveClasses"),
-            "--model trust_models:FiveClasses: model_args.model: model trust_models:FiveClasses: images of shape "
-            "(2, 1, 8, 8) gave (2, 5); expected logits of shape (2, 10).",
-        ),
-        (
-            own("ForColour"),
-            "--model trust_models:ForColour: model_args.model: model trust_models:ForColour: a forward pass on images "
-            "of shape (2, 1, 8, 8) failed (RuntimeError: Given groups=1, ",
-        ),
-        (own("Honest", eps="0"), "there is no robustness to judge at eps 0; give a budget, such as --eps 8/255."),
-        (
-            ("run", "--transfer", "faces"),
-            "--transfer faces: its data set is 'mnist'; the model on trial is measured on 'digits'. Name runs of the "
-            "same data set.",
-        ),
-        (
-            ("run", "--transfer", "nowhere"),
-            "nowhere: no such checkpoint or run directory. Did you mean 'other'?",
-        ),
-        (
-            ("run", "--output", "missing/trust.json"),
-            "missing: cannot be written to (No such file or directory); choose another place with --output.",
-        ),
-        (
-            (),
-            "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with --model, "
-            "--weights and --dataset (missing: --model, --weights, --dataset).",
-        ),
+        own("Probabilities"),
+        own("Overflowing"),
+        own("Honest", "nan"),
+        own("Honest", "of-large-images"),
+        own("NeverInEvaluationMode"),
+        own("FiveClasses"),
+        own("ForColour"),
+        own("Honest", eps="0"),
+        ("run", "--transfer", "faces"),
+        ("run", "--transfer", "nowhere"),
+        ("run", "--output", "missing/trust.json"),
+        (),
     ],
 )
-def test_bad_input_is_refused_and_nothing_is_written(arguments: tuple[object, ...], text: str, run_dir: Path) -> None:
+def test_bad_input_is_refused_and_nothing_is_written(
+    arguments: tuple[object, ...], snapshot: TextSnapshot, run_dir: Path
+) -> None:
     faces = RunDirectory(Path("faces"))
     faces.checkpoint("last").parent.mkdir(parents=True)
     faces.checkpoint("last").touch()
@@ -618,9 +577,7 @@ def test_bad_input_is_refused_and_nothing_is_written(arguments: tuple[object, ..
     before = sorted(Path().rglob("*"))
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith(f"error: {text}")
-    if not text.endswith("groups=1, "):
-        assert err == f"error: {text}\n"
+    snapshot(err.partition("groups=1, ")[0])  # what follows are torch's words
     assert sorted(path for path in Path().rglob("*") if "__pycache__" not in path.parts) == before
 
 

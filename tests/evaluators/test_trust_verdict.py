@@ -18,6 +18,7 @@ from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.judging.white_box import BudgetCurve, unbounded
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.threat import Bounds, ThreatModel, parse_number
+from tests.snapshot import TextSnapshot
 
 CHECKS = battery(full=False, surrogates=1)
 HONEST = {
@@ -86,17 +87,12 @@ def verdict(**changes: object) -> Verdict:
     return conclude(CHECKS, made(**changes), "linf", "0.1", 300)  # type: ignore[arg-type]
 
 
-def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget() -> None:
+def test_an_honest_number_holds_and_the_sentence_has_every_attack_of_the_budget(snapshot: TextSnapshot) -> None:
     found = verdict()
     assert (found.word, found.text, found.causes, found.clear) == ("holds", "holds", (), False)
     assert (found.natural, found.claimed, found.worst) == (0.98, 0.80, 0.78)
     assert found.difference == pytest.approx(0.02)
-    assert found.sentence == (
-        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) hold: fgsm, pgd20, cw20, dlr20, "
-        "margin20, pgd20 of other, noise100, pgd5, pgd100, pgd20 x 5, square1000, pgd20 of surrogate, cw20 of "
-        "surrogate, mi-fgsm20 of surrogate and autoattack together leave 78.0 % [73.0, 82.3], 2.0 points fewer [0.9, "
-        "4.3]."
-    )
+    snapshot(found.sentence)
 
 
 def of_binomial(correct: int, number: int) -> tuple[float, float]:
@@ -248,102 +244,33 @@ def test_only_the_last_check_is_left_out_of_an_overstated_number() -> None:
     assert "overstate the robustness by at least 30.0 points [" in late.sentence
 
 
-UPPER_BOUND = (
-    " The worst case, {}, is no usable number, only an upper bound: the model hides from attacks. Attack it "
-    "without the "
-    "part that does, and report what that leaves."
-)
-SEE_NOTHING = "no attack that compares logits sees how near it is to an error"
-
-
 @pytest.mark.parametrize(
-    ("changes", "symptom", "worst"),
+    ("changes", "worst"),
     [
-        ({"zero": 30}, "the gradient of the cross-entropy is exactly zero for 10.0 % of the images", ""),
-        (
-            {"curve": {**CURVE, "0.2": 0.85}},
-            "the accuracy rises with the budget, from 80.0 % at eps 0.1 to 85.0 % at eps 0.2",
-            "78.0 %",
-        ),
-        (
-            {"curve": {**CURVE, "0.5": 0.14, "0.4": 0.15}},
-            "at eps 0.5 every image can be made the same grey one, yet what pgd20 leaves, 14.0 %, is more than "
-            "guessing (11.0 %): the attack fails",
-            "78.0 %",
-        ),
-        (
-            {"attacks": {"pgd100": 0.83}},
-            "pgd100 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less",
-            "",
-        ),
-        (
-            {"attacks": {"pgd20 x 5": 0.83}},
-            "pgd20 x 5 leaves 83.0 %, more than pgd20 with 80.0 %: more effort finds less",
-            "",
-        ),
-        (
-            {"attacks": {"pgd5": 0.776}},
-            "pgd20 leaves 80.0 %, more than pgd5 with 77.6 %: more effort finds less",
-            "",
-        ),
-        (
-            {"attacks": {"noise100": 0.765}},
-            "random noise leaves 76.5 %, fewer than the best attack along its gradients with 79.0 %: the gradients "
-            "point nowhere",
-            "76.5 %",
-        ),
-        (
-            {"attacks": {"pgd20 of other": 0.765}},
-            "pgd20 of other leaves 76.5 %, fewer than the best attack along its own gradients with 79.0 %: they are "
-            "masked",
-            "76.5 %",
-        ),
-        (
-            {"attacks": {"mi-fgsm20 of surrogate": 0.765}},
-            "mi-fgsm20 of surrogate leaves 76.5 %, fewer than the best attack along its own gradients with 79.0 %: "
-            "they "
-            "are masked",
-            "76.5 %",
-        ),
-        (
-            {"attacks": {"square1000": 0.765}},
-            "Square, which uses no gradients, leaves 76.5 %, fewer than the best attack that uses them with 79.0 %: "
-            "the gradients are masked",
-            "76.5 %",
-        ),
-        (
-            {"facts": {"unrelated": 0.25}},
-            "for 25.0 % of the images the gradient is not the slope of the logits: attacks along it climb another "
-            "function than the one that answers",
-            "78.0 %",
-        ),
-        (
-            {"facts": {"one-hot": 1.0}},
-            f"for 100.0 % of the images the logits are two different numbers alone, as a label is: {SEE_NOTHING}",
-            "78.0 %",
-        ),
-        (
-            {"facts": {"repeated": 0.5}},
-            "at a random point of the ball the logits of 50.0 % of the images are exactly what they are at the image "
-            f"itself: {SEE_NOTHING}",
-            "78.0 %",
-        ),
-        (
-            {"zero_margin": 30},
-            "the gradient of the logits themselves is exactly zero for 10.0 % of the images",
-            "78.0 %",
-        ),
+        ({"zero": 30}, ""),
+        ({"curve": {**CURVE, "0.2": 0.85}}, "78.0 %"),
+        ({"curve": {**CURVE, "0.5": 0.14, "0.4": 0.15}}, "78.0 %"),
+        ({"attacks": {"pgd100": 0.83}}, ""),
+        ({"attacks": {"pgd20 x 5": 0.83}}, ""),
+        ({"attacks": {"pgd5": 0.776}}, ""),
+        ({"attacks": {"noise100": 0.765}}, "76.5 %"),
+        ({"attacks": {"pgd20 of other": 0.765}}, "76.5 %"),
+        ({"attacks": {"mi-fgsm20 of surrogate": 0.765}}, "76.5 %"),
+        ({"attacks": {"square1000": 0.765}}, "76.5 %"),
+        ({"facts": {"unrelated": 0.25}}, "78.0 %"),
+        ({"facts": {"one-hot": 1.0}}, "78.0 %"),
+        ({"facts": {"repeated": 0.5}}, "78.0 %"),
+        ({"zero_margin": 30}, "78.0 %"),
     ],
 )  # fmt: skip
-def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, symptom: str, worst: str) -> None:
+def test_a_symptom_without_a_lower_number_is_not_shown(changes: dict, snapshot: TextSnapshot, worst: str) -> None:
     """Where the model hides from attacks, what withstands them is no usable number."""
     found = verdict(**changes)
-    assert (found.word, found.causes, found.usable) == ("not shown", (symptom,), not worst)
+    assert (found.word, len(found.causes), found.usable) == ("not shown", 1, not worst)
     assert found.text == ("not shown; the worst case is no usable number" if worst else "not shown")
-    assert found.sentence == (
-        "The 80.0 % [75.1, 84.1] under PGD-20 within linf 0.1 (300 test images) are not shown to be robust. Cause: "
-        f"{symptom}.{UPPER_BOUND.format(worst) if worst else ''}"
-    )
+    assert found.causes[0] in found.sentence
+    assert (f"The worst case, {worst}, is no usable number" in found.sentence) == bool(worst)
+    snapshot(found.sentence)
 
 
 @pytest.mark.parametrize("facts", [{"unrelated": 0.1}, {"one-hot": 0.1}, {"repeated": 0.01}, {"batched": 0.01}])
@@ -369,42 +296,23 @@ def test_a_margin_that_reaches_grey_where_the_cross_entropy_does_not_is_no_sympt
 
 
 @pytest.mark.parametrize(
-    ("facts", "disputed", "cause"),
+    ("facts", "disputed"),
     [
-        (
-            {"batched": 0.3},
-            0,
-            "the answer about an image depends on the other images of its batch, or on their order, for 30.0 % of the "
-            "images. An accuracy is then one of the batches, not of the images: let the model use statistics that it "
-            "keeps (running averages), not the batch's",
-        ),
-        (
-            {"remembered": 0.3},
-            0,
-            "the answer depends on what the model was asked before: a freshly loaded copy answers otherwise about 30.0 "
-            "% of the points. What it remembers is not its robustness: judge it without its memory",
-        ),
-        (
-            {},
-            30,
-            "a freshly loaded copy, asked in another order and in other batches, answers otherwise about up to 10.0 % "
-            "of an attack's adversarial images: the answer depends on something else than the image. Find it (memory, "
-            "counters, the batch), and judge the model without it",
-        ),
+        ({"batched": 0.3}, 0),
+        ({"remembered": 0.3}, 0),
+        ({}, 30),
     ],
 )
 def test_no_number_is_usable_of_a_model_whose_answer_depends_on_more_than_the_image(
-    facts: dict[str, float], disputed: int, cause: str
+    facts: dict[str, float], disputed: int, snapshot: TextSnapshot
 ) -> None:
     evidence = made(facts=facts, until="slopes")
     last = dataclasses.replace(evidence[-1].rows[-1], disputed=disputed)
     found = conclude(CHECKS, [*evidence[:-1], dataclasses.replace(evidence[-1], rows=(last,))], "linf", "0.1", 300)
     assert (found.word, found.clear, found.usable) == ("not shown", True, False)
-    assert found.causes == (cause,)
-    assert found.sentence == (
-        f"Robustness within linf 0.1 (300 test images) is not shown. Cause: {cause}. No number of such a model is "
-        "usable."
-    )
+    (cause,) = found.causes
+    assert cause in found.sentence
+    snapshot(found.sentence)
 
 
 def test_the_last_check_is_left_out_of_a_model_that_hides() -> None:
@@ -413,26 +321,18 @@ def test_the_last_check_is_left_out_of_a_model_that_hides() -> None:
     assert (early.clear, late.clear, late.usable) == (False, True, False)
 
 
-def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once() -> None:
+def test_a_model_that_is_no_better_than_guessing_is_not_robust_at_once(snapshot: TextSnapshot) -> None:
     found = verdict(attacks={"pgd20": 0.11, "fgsm": 0.3}, until="noise")
     assert (found.word, found.clear) == ("not robust", True)
-    assert found.sentence == (
-        "The model is not robust: it has 11.0 % [7.9, 15.0] under PGD-20 within linf 0.1 (300 test images), no more "
-        "than guessing (11.0 %)."
-    )
+    snapshot(found.sentence)
 
 
-def test_of_a_randomised_model_one_run_decides_nothing() -> None:
+def test_of_a_randomised_model_one_run_decides_nothing(snapshot: TextSnapshot) -> None:
     rows = tuple(Row(f"pgd20, draw {n}", "0.1", 0.6 + n / 100, 0.6, 300, 1.0, 0) for n in (1, 2, 3))
     answers = Evidence("answers", rows, {"natural": 0.98, "guess": 0.11, "changed": 0.4})
     found = conclude(CHECKS, [answers], "linf", "0.1", 300)
     assert (found.word, found.clear) == ("not shown", True)
-    assert found.sentence == (
-        "Robustness within linf 0.1 (300 test images) is not shown. Cause: the model is randomised: asked about the "
-        "same images again, it gives other logits for 40.0 % of them, and the same attack leaves from 61.0 % to 63.0 "
-        "%. One run decides nothing: average gradients and verdicts over many draws (autoattack with version: rand). "
-        "No number of such a model is usable."
-    )
+    snapshot(found.sentence)
 
 
 def test_nothing_is_said_before_the_first_check() -> None:

@@ -23,6 +23,7 @@ from calfat_plugin.trainers.batches import TrainBatch
 from calfat_plugin.trainers.calfat import CalFAT, CalFATOptions
 from tests.host.federation import experiment, run
 from tests.methods.helpers import Federation
+from tests.snapshot import TextSnapshot
 
 
 class Plugin:
@@ -122,14 +123,9 @@ def test_a_round_without_any_update_ends_the_run_with_the_reasons() -> None:
     assert str(raised.value) == "\n".join([told, *reasons])
 
 
-def test_where_no_update_is_usable_the_error_names_what_to_change() -> None:
-    with pytest.raises(UpdateError) as raised:
+def test_where_no_update_is_usable_the_error_names_what_to_change(snapshot: TextSnapshot) -> None:
+    with snapshot.raises(UpdateError):
         run(experiment(Plugin(), calfat__trainer="misshapen", train_args__client_num_in_total=1))
-    assert str(raised.value) == (
-        "round 1: not one client delivered a usable update.\n"
-        "  client 0: tensor 'classifier.bias' has shape (3,), expected (10,)\n"
-        "  If training diverged, lower train_args.learning_rate."
-    )
 
 
 def test_a_client_whose_update_does_not_fit_keeps_the_state_it_had() -> None:
@@ -180,71 +176,34 @@ def without(wire: Mapping[str, Tensor], name: str) -> Wire:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change",
     [
-        (lambda n, wire: (n, pack_refusal("out of memory")), "client 1: out of memory"),
-        (lambda n, wire: (0, wire), "client 1: it claims 0 training examples; expected 1 or more"),
-        (lambda n, wire: (-5, wire), "client 1: it claims -5 training examples; expected 1 or more"),
-        (lambda n, wire: (math.nan, wire), "client 1: it claims nan training examples; expected 1 or more"),
-        (
-            lambda n, wire: (10**400, wire),
-            "client 1: it claims an absurd number of training examples; expected 1 to 2^53",
-        ),
-        (lambda n, wire: (True, wire), "client 1: it claims True training examples; expected 1 or more"),
-        (
-            lambda n, wire: (n, {**wire, "x/y": torch.zeros(2).to(torch.float8_e4m3fn)}),
-            "client 1: its 'x/y' has type torch.float8_e4m3fn; expected a common real or integer type",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "classifier.bias": torch.full((10,), 3.4e38)}),
-            "client 1: tensor 'classifier.bias' holds 3.4e+38; expected values up to 1e+18",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "metric/loss": torch.tensor(1e308, dtype=torch.float64)}),
-            "client 1: its 'metric/loss' is 1e+308; expected a number up to 1e+18",
-        ),
-        (
-            lambda n, wire: (n, {name: tensor * 1e15 for name, tensor in wire.items()}),
-            "client 1: with its update, which moves furthest, a logit of the global model holds 200 nan or inf among "
-            "200 values",
-        ),
-        (
-            lambda n, wire: (n, pack_refusal("\x1b[2J\u2028wiped\x00" + "x" * 10**6)),
-            "client 1: \ufffd[2J wiped\ufffd" + "x" * 285 + " ...",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "extra": "text"}),
-            "client 1: its message cannot be read: 'extra' is no tensor under a text name",
-        ),
-        (
-            lambda n, wire: (n, {**wire, 3: torch.zeros(1)}),
-            "client 1: its message cannot be read: '3' is no tensor under a text name",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "metric/loss": torch.zeros(2)}),
-            "client 1: its 'metric/loss' has shape (2,) and type torch.float32; expected a number",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "scaffold/delta": torch.tensor([1.0, math.nan])}),
-            "client 1: its 'scaffold/delta' holds 1 nan or inf among 2 values",
-        ),
-        (
-            lambda n, wire: (n, without(wire, "classifier.bias")),
-            "client 1: tensor 'classifier.bias' is missing",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "clasifier.bias": torch.zeros(10)}),
-            "client 1: tensor 'clasifier.bias' is unknown to the global model. Did you mean 'classifier.bias'?",
-        ),
-        (
-            lambda n, wire: (n, {**wire, "classifier.bias": torch.zeros(10, dtype=torch.float64)}),
-            "client 1: tensor 'classifier.bias' has dtype torch.float64, expected torch.float32",
-        ),
+        lambda n, wire: (n, pack_refusal("out of memory")),
+        lambda n, wire: (0, wire),
+        lambda n, wire: (-5, wire),
+        lambda n, wire: (math.nan, wire),
+        lambda n, wire: (10**400, wire),
+        lambda n, wire: (True, wire),
+        lambda n, wire: (n, {**wire, "x/y": torch.zeros(2).to(torch.float8_e4m3fn)}),
+        lambda n, wire: (n, {**wire, "classifier.bias": torch.full((10,), 3.4e38)}),
+        lambda n, wire: (n, {**wire, "metric/loss": torch.tensor(1e308, dtype=torch.float64)}),
+        lambda n, wire: (n, {name: tensor * 1e15 for name, tensor in wire.items()}),
+        lambda n, wire: (n, pack_refusal("\x1b[2J\u2028wiped\x00" + "x" * 10**6)),
+        lambda n, wire: (n, {**wire, "extra": "text"}),
+        lambda n, wire: (n, {**wire, 3: torch.zeros(1)}),
+        lambda n, wire: (n, {**wire, "metric/loss": torch.zeros(2)}),
+        lambda n, wire: (n, {**wire, "scaffold/delta": torch.tensor([1.0, math.nan])}),
+        lambda n, wire: (n, without(wire, "classifier.bias")),
+        lambda n, wire: (n, {**wire, "clasifier.bias": torch.zeros(10)}),
+        lambda n, wire: (n, {**wire, "classifier.bias": torch.zeros(10, dtype=torch.float64)}),
     ],
 )
-def test_a_message_that_does_not_fit_is_refused_by_name_and_does_not_move_the_model(change: Any, reason: str) -> None:
+def test_a_message_that_does_not_fit_is_refused_by_name_and_does_not_move_the_model(
+    change: Any, snapshot: TextSnapshot
+) -> None:
     told, moved = tampered(Federation(experiment()), change)
-    assert told == reason
+    assert told.startswith("client 1: ")
+    snapshot(told)
     assert moved == pytest.approx(2.0)  # the mean of clients 0 and 2, which moved by 1 and 3
 
 

@@ -28,6 +28,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from tests.host.federation import experiment, run
+from tests.snapshot import TextSnapshot
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[tuple[str, Any]]) -> None:
@@ -194,17 +195,13 @@ def test_keys_on_which_only_the_host_acts_reach_it_and_no_others() -> None:
     assert not {"server_lr", "enable_dp"} & set(args)
 
 
-def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_w_and_b_run_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
     def init(args: SimpleNamespace, **kwargs: Any) -> None:
         raise RuntimeError("no login")
 
     monkeypatch.setattr(launch.fedml, "init", init)
-    with pytest.raises(HostError) as raised:
+    with snapshot.raises(HostError):
         run(experiment(tracking_args={"enable_wandb": True, "wandb_project": "fat"}))
-    assert str(raised.value) == (
-        "tracking_args.enable_wandb: FedML could not open a run of Weights & Biases (RuntimeError: no login). Log in "
-        "with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
-    )
     with pytest.raises(RuntimeError):  # without it, this is a bug of somebody's
         run(experiment())
 
@@ -218,13 +215,10 @@ def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> No
     assert received and all(issubclass(kind, OrderedDict) for kind in received)  # noqa: PT018
 
 
-def test_another_host_version_is_refused() -> None:
+def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
     patches.check_version("0.9.6")
-    with pytest.raises(HostError) as raised:
+    with snapshot.raises(HostError):
         patches.check_version("0.9.7")
-    assert str(raised.value) == (
-        "fedml 0.9.7 is installed; calfat_plugin is tested with 0.9.6. Install it with: pip install fedml==0.9.6"
-    )
 
 
 @pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
@@ -238,15 +232,13 @@ def test_a_backend_that_carries_no_simulation(backend: str) -> None:
     )
 
 
-def test_a_simulation_over_mpi_is_taken_where_its_package_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_over_mpi_is_taken_where_its_package_is(
+    monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     supported_runtime(experiment(comm_args__backend="MPI"))
     monkeypatch.setitem(sys.modules, "mpi4py", None)  # what find_spec takes for missing
-    with pytest.raises(RecipeError) as raised:
+    with snapshot.raises(RecipeError):
         supported_runtime(experiment(comm_args__backend="MPI"))
-    assert str(raised.value) == (
-        "--set comm_args.backend=MPI: comm_args.backend: MPI needs the package mpi4py: "
-        "pip install 'calfat-plugin[mpi]'."
-    )
 
 
 def test_the_hosts_events_are_not_logged_and_their_function_is_put_back(caplog: pytest.LogCaptureFixture) -> None:

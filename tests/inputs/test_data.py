@@ -68,59 +68,23 @@ def floats(low: float, high: float) -> ImageData:
     )
 
 
-IN_BYTES = (
-    "expected [0, 1]: divide bytes by 255 or give them as uint8, and leave normalisation to the model."  # as evaluate
-)
 DATA_ERRORS = [
-    (
-        lambda: ImageData(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64)),
-        "images are (2, 8, 8) torch.float32 and labels (2,) torch.int64; "
-        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
-    ),
-    (
-        lambda: ImageData(torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)),
-        "images are (2, 1, 8, 8) torch.float32 and labels (3,) torch.int64; "
-        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
-    ),
-    (
-        lambda: ImageData(torch.zeros(2, 1, 8, 8).double(), torch.zeros(2)),
-        "images are (2, 1, 8, 8) torch.float64 and labels (2,) torch.float32; "
-        "expected (N, C, H, W) uint8 or float32, and (N,) int64.",
-    ),
-    (
-        lambda: Dataset("d", image_data(size=2), image_data(size=3), 1, ("a",)),
-        "data set d: training images are (3, 2, 2), test images (3, 3, 3); expected one shape (C, H, W).",
-    ),
-    (
-        lambda: Dataset("d", image_data(), image_data(), 2, ("a",)),
-        "data set d: 1 class names for 2 classes.",
-    ),
-    (
-        lambda: Dataset("d", image_data(), image_data(0), 1, ("a",)),
-        "data set d: no test images.",
-    ),
-    (
-        lambda: Dataset("d", floats(0, 255), floats(0, 1), 1),
-        f"data set d: training pixels run from 0 to 255; {IN_BYTES}",
-    ),
-    (
-        lambda: Dataset("d", floats(0, 1), floats(-1.5, 2.25), 1),
-        f"data set d: test pixels run from -1.5 to 2.25; {IN_BYTES}",
-    ),
-    (
-        lambda: Dataset("d", floats(0, float("nan")), image_data(), 1),
-        f"data set d: training pixels run from nan to nan; {IN_BYTES}",
-    ),
-    (
-        lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
-        "data set d: training labels run from 1 to 1; expected 0 to 0.",
-    ),
+    lambda: ImageData(torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.int64)),
+    lambda: ImageData(torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.int64)),
+    lambda: ImageData(torch.zeros(2, 1, 8, 8).double(), torch.zeros(2)),
+    lambda: Dataset("d", image_data(size=2), image_data(size=3), 1, ("a",)),
+    lambda: Dataset("d", image_data(), image_data(), 2, ("a",)),
+    lambda: Dataset("d", image_data(), image_data(0), 1, ("a",)),
+    lambda: Dataset("d", floats(0, 255), floats(0, 1), 1),
+    lambda: Dataset("d", floats(0, 1), floats(-1.5, 2.25), 1),
+    lambda: Dataset("d", floats(0, float("nan")), image_data(), 1),
+    lambda: Dataset("d", image_data(label=1), image_data(), 1, ("a",)),
 ]
 
 
-@pytest.mark.parametrize(("build", "text"), DATA_ERRORS)
-def test_wrong_data_is_refused(build, text):
-    with pytest.raises(DataError, match=f"^{re.escape(text)}$"):
+@pytest.mark.parametrize("build", DATA_ERRORS)
+def test_wrong_data_is_refused(build, snapshot):
+    with snapshot.raises(DataError):
         build()
 
 

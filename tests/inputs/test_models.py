@@ -197,47 +197,19 @@ def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
 
 
 @pytest.mark.parametrize(
-    ("path", "options", "text"),
+    ("path", "options"),
     [
-        ("my_models", {}, "model my_models: expected package.module:factory."),
-        (
-            "no_such_module:f",
-            {},
-            "model no_such_module:f: module no_such_module cannot be imported "
-            "(ModuleNotFoundError: No module named 'no_such_module'). "
-            "Is it installed, or on PYTHONPATH?",
-        ),
-        (
-            "my_models:flatt",
-            {},
-            "model my_models:flatt: my_models has no callable 'flatt'. Did you mean 'flat'?",
-        ),
-        (
-            "my_models:picky",
-            {"depth": 3},
-            "model my_models:picky: calling it with in_channels, image_size, num_classes, depth "
-            "failed: user_module.<locals>.picky() got an unexpected keyword argument 'depth'.",
-        ),
-        (
-            "my_models:picky",
-            {},
-            "model my_models:picky: a forward pass on images of shape (2, 1, 4, 4) failed "
-            "(RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x16 and 1x5)).",
-        ),
-        (
-            "my_models:not_a_model",
-            {},
-            "model my_models:not_a_model: it returned int; expected a torch.nn.Module.",
-        ),
-        (
-            "my_models:flat",
-            {"extra": 2},
-            "model my_models:flat: images of shape (2, 1, 4, 4) gave (2, 7); expected logits of shape (2, 5).",
-        ),
+        ("my_models", {}),
+        ("no_such_module:f", {}),
+        ("my_models:flatt", {}),
+        ("my_models:picky", {"depth": 3}),
+        ("my_models:picky", {}),
+        ("my_models:not_a_model", {}),
+        ("my_models:flat", {"extra": 2}),
     ],
 )
-def test_a_users_model_that_cannot_be_used_is_refused(path, options, text, user_module):
-    with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
+def test_a_users_model_that_cannot_be_used_is_refused(path, options, snapshot, user_module):
+    with snapshot.raises(ModelError, f"model {path}: "):
         model_from_factory(path, 1, (4, 4), 5, **options)
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -182,114 +181,29 @@ def test_functions_and_options_have_the_same_defaults(entry):
 
 
 ERRORS = [
-    (
-        lambda: dirichlet(CIFAR10, 5, alpha=float("inf"), seed=0),
-        OptionError,
-        "dirichlet partition: alpha is inf; expected a finite number above 0, such as 0.1.",
-    ),
-    (
-        lambda: dirichlet_plain([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=2),
-        DataError,
-        "dirichlet partition: no split in 2 tries gave each of 5 clients 1 of the 100 examples "
-        "(alpha 1e-09, seed 0; in the best try one client had 0). "
-        "Raise alpha or max_tries, or lower min_size or the number of clients.",
-    ),
-    (
-        lambda: iid(CIFAR10, 5, seed=2**32),
-        OptionError,
-        "partition seed is 4294967296; expected 0 to 4294967295.",
-    ),
-    (
-        lambda: iid(np.zeros((2, 3), dtype=int), 1, seed=0),
-        DataError,
-        "cannot partition labels of shape (2, 3) and type int64: expected one integer class id per example.",
-    ),
-    (
-        lambda: iid(np.zeros(0, dtype=int), 1, seed=0),
-        DataError,
-        "cannot partition labels of shape (0,) and type int64: expected one integer class id per example.",
-    ),
-    (
-        lambda: silo(CIFAR10, 5),
-        DataError,
-        "partition_method: silo leaves the data with the parties of a cross-silo run; there is nothing to split here.",
-    ),
-    (
-        lambda: dirichlet(CIFAR10, 5, alpha=0.0, seed=0),
-        OptionError,
-        "dirichlet partition: alpha is 0.0; expected a finite number above 0, such as 0.1.",
-    ),
-    (
-        lambda: dirichlet_plain(CIFAR10, 5, alpha=float("nan"), seed=0),
-        OptionError,
-        "dirichlet partition: alpha is nan; expected a finite number above 0, such as 0.1.",
-    ),
-    (
-        lambda: dirichlet(CIFAR10, 5, alpha=1.0, seed=0, min_size=-1),
-        OptionError,
-        "dirichlet partition: min_size is -1 and max_tries 1000; expected min_size 0 or more and max_tries 1 or more.",
-    ),
-    (
-        lambda: iid(CIFAR10, 0, seed=0),
-        OptionError,
-        "cannot partition among 0 clients: expected 1 or more.",
-    ),
-    (
-        lambda: iid([0, 1, 0], 4, seed=0),
-        DataError,
-        "cannot give 4 clients at least 1 each of 3 training examples. "
-        "Lower the number of clients or take a larger data set.",
-    ),
-    (
-        lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0),
-        DataError,
-        "cannot give 5 clients at least 10 each of 40 training examples. "
-        "Lower the number of clients or take a larger data set.",
-    ),
-    (
-        lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20),
-        DataError,
-        "dirichlet partition: no split in 20 tries gave each of 100 clients 10 of the 50000 examples "
-        "(alpha 0.05, seed 2021; in the best try one client had 0). "
-        "Raise alpha or max_tries, or lower min_size or the number of clients.",
-    ),
-    (
-        lambda: dirichlet([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=3),
-        DataError,
-        "dirichlet partition: no split in 3 tries gave each of 5 clients 10 of the 100 examples "
-        "(alpha 1e-09, seed 0; in the best try one client had 0). "
-        "Raise alpha or max_tries, or lower min_size or the number of clients.",
-    ),
-    (
-        lambda: label_shards(CIFAR10, 5, k=0, seed=0),
-        OptionError,
-        "label<k> partition: k is 0; expected the number of shards per client, 1 or more.",
-    ),
-    (
-        lambda: label_shards([0, 1, 2], 2, k=2, seed=0),
-        DataError,
-        "cannot give 2 clients at least 2 each of 3 training examples. "
-        "Lower the number of clients or take a larger data set.",
-    ),
-    (
-        lambda: iid(CIFAR10, 5, seed=-1),
-        OptionError,
-        "partition seed is -1; expected 0 to 4294967295.",
-    ),
-    (
-        lambda: iid([], 1, seed=0),
-        DataError,
-        "cannot partition labels of shape (0,) and type float64: expected one integer class id per example.",
-    ),
-    (
-        lambda: iid([0, -1], 1, seed=0),
-        DataError,
-        "cannot partition labels with the negative class id -1: class ids start at 0.",
-    ),
+    (lambda: dirichlet(CIFAR10, 5, alpha=float("inf"), seed=0), OptionError),
+    (lambda: dirichlet_plain([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=2), DataError),
+    (lambda: iid(CIFAR10, 5, seed=2**32), OptionError),
+    (lambda: iid(np.zeros((2, 3), dtype=int), 1, seed=0), DataError),
+    (lambda: iid(np.zeros(0, dtype=int), 1, seed=0), DataError),
+    (lambda: silo(CIFAR10, 5), DataError),
+    (lambda: dirichlet(CIFAR10, 5, alpha=0.0, seed=0), OptionError),
+    (lambda: dirichlet_plain(CIFAR10, 5, alpha=float("nan"), seed=0), OptionError),
+    (lambda: dirichlet(CIFAR10, 5, alpha=1.0, seed=0, min_size=-1), OptionError),
+    (lambda: iid(CIFAR10, 0, seed=0), OptionError),
+    (lambda: iid([0, 1, 0], 4, seed=0), DataError),
+    (lambda: dirichlet([0, 1] * 20, 5, alpha=1.0, seed=0), DataError),
+    (lambda: dirichlet(CIFAR10, 100, alpha=0.05, seed=2021, max_tries=20), DataError),
+    (lambda: dirichlet([0, 1] * 50, 5, alpha=1e-9, seed=0, max_tries=3), DataError),
+    (lambda: label_shards(CIFAR10, 5, k=0, seed=0), OptionError),
+    (lambda: label_shards([0, 1, 2], 2, k=2, seed=0), DataError),
+    (lambda: iid(CIFAR10, 5, seed=-1), OptionError),
+    (lambda: iid([], 1, seed=0), DataError),
+    (lambda: iid([0, -1], 1, seed=0), DataError),
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "text"), ERRORS)
-def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, kind, text):
-    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+@pytest.mark.parametrize(("call", "kind"), ERRORS)
+def test_what_cannot_be_partitioned_is_refused_with_a_way_out(call, kind, snapshot):
+    with snapshot.raises(kind):
         call()

@@ -132,39 +132,20 @@ class TestCheckUpdate:
         check_update({name: value + 1 for name, value in GLOBAL.items()}, GLOBAL, who="c")
 
     @pytest.mark.parametrize(
-        ("change", "text"),
+        "change",
         [
-            (
-                {"conv.bias": torch.tensor([math.nan, 1.0])},
-                "client 3: tensor 'conv.bias' holds 1 nan or inf among 2 values",
-            ),
-            (
-                {"conv.weight": torch.full((2, 3), math.inf)},
-                "client 3: tensor 'conv.weight' holds 6 nan or inf among 6 values",
-            ),
-            (
-                {"conv.weight": torch.zeros(3, 2)},
-                "client 3: tensor 'conv.weight' has shape (3, 2), expected (2, 3)",
-            ),
-            (
-                {"conv.bias": torch.zeros(2).double()},
-                "client 3: tensor 'conv.bias' has dtype torch.float64, expected torch.float32",
-            ),
-            ({"conv.bias": [0.0, 0.0]}, "client 3: 'conv.bias' is a list, not a tensor"),
-            (
-                {"conv.bais": torch.zeros(2)},
-                "client 3: tensor 'conv.bais' is unknown to the global model. Did you mean 'conv.bias'?",
-            ),
-            (
-                {"a": torch.zeros(1), "b": torch.zeros(1)},
-                "client 3: tensor 'a' is unknown to the global model, and 1 more.",
-            ),
+            {"conv.bias": torch.tensor([math.nan, 1.0])},
+            {"conv.weight": torch.full((2, 3), math.inf)},
+            {"conv.weight": torch.zeros(3, 2)},
+            {"conv.bias": torch.zeros(2).double()},
+            {"conv.bias": [0.0, 0.0]},
+            {"conv.bais": torch.zeros(2)},
+            {"a": torch.zeros(1), "b": torch.zeros(1)},
         ],
     )
-    def test_refuses_with_the_whole_reason(self, change, text):
-        with pytest.raises(UpdateError) as caught:
+    def test_refuses_with_the_whole_reason(self, change, snapshot):
+        with snapshot.raises(UpdateError, "client 3: ", f"'{next(iter(change))}'"):
             check_update({**GLOBAL, **change}, GLOBAL, who="client 3")
-        assert str(caught.value) == text
 
     def test_largest_value(self):
         """1e18 is accepted, on either side of zero, and more is not: its square may overflow."""

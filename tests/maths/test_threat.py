@@ -146,28 +146,18 @@ class TestStepSize:
             ({"steps": 1, "step_size": "eps"}, ""),
             ({"norm": "l1", "eps": 12}, ""),
             ({"eps": 0, "step_size": 0.1}, ""),
-            (
-                {"eps": 0.3, "step_size": 0.025},
-                "steps x step_size, 10 x 0.025 = 0.25, is less than eps 0.3, so no image gets to the edge of the ball. "
-                "Take a step_size that follows eps, such as eps/4, or more steps.",
-            ),
-            (
-                {"norm": "l2", "eps": 3, "step_size": 1, "steps": 2},
-                "steps x step_size, 2 x 1 = 2, is less than eps 3, so no image gets to the edge of the ball. "
-                "Take a step_size that follows eps, such as eps/2, or more steps.",
-            ),
-            (
-                {"eps": 0.01, "step_size": 0.025},
-                "step_size 0.025 is more than eps 0.01. Take one that follows eps, such as eps/4.",
-            ),
-            (
-                {"eps": 0.1, "step_size": "1.25 eps"},
-                "step_size 0.125 is more than eps 0.1. Take one that follows eps, such as eps/4.",
-            ),
+            ({"eps": 0.3, "step_size": 0.025}, "steps x step_size"),
+            ({"norm": "l2", "eps": 3, "step_size": 1, "steps": 2}, "steps x step_size"),
+            ({"eps": 0.01, "step_size": 0.025}, "step_size"),
+            ({"eps": 0.1, "step_size": "1.25 eps"}, "step_size"),
         ],
     )
-    def test_steps_that_do_not_fit_eps(self, budget, problem):
-        assert ThreatModel(**budget).step_problem() == problem
+    def test_steps_that_do_not_fit_eps(self, budget, problem, snapshot):
+        found = ThreatModel(**budget).step_problem()
+        assert (found == "") == (problem == "")
+        assert found.startswith(problem)
+        if problem:
+            snapshot(found)
 
 
 class TestThreatModel:
@@ -196,53 +186,30 @@ class TestThreatModel:
         assert str(caught.value) == f"eps is longer than any image, at most {most} pixel ranges; got {most + 1}"
 
     @pytest.mark.parametrize(
-        ("options", "text"),
+        "options",
         [
-            ({"eps": 8}, "eps is a fraction of the pixel range, such as 8/255; got 8"),
-            (
-                {"step_size": "2"},
-                "step_size is a fraction of the pixel range, such as eps/4 or 2/255; got 2",
-            ),
-            ({"eps": "-1/255"}, "eps must not be negative; got -1/255"),
-            ({"step_size": 0}, "step_size must be above 0; got 0"),
-            ({"step_size": "0 eps"}, "step_size must be above 0; got 0"),
-            (
-                {"step_size": "32 eps"},
-                "step_size is a fraction of the pixel range, such as eps/4 or 2/255; got 256/255",
-            ),
-            (
-                {"step_size": "eps/x"},
-                "step_size must be a number such as eps/4 or 2/255: 'eps/x' is no multiple of eps; write eps/4 or "
-                "0.25 eps",
-            ),
-            (
-                {"eps": "much"},
-                "eps must be a number such as 8/255: 'much' is not a number; write 8/255, 0.1 or 1e-3",
-            ),
-            ({"steps": 0}, "steps must be a whole number of at least 1; got 0"),
-            ({"steps": True}, "steps must be a whole number of at least 1; got True"),
-            ({"steps": 2.5}, "steps must be a whole number of at least 1; got 2.5"),
-            ({"norm": "Linf"}, "norm must be 'linf', 'l2' or 'l1'; got 'Linf'. Did you mean 'linf'?"),
-            ({"norm": 2}, "norm must be 'linf', 'l2' or 'l1'; got 2. Did you mean 'l2'?"),
-            ({"norm": "max"}, "norm must be 'linf', 'l2' or 'l1'; got 'max'."),
-            (
-                {"bounds": (1, 0)},
-                "bounds must be two numbers, the lower one first, such as [0, 1]; got (1, 0)",
-            ),
-            (
-                {"bounds": 1},
-                "bounds must be two numbers, the lower one first, such as [0, 1]; got 1",
-            ),
-            (
-                {"bounds": (0, "x")},
-                "bounds must be two numbers such as [0, 1]: 'x' is not a number; write 8/255, 0.1 or 1e-3",
-            ),
+            {"eps": 8},
+            {"step_size": "2"},
+            {"eps": "-1/255"},
+            {"step_size": 0},
+            {"step_size": "0 eps"},
+            {"step_size": "32 eps"},
+            {"step_size": "eps/x"},
+            {"eps": "much"},
+            {"steps": 0},
+            {"steps": True},
+            {"steps": 2.5},
+            {"norm": "Linf"},
+            {"norm": 2},
+            {"norm": "max"},
+            {"bounds": (1, 0)},
+            {"bounds": 1},
+            {"bounds": (0, "x")},
         ],
     )
-    def test_refuses_with_the_whole_reason(self, options, text):
-        with pytest.raises(OptionError) as caught:
+    def test_refuses_with_the_whole_reason(self, options, snapshot):
+        with snapshot.raises(OptionError, next(iter(options))):
             ThreatModel(**options)
-        assert str(caught.value) == text
 
 
 def threats(norm: str):

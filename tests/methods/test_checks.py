@@ -29,124 +29,39 @@ def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
 
 
 @pytest.mark.parametrize(
-    ("trainer", "aggregator", "text"),
+    ("trainer", "aggregator", "place"),
     [
-        (
-            {"name": "fedtrades", "beta": -1},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.beta: got -1 (int), expected a number, >= 0.",
-        ),
-        (
-            {"name": "mixfat", "ratio": 1.5},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.ratio: got 1.5 (float), expected a number, 0 <= value <= 1.",
-        ),
-        (
-            {"name": "mixfat", "sampling": "fix"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.sampling: got 'fix' (text), expected one of per_batch, fixed. "
-            "Did you mean 'fixed'?",
-        ),
-        (
-            {"name": "calfat", "adv_ratio": -0.1},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.adv_ratio: got -0.1 (float), expected a number, 0 <= value <= 1.",
-        ),
-        (
-            {"name": "fedrbn", "roles": "at st teacher"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer: roles: got 'teacher' in 'at st teacher', expected at or st for each client.",
-        ),
-        (
-            {"name": "fedrbn", "roles": "st st st"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer: roles: got 'st st st', expected at least one client of role at.",
-        ),
-        (
-            {"name": "fedrbn", "roles": "at st"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer: roles: got 2 roles in 'at st', expected one for each of the 3 clients "
-            "(train_args.client_num_in_total).",
-        ),
-        (
-            {"name": "fedrbn", "at_fraction": 0.3},
-            "fedavg",
-            "test.yaml:1: calfat.trainer: at_fraction: got 0.3, which leaves none of the 3 clients to train "
-            "adversarially; expected at least 0.333333.",
-        ),
-        (
-            {"name": "fedgairat", "weighting": "tan"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.weighting: got 'tan' (text), expected one of tanh, sigmoid, discrete. "
-            "Did you mean 'tanh'?",
-        ),
-        (
-            {"name": "fedgairat", "loss": "calibrated"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'fedgairat' does not support the loss modifier "
-            "'calibrated'. It supports: plain.",
-        ),
-        (
-            {"name": "standard", "loss": "robal"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'standard' does not support the loss modifier "
-            "'robal'. It supports: calibrated, fedlc, fedrs, logitadj, plain.",
-        ),
-        (
-            {"name": "calfat", "loss": "calibrated"},
-            "fedavg",
-            "test.yaml:1: calfat.trainer.loss: local trainer 'calfat' does not support the loss modifier "
-            "'calibrated'. It has its own loss; remove the key.",
-        ),
-        (
-            "fedpgd",
-            {"name": "fedprox", "mu": -0.1},
-            "test.yaml:2: calfat.aggregator.mu: got -0.1 (float), expected a number, >= 0.",
-        ),
-        (
-            "fedpgd",
-            {"name": "scaffold", "variant": "III"},
-            "test.yaml:2: calfat.aggregator.variant: got 'III' (text), expected one of I, II. Did you mean 'II'?",
-        ),
-        (
-            "fedpgd",
-            {"name": "sfat", "ratio": 0.9},
-            "test.yaml:2: calfat.aggregator.ratio: got 0.9 (float), expected a number, >= 1.",
-        ),
-        (
-            "fedpgd",
-            {"name": "sfat", "top": 4},
-            "test.yaml:2: calfat.aggregator: top: got 4 favoured clients, expected at most the 3 that train in a round "
-            "(train_args.client_num_per_round).",
-        ),
-        (
-            "fedavg",
-            "sfat",
-            "test.yaml:2: calfat.aggregator: aggregator 'sfat' and local trainer 'standard' cannot work together: SFAT "
-            "ranks clients by their adversarial loss, and standard federated learning has none.",
-        ),
-        (
-            "fedrbn",
-            {"name": "sfat"},
-            "test.yaml:2: calfat.aggregator: aggregator 'sfat' and local trainer 'fedrbn' cannot work together: SFAT "
-            "ranks clients by their adversarial loss, and FedRBN's losses mix clean and adversarial parts that differ "
-            "from client to client.",
-        ),
+        ({"name": "fedtrades", "beta": -1}, "fedavg", "test.yaml:1: calfat.trainer.beta"),
+        ({"name": "mixfat", "ratio": 1.5}, "fedavg", "test.yaml:1: calfat.trainer.ratio"),
+        ({"name": "mixfat", "sampling": "fix"}, "fedavg", "test.yaml:1: calfat.trainer.sampling"),
+        ({"name": "calfat", "adv_ratio": -0.1}, "fedavg", "test.yaml:1: calfat.trainer.adv_ratio"),
+        ({"name": "fedrbn", "roles": "at st teacher"}, "fedavg", "test.yaml:1: calfat.trainer"),
+        ({"name": "fedrbn", "roles": "st st st"}, "fedavg", "test.yaml:1: calfat.trainer"),
+        ({"name": "fedrbn", "roles": "at st"}, "fedavg", "test.yaml:1: calfat.trainer"),
+        ({"name": "fedrbn", "at_fraction": 0.3}, "fedavg", "test.yaml:1: calfat.trainer"),
+        ({"name": "fedgairat", "weighting": "tan"}, "fedavg", "test.yaml:1: calfat.trainer.weighting"),
+        ({"name": "fedgairat", "loss": "calibrated"}, "fedavg", "test.yaml:1: calfat.trainer.loss"),
+        ({"name": "standard", "loss": "robal"}, "fedavg", "test.yaml:1: calfat.trainer.loss"),
+        ({"name": "calfat", "loss": "calibrated"}, "fedavg", "test.yaml:1: calfat.trainer.loss"),
+        ("fedpgd", {"name": "fedprox", "mu": -0.1}, "test.yaml:2: calfat.aggregator.mu"),
+        ("fedpgd", {"name": "scaffold", "variant": "III"}, "test.yaml:2: calfat.aggregator.variant"),
+        ("fedpgd", {"name": "sfat", "ratio": 0.9}, "test.yaml:2: calfat.aggregator.ratio"),
+        ("fedpgd", {"name": "sfat", "top": 4}, "test.yaml:2: calfat.aggregator"),
+        ("fedavg", "sfat", "test.yaml:2: calfat.aggregator"),
+        ("fedrbn", {"name": "sfat"}, "test.yaml:2: calfat.aggregator"),
     ],
 )
-def test_refusals(trainer, aggregator, text):
-    assert refusal(trainer, aggregator) == text
+def test_refusals(trainer, aggregator, place, snapshot):
+    with snapshot.raises(RecipeError, f"{place}: "):
+        experiment(trainer, aggregator)
 
 
 def test_sfat_may_favour_all_clients_of_a_round():
     assert experiment("fedpgd", {"name": "sfat", "top": 3}).recipe.warnings == ()
 
 
-def test_gairat_needs_two_attack_steps():
-    assert refusal("fedgairat", calfat__threat__steps=1) == (
-        "test.yaml:1: calfat.trainer: weighting tanh divides by half the attack's steps, rounded down, so "
-        "calfat.threat.steps must be at least 2; got 1. weighting: discrete takes any number."
-    )
+def test_gairat_needs_two_attack_steps(snapshot):
+    snapshot(refusal("fedgairat", calfat__threat__steps=1))
     discrete = {"name": "fedgairat", "weighting": "discrete"}
     assert experiment(discrete, calfat__threat__steps=1).trainer.name == "fedgairat"
 

@@ -83,32 +83,17 @@ def test_a_model_with_normalisation_gets_no_further_ones():
 
 
 @pytest.mark.parametrize(
-    ("model", "text"),
+    "model",
     [
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
-            "model Sequential: FedRBN needs batch normalisation, or 2-d convolutions to put it after; there is "
-            "neither.",
-        ),
-        (
-            nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(1, 8)),
-            "FedRBN keeps two sets of batch statistics, and this model has group normalisation, which keeps none. Take "
-            "one with batch normalisation (calfat.model.norm: batch), or without any: FedRBN adds its own.",
-        ),
-        (
-            nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
-            "FedRBN needs batch normalisation that tracks running statistics with a constant momentum.",
-        ),
-        (
-            nn.Sequential(nn.BatchNorm2d(3, momentum=None)),
-            "FedRBN needs batch normalisation that tracks running statistics with a constant momentum.",
-        ),
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 2)),
+        nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(1, 8)),
+        nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)),
+        nn.Sequential(nn.BatchNorm2d(3, momentum=None)),
     ],
 )
-def test_models_that_cannot_be_made_dual(model, text):
-    with pytest.raises(ModelError) as error:
+def test_models_that_cannot_be_made_dual(model, snapshot):
+    with snapshot.raises(ModelError):
         with_dual_norms(model)
-    assert str(error.value) == text
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.report import theme, write_comparison, write_run_report
+from calfat_plugin.report import theme, write_comparison
 from tests.report.browser import look, picture
 from tests.report.made import made_run
 from tests.report.pages import Page
@@ -84,20 +84,3 @@ def test_a_page_follows_the_reader_into_the_dark(dark: bool, pages: dict[str, Pa
     mode = "dark" if dark else "light"
     assert (seen.background, seen.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
     assert {figure["filter"] for figure in seen.figures} == {theme.DARK_FILTER if dark else "none"}
-
-
-def test_a_page_that_does_not_fit_would_be_noticed(tmp_path: Path) -> None:
-    """The measurement itself: it sees what is too wide, what is missing and what breaks."""
-    page = write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}))
-    empty = '<div class="figures" style="width: 300px"><div style="width: 100px"><img alt=""></div></div>'
-    source = page.read_text().replace("<main>", '<main><p style="width: 600px">wide</p><img src="gone.png">', 1)
-    source = source.replace("</main>", f"{empty}</main>", 1)
-    page.write_text(source.replace("</body>", "<script>console.error('oh'); nothing.here;</script></body>"))
-    seen = look(page, 390)
-    assert seen.scroll > seen.inner
-    assert any("wide" in element for element in seen.outside)
-    assert seen.broken == 2
-    assert len(seen.bare) == 1
-    assert any("oh" in trouble for trouble in seen.troubles)
-    assert any("nothing is not defined" in trouble for trouble in seen.troubles)
-    assert any("gone.png" in trouble for trouble in seen.troubles)

@@ -16,6 +16,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.report.reading import find_runs, read_run
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import FINAL, full_run
+from tests.snapshot import TextSnapshot
 
 REMEDY = f"The file is damaged or was changed by hand. {RESTORE}"
 
@@ -131,18 +132,11 @@ def test_a_suite_lists_its_runs_also_those_it_shares(tmp_path: Path) -> None:
     assert find_runs(tmp_path / "suites" / "fig3") == [shared]
 
 
-def test_a_path_without_runs(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as caught:
+def test_a_path_without_runs(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RunError):
         find_runs(tmp_path)
-    assert str(caught.value) == (
-        f"{tmp_path}: neither here nor below is there a run. Name run directories, such as "
-        "runs/calfat_digits/0-20260101-120000."
-    )
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         find_runs(tmp_path / "no")
-    assert str(caught.value) == (
-        f"{tmp_path / 'no'}: no such directory. Name run directories, such as runs/calfat_digits/0-20260101-120000."
-    )
     with pytest.raises(RunError) as caught:
         read_run(tmp_path)
     assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
@@ -167,52 +161,34 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "complaint"),
+    ("file", "change"),
     [
-        ("results.json", {"evaluations": {}}, "evaluations is {} (mapping), expected a list"),
-        ("results.json", {"evaluations": [{"accuracy": 0.5}]}, "evaluations[0] has no 'label'"),
-        ("results.json", {"alarms": [3]}, "alarms[0] is 3 (int), expected a mapping"),
-        (
-            "results.json",
-            {"evaluations": [{"label": "natural", "accuracy": math.nan}]},
-            "evaluations[0].accuracy is nan (float), expected a number from 0 to 1",
-        ),
-        (
-            "results.json",
-            {"evaluations": [{"label": "natural", "accuracy": 1, "per_class": [0.5]}]},
-            "evaluations[0].per_class has 1 entries for 10 classes",
-        ),
-        ("partition.json", {"class_counts": [[1]]}, "class_counts[0] has 1 entries for 10 classes"),
-        (
-            "partition.json",
-            {"class_counts": [[-1] * 10]},
-            "class_counts[0][0] is -1 (int), expected a whole number, 0 or more",
-        ),
-        ("environment.json", {"versions": ["torch"]}, "versions is ['torch'] (list), expected a mapping"),
-        ("tsne.json", {"points": [[1, 2]]}, "points has 1 entries for 12 labels, or not two numbers each"),
-        ("profile.json", {"parts": [{"name": "round 1", "seconds": 1.0}]}, "parts[0] has no 'spans'"),
-        ("tsne.json", {"labels": [10] * 12}, "labels goes up to 10, but there are 10 classes"),
-        ("per_class.json", {"methods": {}}, "methods is empty, or has methods of different numbers of clients"),
-        (
-            "per_class.json",
-            {"methods": {"calfat": [{"client": 0, "natural": [0.5]}]}},
-            "methods.calfat[0].natural has 1 entries for 10 classes",
-        ),
+        ("results.json", {"evaluations": {}}),
+        ("results.json", {"evaluations": [{"accuracy": 0.5}]}),
+        ("results.json", {"alarms": [3]}),
+        ("results.json", {"evaluations": [{"label": "natural", "accuracy": math.nan}]}),
+        ("results.json", {"evaluations": [{"label": "natural", "accuracy": 1, "per_class": [0.5]}]}),
+        ("partition.json", {"class_counts": [[1]]}),
+        ("partition.json", {"class_counts": [[-1] * 10]}),
+        ("environment.json", {"versions": ["torch"]}),
+        ("tsne.json", {"points": [[1, 2]]}),
+        ("profile.json", {"parts": [{"name": "round 1", "seconds": 1.0}]}),
+        ("tsne.json", {"labels": [10] * 12}),
+        ("per_class.json", {"methods": {}}),
+        ("per_class.json", {"methods": {"calfat": [{"client": 0, "natural": [0.5]}]}}),
         (
             "attacks/best-robust.json",
             {"evaluations": [{"label": "x", "accuracy": 1, "accuracy_release": 1, "num_examples": 3}]},
-            "evaluations[0] has no 'settings'",
         ),
     ],
 )
 def test_what_a_page_cannot_show_is_refused_with_its_place(
-    file: str, change: dict[str, object], complaint: str, tmp_path: Path
+    file: str, change: dict[str, object], snapshot: TextSnapshot, tmp_path: Path
 ) -> None:
     path = full_run(tmp_path / "a")
     change_json(path / file, **change)
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError, f"{path / file}: {next(iter(change))}"):
         read_run(path)
-    assert str(caught.value) == f"{path / file}: {complaint}. {REMEDY}"
 
 
 def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) -> None:

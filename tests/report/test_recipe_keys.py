@@ -9,6 +9,7 @@ from calfat_plugin.experiment import assemble, same_but_rounds
 from calfat_plugin.loggers.wandb import WandbOptions
 from calfat_plugin.recipe.document import Document
 from tests.report.made import experiment
+from tests.snapshot import TextSnapshot
 
 
 def test_neither_is_needed() -> None:
@@ -37,38 +38,19 @@ def test_neither_keeps_a_run_from_being_resumed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "complaint"),
+    "override",
     [
-        (
-            "calfat.loggers=tensorboard",
-            "calfat.loggers: got 'tensorboard' (text), expected a list such as [tensorboard].",
-        ),
-        (
-            "calfat.loggers=[wandb, wandb]",
-            "calfat.loggers[1]: the logger 'wandb' is listed twice; remove one, or give it its own 'label'.",
-        ),
-        (
-            "calfat.loggers=[{name: wandb, mode: onlin}]",
-            "calfat.loggers[0].mode: got 'onlin' (text), expected one of offline, online. Did you mean 'online'?",
-        ),
-        (
-            "calfat.reported={source: 3}",
-            "calfat.reported.source: got 3 (int), expected a text.",
-        ),
-        (
-            "calfat.reported={natural: many}",
-            "calfat.reported.natural: got 'many' (text), expected an accuracy in percent, 0 to 100, as in the source.",
-        ),
-        (
-            "calfat.reported={natural: 101}",
-            "calfat.reported.natural: got 101 (int), expected an accuracy in percent, 0 to 100, as in the source.",
-        ),
+        "calfat.loggers=tensorboard",
+        "calfat.loggers=[wandb, wandb]",
+        "calfat.loggers=[{name: wandb, mode: onlin}]",
+        "calfat.reported={source: 3}",
+        "calfat.reported={natural: many}",
+        "calfat.reported={natural: 101}",
     ],
 )
-def test_what_is_wrong_is_reported_with_its_place(override: str, complaint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+def test_what_is_wrong_is_reported_with_its_place(override: str, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RecipeError, f"--set {override}: calfat."):
         experiment(override)
-    assert str(caught.value).removeprefix(f"--set {override}: ") == complaint
 
 
 def test_an_unknown_logger_names_the_known_ones() -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import platform
 import re
-import resource
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,14 +30,12 @@ from benchmarks import (
     work,
     workers,
 )
-from benchmarks.gpu_results import InGraphs
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.maths.graphs import Graphs
 from tests.environment import bare
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
-from tests.methods.helpers import CPU
 from tests.runs.processes import ROOT, WarmServer
 
 # Code of our own with the names that the authors' fat.py and utils.py have.
@@ -124,17 +118,6 @@ def test_ratios_are_of_neighbours_and_the_spread_is_of_all() -> None:
     assert str(found["b"].times(0.5)) == "1 (1-1.5)"
 
 
-def test_variants_are_alternated() -> None:
-    order: list[str] = []
-
-    def variant(name: str) -> float:
-        order.append(name)
-        return 1.0
-
-    measuring.alternated({name: lambda name=name: variant(name) for name in "ab"}, 2)  # type: ignore[misc]
-    assert order == ["a", "b", "a", "b"]
-
-
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "vgg8"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     model = loops.network(name).eval()
@@ -198,54 +181,6 @@ def test_the_plain_loop_is_calfat() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in base.state_dict().items())
 
 
-MEMORY = """
-import resource, sys, torch
-from pathlib import Path
-from torch import nn
-from benchmarks import loops
-from calfat_plugin.maths.passes import fast_passes
-
-def faults():
-    # Of some maps, which the C library gives back to the system by itself. The fewest count: a hole in the heap that a
-    # map has left may be too small for the next one by the few bytes that something else has taken of it.
-    found = []
-    for _ in range(6):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(50 * 2**20)
-        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return min(found)
-
-class Plain(nn.Linear):
-    def forward(self, x):
-        found["plain"] = faults()
-        return super().forward(x.flatten(1))
-
-found = {}
-code = loops.Official(Path(sys.argv[1]), torch.device("cpu"))
-code.fat.get_model = lambda args: found.update(official=faults()) or nn.Identity()
-model, data = nn.Conv2d(3, 4, 3), loops.images(2)
-with fast_passes(model, data.x.float()):
-    pass
-code.local_epoch(data)()
-with fast_passes(model, data.x.float()):
-    pass
-loops.plain(Plain(3072, 10), data, torch.device("cpu"), steps=1)()
-with fast_passes(model, data.x.float()):
-    found["package"] = faults()  # last: what it keeps would be a hole for the maps of the others
-print(found)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep freed memory")
-def test_loops_of_others_do_not_get_the_memory_that_the_package_keeps(official: Path) -> None:
-    """In a process of its own, in which no allocation has failed before (tests/maths/test_passes.py)."""
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(official)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = ast.literal_eval(done.stdout.splitlines()[-1])
-    huge = 200 * 2**20 // resource.getpagesize() // 600  # pages may be of 2 MB
-    assert found["package"] < huge <= min(found["official"], found["plain"])
-
-
 # --- every benchmark runs ---------------------------------------------------------------------------------------------
 
 
@@ -283,15 +218,6 @@ def test_evaluation(official: Path, few_digits: None, capsys: pytest.CaptureFixt
     assert [row[0] for row in found["loop"]] == ["calfat_plugin", "floor, fp32"]
 
 
-def test_verdicts_that_differ_are_no_result(few_digits: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_measured", lambda *given, **more: None)  # it breaks nothing
-    images = loops.images(2, (1, 8, 8))
-    data = ImageData(images.x.float().div(255), images.y)
-    monkeypatch.setattr(evaluation, "trained", lambda name, count, epochs: (Brittle(data.x), data))
-    with pytest.raises(SystemExit, match="AutoAttack: 2 verdicts differ"):
-        evaluation.main(["--autoattack-images", "2", "--repeats", "1", "--parts", "autoattack"])
-
-
 def test_precision(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
     precision.main(["--images", "4", "--epochs", "1", "--repeats", "1", "--precision", "fp32,bf16"])
     exact, lower = tables(capsys.readouterr().out)["precision"]
@@ -300,18 +226,6 @@ def test_precision(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None
     assert lower[:1] + lower[2:3] == ["bf16", exact[2]]
     assert float(lower[1]) == pytest.approx(1, abs=0.1)
     assert lower[1] != "1"
-
-
-def test_another_seed_is_other_noise_and_the_model_does_not_move() -> None:
-    model, data = loops.network("cnn_small", (1, 8, 8)), loops.images(4, (1, 8, 8))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    one, same, other = (precision.attacked("calfat", model, data, 2, "fp32", seed) for seed in (1, 1, 2))
-    assert torch.equal(one.x_adv, same.x_adv)
-    assert not torch.equal(one.x_adv, other.x_adv)
-    for batch in (one, same, other):
-        assert batch.model is not model
-        for name, tensor in batch.model.state_dict().items():
-            assert torch.equal(tensor, before[name])
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # four, like its own
@@ -353,25 +267,6 @@ def test_overhead_and_scaling(
     assert [row[0] for row in found["clients"]] == ["5 clients", "10 clients"]
     assert all(float(cell) > 0 for row in found["clients"] for cell in row[1:])
     assert [options for _, options in made] == [("--profile",), (), ()]
-
-
-def test_workers_are_asked_for_where_there_is_more_than_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = []
-
-    def run(folder: Path, recipe: str, *options: str) -> Path:
-        asked.append(options)
-        (folder / "rounds.csv").write_text("round,seconds,clients,peak_memory_mb\n1,3.0,0,\n2,1.0,0,5.0\n")
-        return folder
-
-    monkeypatch.setattr(scaling, "run", run)
-    sizes = ["--rounds", "2", "--repeats", "1"]
-    scaling.main(["--workers", "1,2", "--models", "cnn_small", *sizes, "--parts", "workers,models"])
-    assert asked == [(), ("--workers", "2"), ()]
-    found = tables(capsys.readouterr().out)
-    assert found["workers"] == [["1 workers", "1", "1", "5", "1"], ["2 workers", "1", "1", "5", "1"]]
-    assert found["models"] == [["cnn_small", "22.2 MFLOP forward", "1", "1", "5", "1"]]
 
 
 def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
@@ -463,26 +358,6 @@ def test_a_wrong_result_on_a_gpu_is_reported(tmp_path: Path, monkeypatch: pytest
     assert "**Wrong:** logits, relative, tf32" in (tmp_path / "gpu.md").read_text()
 
 
-def test_what_does_not_fit_into_the_limit_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, "results, fp32", "default run, bf16")
-    with pytest.raises(SystemExit) as raised:
-        gpu.main([*QUICK, str(tmp_path), "--limit", "-1"])
-    assert str(raised.value).splitlines() == [
-        "'results, fp32' was left out: 0 s had gone, the limit is -1 s",
-        "'default run, bf16, eager' was left out: 0 s had gone, the limit is -1 s",
-    ]
-    only(monkeypatch, "default run, fp32")
-    monkeypatch.setattr(gpu, "_client", lambda *given: lambda: 200.0)
-    with pytest.raises(SystemExit) as raised:
-        gpu.main([*QUICK, str(tmp_path), "--limit", "500"])
-    assert str(raised.value) == (
-        "'default run, fp32, eager' was left out: one repeat takes 1000 s, which is more than is left"
-    )
-    assert json.loads((tmp_path / "gpu.json").read_text())["numbers"]["wrong"] == [str(raised.value)]
-    bench = gpu.Bench(CPU, measuring.Report("GPU", {}), 4, 4, 3, time.monotonic() + 100, None)
-    assert [bench.fitting("x", seconds) for seconds in (1, 33, 45, 90)] == [3, 3, 2, 1]
-
-
 @pytest.mark.parametrize("right", [True, False])
 def test_updates_from_graphs_are_compared_with_those_without(
     right: bool,
@@ -510,23 +385,6 @@ def test_updates_from_graphs_are_compared_with_those_without(
         ("mixfat", "2", "0", "0", "yes"),
     ]
     assert [row[0] for row in found["launched"]] == ["eager", "graphs"]
-
-
-def test_a_method_without_any_graph_is_reported(
-    tmp_path: Path,
-    cuda: Cuda,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert InGraphs(1, off=2e-6, between=1e-6, reasons="").allowed == pytest.approx(3e-6)
-    assert InGraphs(1, off=2e-6, between=0.0, reasons="").allowed == 1e-6
-    monkeypatch.setattr(gpu_results, "graphs_on", lambda device: Graphs(device))
-    monkeypatch.setattr(Graphs, "capture", lambda graphs, key, *given: graphs.refuse(key, "there is no pool"))
-    only(monkeypatch, "graphs, standard")
-    with pytest.raises(SystemExit) as raised:
-        gpu.main([*QUICK, str(tmp_path)])
-    assert str(raised.value) == (
-        "standard, fp32: nothing was captured: training step of (4, 3, 32, 32): there is no pool"
-    )
 
 
 ALONE = """
@@ -584,18 +442,6 @@ def needed(*names: str) -> set[str]:
         found.add(name)
         waiting += [re.match(r"[\w.-]+", line)[0] for line in requirements if "extra ==" not in line]  # type: ignore[index]
     return found
-
-
-class Brittle(nn.Module):
-    """Right about two clean images, of classes 0 and 1, and about nothing that is changed."""
-
-    def __init__(self, clean: Tensor) -> None:
-        super().__init__()
-        self.clean = clean.flatten(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        near = 0.05 - torch.cdist(x.flatten(1), self.clean)  # (N, 2)
-        return torch.cat((near, torch.arange(8) / 1000 * torch.ones(len(x), 8)), dim=1)
 
 
 # --- trust ------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from calfat_plugin.runs.rounds import RoundsFile
 from tests.cli.runner import ROOT
 from tests.runs.processes import RECIPE, WarmServer
 from tests.silo.federation import RECIPE as SILO
+from tests.snapshot import TextSnapshot
 
 PAGE = (ROOT / "docs" / "run_directory.md").read_text(encoding="utf-8")
 
@@ -46,7 +47,9 @@ def test_a_run_prints_its_results_whose_format_has_a_number(folder: Path) -> Non
     assert json.loads((folder / "run" / "results.json").read_text())["format"] == RESULTS_FORMAT
 
 
-def test_results_of_a_newer_format_are_refused(folder: Path, warm: WarmServer, tmp_path: Path) -> None:
+def test_results_of_a_newer_format_are_refused(
+    folder: Path, warm: WarmServer, tmp_path: Path, snapshot: TextSnapshot
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for name in ("recipe.yaml", "rounds.csv", "results.json"):
@@ -55,10 +58,7 @@ def test_results_of_a_newer_format_are_refused(folder: Path, warm: WarmServer, t
     (run / "results.json").write_text(json.dumps({**content, "format": RESULTS_FORMAT + 1}))
     refused = warm.run("report", "run", cwd=tmp_path)
     assert refused.code == 2
-    assert refused.err == (
-        "error: run/results.json: its format is 3, and the newest that this version knows is 2. "
-        "A newer calfat-plugin wrote it: update yours.\n"
-    )
+    snapshot(refused.err)
 
 
 def test_an_attack_prints_its_results_file(folder: Path, warm: WarmServer) -> None:

@@ -19,6 +19,7 @@ from calfat_plugin.cli.results import results_table, show_final
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo
+from tests.snapshot import TextSnapshot
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -172,7 +173,7 @@ def test_a_run_of_any_length_leaves_a_screenful_of_lines(num_rounds: int, lines:
     assert printed[-1].startswith(f"round {num_rounds}/{num_rounds} ")
 
 
-def test_plain_lines(seconds: FakeTime) -> None:
+def test_plain_lines(seconds: FakeTime, snapshot: TextSnapshot) -> None:
     out, err = io.StringIO(), io.StringIO()
     with PlainProgress(out, err) as progress:
         progress.warn("no GPU here")
@@ -182,14 +183,10 @@ def test_plain_lines(seconds: FakeTime) -> None:
         seconds.now += 2.0
         progress.round_finished(record(2))
     assert err.getvalue() == "warning: no GPU here\n"
-    assert out.getvalue() == (
-        "digits: running 10 rounds in runs/digits/0-1\n"
-        "round  1/10  natural 83.4 %  pgd20 50.0 %  loss 0.750  refused 3, 4  2.0 s  ETA 0:36\n"
-        "round  2/10  loss 0.750  2.0 s  ETA 0:24\n"
-    )
+    snapshot(out.getvalue())
 
 
-def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime) -> None:
+def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime, snapshot: TextSnapshot) -> None:
     out = io.StringIO()
     with PlainProgress(out, out) as progress:
         progress.run_started(info(num_rounds=2))
@@ -204,12 +201,7 @@ def test_what_takes_long_says_a_plain_line_every_half_minute(seconds: FakeTime) 
         seconds.now += 31.0
         progress.evaluation_progress("autoattack", 1436, 1436, 359)  # done: the table says so
         progress.round_finished(record(1))
-    assert out.getvalue() == (
-        "digits: running 2 rounds in runs/digits/0-1\n"
-        "in round 1: client 2 of 3, batch 3 of 5, loss 1.500\n"
-        "autoattack: 50 % done, 50.0 % so far\n"
-        "round 1/2  loss 0.750  2.0 s  ETA 1:56\n"
-    )
+    snapshot(out.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rou
 from tests.report.made import experiment, made_run, record
 from tests.report.pages import Page
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
+from tests.snapshot import TextSnapshot
 
 RUN = ("run", "tiny.yaml", "--set", "train_args.comm_round=3", "--run-dir", "run")
 
@@ -59,35 +60,22 @@ def refused(warm: WarmServer, folder: Path, *arguments: str) -> str:
     return done.err
 
 
-def test_nothing_to_resume(warm: WarmServer, folder: Path) -> None:
-    assert refused(warm, folder, "run", "tiny.yaml", "--resume") == (
-        "error: runs/tiny: no unfinished run with seed 0 to resume (none at all). "
-        "Start one without --resume, or point to one with --run-dir.\n"
-    )
-    assert refused(warm, folder, "run", "tiny.yaml", "--resume", "--run-dir", "elsewhere") == (
-        "error: elsewhere: there is no run here to resume (no recipe.yaml).\n"
-    )
+def test_nothing_to_resume(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, "run", "tiny.yaml", "--resume"))
+    snapshot(refused(warm, folder, "run", "tiny.yaml", "--resume", "--run-dir", "elsewhere"))
 
 
-def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path) -> None:
+def test_only_finished_runs_to_resume(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
     (folder / "run" / "report.html").touch()
     (folder / "runs" / "tiny").mkdir(parents=True)
     (folder / "run").rename(folder / "runs" / "tiny" / "0-20261121-120000")
-    assert refused(warm, folder, *RUN[:-2], "--resume") == (
-        "error: runs/tiny: no unfinished run with seed 0 to resume (1 finished). "
-        "Start one without --resume, or point to one with --run-dir.\n"
-    )
+    snapshot(refused(warm, folder, *RUN[:-2], "--resume"))
 
 
-def test_another_recipe(warm: WarmServer, folder: Path) -> None:
+def test_another_recipe(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     changed = (*RUN, "--resume", "--set", "train_args.learning_rate=0.1", "--set", "calfat.threat.eps=0.08")
-    assert refused(warm, folder, *changed) == (
-        "error: run: the recipe is not the one this run was started with. "
-        "calfat.threat.eps: '0.1' when started, '0.08' now; "
-        "train_args.learning_rate: 0.05 when started, 0.1 now. "
-        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
-    )
+    snapshot(refused(warm, folder, *changed))
     own = warm.run("run", "run/recipe.yaml", "--resume", "--run-dir", "run", cwd=folder)
     assert (own.code, own.err) == (0, "")
     assert own.out.startswith("tiny: resuming at round 3 of 3 rounds in run\n")
@@ -150,37 +138,23 @@ def test_another_number_of_rounds_of_a_cosine(tmp_path: Path) -> None:
         )
 
 
-def test_another_number_of_threads(warm: WarmServer, folder: Path) -> None:
-    assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2") == (
-        "error: run: the recipe is not the one this run was started with. "
-        "calfat.runtime.threads: 1 when started, 2 now. A different number of threads changes the order of sums, "
-        "so the last bits of the result would differ. "
-        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
-    )
+def test_another_number_of_threads(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2"))
 
 
-def test_cuda_graphs_without_a_gpu(warm: WarmServer, folder: Path) -> None:
+def test_cuda_graphs_without_a_gpu(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     """A run that has begun may continue without them: the numbers are the same."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     setting = ("--set", "calfat.runtime.cuda_graphs=always")
     for more in ((*RUN, "--resume"), (*RUN[:-1], "new", "--workers", "2")):
-        assert refused(warm, folder, *more, *setting) == (
-            "error: --set calfat.runtime.cuda_graphs=always: calfat.runtime.cuda_graphs: got always, but this process "
-            "trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true on a machine with a GPU, or "
-            "cuda_graphs: auto, which captures them where there is one.\n"
-        )
+        snapshot(refused(warm, folder, *more, *setting))
     assert not (folder / "new").exists()
     assert warm.run(*RUN, "--resume", "--set", "calfat.runtime.cuda_graphs=never", cwd=folder).code == 0
 
 
-def test_another_arithmetic(warm: WarmServer, folder: Path) -> None:
-    assert refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.precision=bf16") == (
-        "error: run: the recipe is not the one this run was started with. "
-        "calfat.runtime.precision: 'fp32' when started, 'bf16' now. "
-        "Rounds in different arithmetic would make a model of neither. "
-        "Resume with the run's own recipe: calfat run run/recipe.yaml --resume --run-dir run\n"
-    )
+def test_another_arithmetic(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.precision=bf16"))
 
 
 def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
@@ -189,20 +163,13 @@ def test_another_machine_is_welcome(warm: WarmServer, folder: Path) -> None:
     assert "data_cache_dir: elsewhere" in (folder / "run" / "recipe.yaml").read_text()
 
 
-def test_a_finished_run(warm: WarmServer, folder: Path) -> None:
+def test_a_finished_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
-    assert refused(warm, folder, *RUN, "--resume") == (
-        "error: run: this run is finished after 3 rounds; 3 are asked for. "
-        "To go further, resume it with --set train_args.comm_round=13. "
-        "There is no page of run yet; make it with: calfat report run\n"
-    )
+    snapshot(refused(warm, folder, *RUN, "--resume"))
 
 
-def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path) -> None:
-    assert refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1") == (
-        "error: run: this run has done 2 rounds; 1 are asked for. "
-        "To go further, resume it with --set train_args.comm_round=12.\n"
-    )
+def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1"))
 
 
 def test_a_damaged_checkpoint(warm: WarmServer, folder: Path) -> None:
@@ -233,21 +200,16 @@ def test_a_recipe_yaml_changed_by_hand(warm: WarmServer, folder: Path) -> None:
     assert error.startswith("error: run: cannot be resumed: run/recipe.yaml:1: not valid YAML: ")
 
 
-def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path) -> None:
-    assert refused(warm, folder, *RUN) == (
-        "error: run: there is a run in this directory already. "
-        "Add --resume to continue it, or choose another --run-dir.\n"
-    )
+def test_a_run_directory_that_holds_a_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    snapshot(refused(warm, folder, *RUN))
 
 
-def test_places_where_no_run_directory_can_be(warm: WarmServer, folder: Path) -> None:
+def test_places_where_no_run_directory_can_be(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     (folder / "runs").write_text("a file")
     error = refused(warm, folder, "run", "tiny.yaml")
     assert error.startswith("error: runs/tiny/0-")
     assert error.endswith(": the run directory cannot be created (Not a directory).\n")
-    assert refused(warm, folder, "run", "tiny.yaml", "--run-dir", "runs/here") == (
-        "error: runs/here: the run directory cannot be created (Not a directory).\n"
-    )
+    snapshot(refused(warm, folder, "run", "tiny.yaml", "--run-dir", "runs/here"))
 
 
 def test_a_start_that_fails_leaves_nothing_behind(warm: WarmServer, folder: Path) -> None:
@@ -257,15 +219,13 @@ def test_a_start_that_fails_leaves_nothing_behind(warm: WarmServer, folder: Path
     assert sorted(path.name for path in folder.iterdir()) == ["run", "tiny.yaml"]
 
 
-def test_a_run_that_another_process_writes(warm: WarmServer, folder: Path) -> None:
+def test_a_run_that_another_process_writes(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     running = warm.start(*RUN, "--resume", cwd=folder, **sabotage("training", 3, "SIGSTOP"))
     try:
         deadline = time.monotonic() + TIMEOUT
         while not _stopped(running.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert warm.run(*RUN, "--resume", cwd=folder).err == (
-            "error: run: another process is writing this run. Let it finish, or stop it before you resume.\n"
-        )
+        snapshot(warm.run(*RUN, "--resume", cwd=folder).err)
     finally:
         os.kill(running.pid, signal.SIGCONT)
     done = running.wait()

@@ -20,6 +20,7 @@ import pytest
 
 from calfat_plugin.runs.rounds import read_rounds
 from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sabotage
+from tests.snapshot import TextSnapshot
 
 
 def resume_command(text: str) -> list[str]:
@@ -58,7 +59,9 @@ def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, n
     assert [row["round"] for row in read_rounds(run / "rounds.csv")] == ["1", "2", "3"]
 
 
-def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(warm: WarmServer, recipe: Path) -> None:
+def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(
+    warm: WarmServer, recipe: Path, snapshot: TextSnapshot
+) -> None:
     os.mkfifo(recipe.parent / "pipe")
     held = os.open(recipe.parent / "pipe", os.O_RDWR)
     os.write(held, recipe.read_bytes())
@@ -80,9 +83,7 @@ def test_a_recipe_from_a_pipe_is_resumed_from_the_run_s_own(warm: WarmServer, re
     while select.select([held], [], [], 0)[0]:
         time.sleep(0.01)
     os.close(held)
-    assert started.wait().err == (
-        "error: another: every process of this run reads the recipe; save it in a file instead of a pipe.\n"
-    )
+    snapshot(started.wait().err)
 
 
 @pytest.mark.slow

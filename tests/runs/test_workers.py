@@ -41,6 +41,7 @@ from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import Ended, calfat
 from tests.runs.processes import TIMEOUT, environment
 from tests.silo.federation import assert_they_sleep
+from tests.snapshot import TextSnapshot
 
 MORTAL = Path(__file__).parent / "mortal"
 RECIPE = """\
@@ -410,17 +411,15 @@ def test_a_program_is_told_what_the_number_means(
     assert capsys.readouterr().err.splitlines() == expected
 
 
-def test_processes_that_cannot_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_be_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     def full(process: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", full)
-    with pytest.raises(HostError) as error:
+    with snapshot.raises(HostError):
         go("run", 2)
-    assert str(error.value) == (
-        "worker processes cannot be started (Resource temporarily unavailable). Use fewer workers, or raise the "
-        "system's limits of processes and open files (ulimit -u, ulimit -n)."
-    )
 
 
 def _stop_the_terminal(leader: subprocess.Popen[str]) -> None:

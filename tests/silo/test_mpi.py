@@ -12,6 +12,7 @@ import pytest
 
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, global_model, wait_for
 from tests.silo.mpi_jobs import MPIEXEC, Job
+from tests.snapshot import TextSnapshot
 
 OVER_MPI = {"comm_args": {"backend": "MPI"}}
 SIMULATION = {"common_args": {"training_type": "simulation"}}
@@ -153,35 +154,21 @@ def test_a_job_ends_together(body: str, status: int, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "changes", "complaint"),
+    ("start", "changes"),
     [
-        (
-            [],
-            SIMULATION,
-            "error: this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
-            "mpiexec -n 3 calfat run RECIPE for 2 workers, or without MPI with calfat run RECIPE --workers 2.",
-        ),
-        (
-            [MPIEXEC, "-n", "2"],
-            {},
-            "error: this MPI job has 2 processes, the recipe needs 4: the server and 3 clients. Start it with: "
-            "mpiexec -n 4 calfat run RECIPE, or with calfat run RECIPE --local.",
-        ),
-        (
-            [],
-            {},
-            "error: this MPI job has 1 process, the recipe needs 4: the server and 3 clients. Start it with: "
-            "mpiexec -n 4 calfat run RECIPE, or with calfat run RECIPE --local.",
-        ),
+        ([], SIMULATION),
+        ([MPIEXEC, "-n", "2"], {}),
+        ([], {}),
     ],
 )
 def test_a_job_of_another_size_is_refused(
-    tmp_path: Path, start: list[str], changes: dict[str, Any], complaint: str
+    tmp_path: Path, start: list[str], changes: dict[str, Any], snapshot: TextSnapshot
 ) -> None:
     """Once, by rank 0, with the right number: a worker at least, or a party for each client."""
     federation = Federation(tmp_path / "run", train_args=SOME, **changes, **OVER_MPI)
     command = [*start, sys.executable, "-m", "calfat_plugin.cli.main", *words(federation)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if not line.startswith("Abort(2)")] == [complaint]
+    (said,) = (line for line in done.stderr.splitlines() if not line.startswith("Abort(2)"))
+    snapshot(said)
     assert not federation.directory(0).exists()

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from calfat_plugin.cli.main import main
 from tests.silo.federation import Federation
+from tests.snapshot import TextSnapshot
 
 CLASSES = ("bone", "lung", "skin")
 HELD = {0: {"bone": 4, "lung": 4, "skin": 4}, 1: {"bone": 20, "lung": 7}, 2: {"lung": 5, "skin": 30}}
@@ -84,13 +85,10 @@ def test_what_cannot_be_read_by_party_is_refused_at_check(tmp_path: Path, change
     assert done.output.strip().endswith(complaint)
 
 
-def test_unnamed_classes_are_refused(tmp_path: Path) -> None:
+def test_unnamed_classes_are_refused(tmp_path: Path, snapshot: TextSnapshot) -> None:
     write_images(tmp_path)
     without = {**settings(tmp_path), "dataset": {"size": 8, "channels": 1}}
     with Federation(tmp_path / "run", **without) as federation:
         federation.start(1)
         assert federation.exit_status(1) == 2
-        assert federation.output(1).splitlines()[-1] == (
-            "error: data set image_folder: with partition_method: silo, name the class folders in "
-            "calfat.dataset.classes, such as classes: cat,dog; otherwise parties could number them differently."
-        )
+        snapshot(federation.output(1).splitlines()[-1])

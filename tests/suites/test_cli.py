@@ -84,15 +84,9 @@ def test_differences_to_a_row_that_the_user_names_are_below_the_table():
     )
 
 
-def test_dry_run_lists_and_runs_nothing():
+def test_dry_run_lists_and_runs_nothing(snapshot):
     done = call("--dry-run", "--seeds", "5", "--only", "FedPGD", "--set", "calfat.threat.eps=8/255")
-    assert done.stdout == (
-        "left out    CalFAT seed 5  runs/suites/tiny/calfat/seed-5\n"
-        "new         FedPGD seed 5  runs/suites/tiny/fedpgd/seed-5\n"
-        "the first one: calfat run base.yaml --set train_args.comm_round=1 --set calfat.trainer=fedpgd "
-        "--set calfat.threat.eps=8/255 --seed 5 --run-dir runs/suites/tiny/fedpgd/seed-5\n"
-        "tiny.yaml: good. 2 cells, 1 run to do.\n"
-    )
+    snapshot(done.stdout)
     assert not Path("runs").exists()
 
 
@@ -142,17 +136,13 @@ def test_workers_that_cannot_be_are_refused(words, complaint):
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {complaint}\n")
 
 
-def test_failures_are_shown_and_end_with_1(monkeypatch):
+def test_failures_are_shown_and_end_with_1(monkeypatch, snapshot):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
     done = call("--seeds", "0")
     assert done.exit_code == 1
     assert "| FedPGD |   0 |                  - |                  - |" in done.stdout
     assert "- FedPGD: seed 0 failed: the data set is missing. Do something.\n" in done.stdout
-    assert done.stderr == (
-        "error: 1 of 2 runs did not finish.\n"
-        "What they printed is in seed-*.txt beside their directories. Try them again with:\n"
-        "  calfat suite tiny.yaml\n"
-    )
+    snapshot(done.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -183,18 +173,13 @@ def test_bad_seeds(seeds):
     assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
 
 
-def test_a_changed_suite_is_refused_before_anything_runs(tmp_path):
+def test_a_changed_suite_is_refused_before_anything_runs(tmp_path, snapshot):
     assert call("--seeds", "0").exit_code == 0
     write_suite(tmp_path, SUITE.replace("train_args.comm_round: 1", "calfat.threat.steps: 3"))
     done = call()
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert done.stderr == (
-        "error: these runs were started with a recipe that differs from the suite's current one:\n"
-        "  runs/suites/tiny/calfat/seed-0: calfat.threat.steps: 2 then, 3 now\n"
-        "  runs/suites/tiny/fedpgd/seed-0: calfat.threat.steps: 2 then, 3 now\n"
-        "Undo the change, or move these directories away to run the cells again.\n"
-    )
+    snapshot(done.stderr)
 
 
 def test_download_reads_each_data_set_once():

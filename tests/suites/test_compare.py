@@ -18,6 +18,7 @@ from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import as_json, markdown
+from tests.snapshot import TextSnapshot
 from tests.suites.files import write_suite
 
 STUDY = """\
@@ -155,51 +156,28 @@ def test_the_lead_is_a_difference_of_differences_seed_by_seed(summary: SuiteSumm
 
 
 BAD: Mapping[str, tuple[tuple[str, str], str]] = {
-    "no such row": (("row: CalFAT", "row: CalFATT"), "row: no row has the label 'CalFATT'. Did you mean 'CalFAT'?"),
-    "no such metric": (
-        ('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"),
-        "metrics: 'pgd10' is not among the suite's metrics. Did you mean 'pgd20'?",
-    ),
-    "robust unknown": (
-        ("robust: pgd20", "robust: aa"),
-        "robust: 'aa' is not among the suite's metrics. Known: natural, natural:worst-class, pgd20.",
-    ),
-    "level of what is not compared": (
-        ('metrics: ["natural:worst-class", pgd20]', "metrics: [natural]"),
-        "level: 'pgd20' is not compared; add it to compare.metrics.",
-    ),
-    "exchange of another axis": (
-        ("exchange: standard", 'exchange: "0.1"'),
-        "exchange: got '0.1', which is no other label of the same axis. Expected one of: FedPGD, FedMART, standard.",
-    ),
-    "lead over itself": (
-        ("lead_over: FedPGD", "lead_over: CalFAT"),
-        "lead_over: got 'CalFAT', which is no other label of the same axis. "
-        "Expected one of: FedPGD, FedMART, standard.",
-    ),
-    "three labels": (
-        ("  method:", '    "0.9": {data_args.partition_alpha: 0.9}\n  method:'),
-        "lead_over: this needs one other axis with two labels.",
-    ),
-    "negative margin": (("level: 3", "level: -3"), "level: got -3 (int), expected a number, > 0, or null."),
-    "unknown key": (
-        ("  level: 3", "  levle: 3"),
-        "levle: section 'compare' has no option 'levle'. Did you mean 'level'?",
-    ),
+    "no such row": (("row: CalFAT", "row: CalFATT"), "row"),
+    "no such metric": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"), "metrics"),
+    "robust unknown": (("robust: pgd20", "robust: aa"), "robust"),
+    "level of what is not compared": (('metrics: ["natural:worst-class", pgd20]', "metrics: [natural]"), "level"),
+    "exchange of another axis": (("exchange: standard", 'exchange: "0.1"'), "exchange"),
+    "lead over itself": (("lead_over: FedPGD", "lead_over: CalFAT"), "lead_over"),
+    "three labels": (("  method:", '    "0.9": {data_args.partition_alpha: 0.9}\n  method:'), "lead_over"),
+    "negative margin": (("level: 3", "level: -3"), "level"),
+    "unknown key": (("  level: 3", "  levle: 3"), "levle"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_plan_that_cannot_be_is_refused_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, snapshot: TextSnapshot
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (old, new), text = BAD[name]
+    (old, new), key = BAD[name]
     assert old in STUDY
     changed = STUDY.replace(old, new, 1)
-    key = text.partition(":")[0]
     line = next(number for number, each in enumerate(changed.splitlines(), start=1) if each.startswith(f"  {key}:"))
-    with pytest.raises(RecipeError, match=f"^{re.escape(f'tiny.yaml:{line}: compare.{text}')}$"):
+    with snapshot.raises(RecipeError, f"tiny.yaml:{line}: compare.{key}: "):
         load_suite(write_suite(tmp_path, changed))
 
 

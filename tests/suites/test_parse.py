@@ -80,148 +80,78 @@ def test_metrics_may_be_a_plain_list(tmp_path):
 
 TEN = ", ".join(f"l{i}: {{}}" for i in range(10))
 BAD = {
-    "unknown key": (
-        SUITE + "titel: x\n",
-        "tiny.yaml:10: titel: a suite has no option 'titel'. Did you mean 'title'?",
-    ),
-    "no base": (
-        SUITE.replace("base: base.yaml\n", ""),
-        "tiny.yaml: a suite needs the option 'base': a text.",
-    ),
-    "base missing": (
-        SUITE.replace("base.yaml", "bse.yaml"),
-        "tiny.yaml:2: base: bse.yaml: no such file. Did you mean 'base.yaml'?",
-    ),
+    "unknown key": (SUITE + "titel: x\n", "tiny.yaml:10: titel"),
+    "no base": (SUITE.replace("base: base.yaml\n", ""), "tiny.yaml"),
+    "base missing": (SUITE.replace("base.yaml", "bse.yaml"), "tiny.yaml:2: base"),
     "nested set": (
         SUITE.replace("{train_args.comm_round: 1}", "{train_args: {comm_round: 1}}"),
-        "tiny.yaml:3: set.train_args: this is not a SECTION.KEY of a recipe, such as train_args.comm_round or "
-        "calfat.trainer.",
+        "tiny.yaml:3: set.train_args",
     ),
-    "set is no mapping": (
-        SUITE.replace("{train_args.comm_round: 1}", "[1]"),
-        "tiny.yaml:3: set: got [1] (list), expected a mapping such as {train_args.comm_round: 20}.",
-    ),
+    "set is no mapping": (SUITE.replace("{train_args.comm_round: 1}", "[1]"), "tiny.yaml:3: set"),
     "set holds a date": (
         SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 2026-01-01}"),
-        "tiny.yaml:3: set.train_args.comm_round: got 2026-01-01 (date), which is not allowed in a recipe; quote it "
-        "to make it a text.",
+        "tiny.yaml:3: set.train_args.comm_round",
     ),
     "set the seed": (
         SUITE.replace("train_args.comm_round: 1", "common_args.random_seed: 1"),
-        "tiny.yaml:3: set.common_args.random_seed: the suite's 'seeds' set the seeds; remove this key.",
+        "tiny.yaml:3: set.common_args.random_seed",
     ),
     "overlapping settings": (
         SUITE.replace("{train_args.comm_round: 1}", "{calfat.trainer: fedpgd, calfat.trainer.loss: plain}"),
-        "tiny.yaml:3: set.calfat.trainer.loss: this key overlaps with 'calfat.trainer' in the same mapping; combine "
-        "the two.",
+        "tiny.yaml:3: set.calfat.trainer.loss",
     ),
-    "no axes": (
-        SUITE[: SUITE.index("axes:")],
-        "tiny.yaml: axes: there are no axes; expected a mapping such as {method: {CalFAT: {}, FedPGD: "
-        "{calfat.trainer: fedpgd}}}.",
-    ),
-    "empty axis": (
-        SUITE + "  seedless: {}\n",
-        "tiny.yaml:10: axes.seedless: the axis has no labels; add at least one, or remove the axis.",
-    ),
-    "label with a slash": (
-        SUITE.replace("FedPGD:", "Fed/PGD:"),
-        "tiny.yaml:9: axes.method.Fed/PGD: the label 'Fed/PGD' holds '/'; labels name folders and are matched by "
-        "--only.",
-    ),
-    "labels with one folder name": (
-        SUITE.replace("FedPGD:", "cal fat:").replace("CalFAT:", "Cal-FAT:"),
-        "tiny.yaml:9: axes.method.cal fat: 'Cal-FAT' has the same folder name, 'cal-fat'; rename one.",
-    ),
+    "no axes": (SUITE[: SUITE.index("axes:")], "tiny.yaml: axes"),
+    "empty axis": (SUITE + "  seedless: {}\n", "tiny.yaml:10: axes.seedless"),
+    "label with a slash": (SUITE.replace("FedPGD:", "Fed/PGD:"), "tiny.yaml:9: axes.method.Fed/PGD"),
+    "labels with one folder name": (SUITE.replace("FedPGD:", "cal fat:").replace("CalFAT:", "Cal-FAT:"), "tiny.yaml:9"),
     "an axis wipes another out": (
         SUITE.replace("axes:\n", "axes:\n  r:\n    half: {calfat.trainer.adv_ratio: 0.5}\n"),
-        "tiny.yaml:11: axes.method.FedPGD.calfat.trainer: replaces 'calfat.trainer.adv_ratio' of axes.r.half. Two axes "
-        "must not set the same value; if one axis sets a part of the other's value, put it last.",
+        "tiny.yaml:11: axes.method.FedPGD.calfat.trainer",
     ),
-    "seeds are no list": (
-        SUITE.replace("[0, 1]", "3"),
-        "tiny.yaml:4: seeds: got 3 (int), expected a list of whole numbers such as [0, 1, 2].",
-    ),
-    "no seeds": (
-        SUITE.replace("[0, 1]", "[]"),
-        "tiny.yaml:4: seeds: got an empty list, expected a list of whole numbers such as [0, 1, 2].",
-    ),
-    "a bad seed": (
-        SUITE.replace("[0, 1]", "[0, -1]"),
-        "tiny.yaml:4: seeds[1]: got -1 (int), expected a whole number, 0 <= value <= 4294967295.",
-    ),
-    "a seed twice": (
-        SUITE.replace("[0, 1]", "[7, 7]"),
-        "tiny.yaml:4: seeds[1]: the seed 7 is listed twice; keep one.",
-    ),
-    "no metrics": (
-        SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}\n", ""),
-        "tiny.yaml: metrics: got nothing (null), expected labels of evaluators such as [natural, pgd20] or "
-        "{pgd20: PGD-20}.",
-    ),
-    "a metric twice": (
-        SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20, pgd20]"),
-        "tiny.yaml:5: metrics[1]: the metric 'pgd20' is listed twice; keep one.",
-    ),
+    "seeds are no list": (SUITE.replace("[0, 1]", "3"), "tiny.yaml:4: seeds"),
+    "no seeds": (SUITE.replace("[0, 1]", "[]"), "tiny.yaml:4: seeds"),
+    "a bad seed": (SUITE.replace("[0, 1]", "[0, -1]"), "tiny.yaml:4"),
+    "a seed twice": (SUITE.replace("[0, 1]", "[7, 7]"), "tiny.yaml:4"),
+    "no metrics": (SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}\n", ""), "tiny.yaml: metrics"),
+    "a metric twice": (SUITE.replace("{natural: natural, pgd20: PGD-20}", "[pgd20, pgd20]"), "tiny.yaml:5"),
     "two metrics under one heading": (
         SUITE.replace("{natural: natural, pgd20: PGD-20}", "{natural: accuracy, pgd20: accuracy}"),
-        "tiny.yaml:5: metrics.pgd20: the heading 'accuracy' stands over 'natural' already; give each metric one of its "
-        "own.",
+        "tiny.yaml:5: metrics.pgd20",
     ),
     "a million cells": (
         SUITE[: SUITE.index("axes:")] + "axes:\n" + "".join(f"  a{i}: {{{TEN}}}\n" for i in range(6)),
-        "tiny.yaml:6: axes: 10 x 10 x 10 x 10 x 10 x 10 labels and 2 seeds are 2000000 runs; at most 10000 are "
-        "allowed. Make several suites of it.",
+        "tiny.yaml:6: axes",
     ),
     "cells times seeds": (
         SUITE[: SUITE.index("axes:")].replace("[0, 1]", f"[{', '.join(map(str, range(101)))}]")
         + f"axes: {{a: {{{TEN}}}, b: {{{TEN}}}}}\n",
-        "tiny.yaml:6: axes: 10 x 10 labels and 101 seeds are 10100 runs; at most 10000 are allowed. Make several "
-        "suites of it.",
+        "tiny.yaml:6: axes",
     ),
-    "unknown key of reported": (
-        REPORTED + "  percents: {}\n",
-        "tiny.yaml:12: reported.percents: unknown key. Did you mean 'percent'?",
-    ),
-    "reported for no cell": (
-        REPORTED + "  percent: {CalFTA: {natural: 1}}\n",
-        "tiny.yaml:12: reported.percent.CalFTA: there is no cell 'CalFTA'. Did you mean 'CalFAT'?",
-    ),
+    "unknown key of reported": (REPORTED + "  percents: {}\n", "tiny.yaml:12: reported.percents"),
+    "reported for no cell": (REPORTED + "  percent: {CalFTA: {natural: 1}}\n", "tiny.yaml:12: reported.percent.CalFTA"),
     "reported for no metric": (
         REPORTED + "  percent: {CalFAT: {pgd200: 1}}\n",
-        "tiny.yaml:12: reported.percent.CalFAT.pgd200: 'pgd200' is not among the suite's metrics. Did you mean "
-        "'pgd20'?",
+        "tiny.yaml:12: reported.percent.CalFAT.pgd200",
     ),
     "reported out of range": (
         REPORTED + "  percent: {CalFAT: {natural: 164.69}}\n",
-        "tiny.yaml:12: reported.percent.CalFAT.natural: got 164.69 (float), expected percent, 0 <= value <= 100.",
+        "tiny.yaml:12: reported.percent.CalFAT.natural",
     ),
     "reported without source": (
         SUITE + "reported:\n  percent: {CalFAT: {natural: 64.69}}\n",
-        "tiny.yaml:11: reported.percent.CalFAT: these numbers have no source; write reported.source, such as "
-        "'arXiv:2205.14926, Table 1'.",
+        "tiny.yaml:11: reported.percent.CalFAT",
     ),
-    "skip without reason": (
-        SUITE + "skip: {FedPGD: }\n",
-        "tiny.yaml:10: skip.FedPGD: got nothing (null), expected the reason as a text.",
-    ),
-    "skip nothing": (
-        SUITE + "skip: {FedMART: slow}\n",
-        "tiny.yaml:10: skip.FedMART: 'FedMART' matches no cell. Labels: CalFAT, FedPGD.",
-    ),
-    "runs elsewhere": (
-        SUITE + "runs: ../table1\n",
-        "tiny.yaml:10: runs: got '../table1', expected the name of a suite, such as table1.",
-    ),
+    "skip without reason": (SUITE + "skip: {FedPGD: }\n", "tiny.yaml:10: skip.FedPGD"),
+    "skip nothing": (SUITE + "skip: {FedMART: slow}\n", "tiny.yaml:10: skip.FedMART"),
+    "runs elsewhere": (SUITE + "runs: ../table1\n", "tiny.yaml:10: runs"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_with_a_suite_is_reported_whole(case, tmp_path):
-    text, message = BAD[case]
-    with pytest.raises(RecipeError) as caught:
+def test_what_is_wrong_with_a_suite_is_reported_whole(case, tmp_path, snapshot):
+    text, place = BAD[case]
+    with snapshot.raises(RecipeError, f"{place}: "):
         parse(tmp_path, text)
-    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

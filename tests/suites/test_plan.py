@@ -106,13 +106,9 @@ def test_skipped_cells_are_not_even_resolved(tmp_path, registry):
     assert {run.cell.name for run in plan.runs} == {"CalFAT"}
 
 
-def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry):
-    with pytest.raises(RecipeError) as caught:
+def test_a_cell_that_cannot_be_is_reported_with_its_place(tmp_path, registry, snapshot):
+    with snapshot.raises(RecipeError):
         plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: none"))
-    assert str(caught.value) == (
-        "tiny.yaml:3: train_args.comm_round: got 'none' (text), expected a whole number, >= 1. "
-        "(In cell 'CalFAT' of tiny.yaml.)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -129,30 +125,19 @@ def test_a_misspelt_setting_is_at_its_line_of_the_suite(tmp_path, registry, sett
     assert str(caught.value) == f"tiny.yaml:3: {complaint} (In cell 'CalFAT' of tiny.yaml.)"
 
 
-def test_a_metric_that_nobody_measures_is_refused(tmp_path, registry):
-    with pytest.raises(RecipeError) as caught:
+def test_a_metric_that_nobody_measures_is_refused(tmp_path, registry, snapshot):
+    with snapshot.raises(RecipeError):
         plan_of(tmp_path, registry, SUITE.replace("natural: natural", "fgsm: FGSM"))
-    assert str(caught.value) == (
-        "tiny.yaml:5: metrics: 'fgsm' is not among the evaluators of the run: natural, pgd20. "
-        "Add it to calfat.evaluators. (In cell 'CalFAT' of tiny.yaml.)"
-    )
 
 
-def test_two_names_for_one_run_are_refused(tmp_path, registry):
-    with pytest.raises(RecipeError) as caught:
+def test_two_names_for_one_run_are_refused(tmp_path, registry, snapshot):
+    with snapshot.raises(RecipeError):
         plan_of(tmp_path, registry, SUITE + "    Ours: {calfat.trainer: calfat}\n")
-    assert str(caught.value) == (
-        "tiny.yaml:6: axes: the cells 'CalFAT' and 'Ours' are the same run: all their values are equal."
-    )
 
 
-def test_an_override_of_what_an_axis_sets_is_refused(tmp_path, registry):
-    with pytest.raises(OptionError) as caught:
+def test_an_override_of_what_an_axis_sets_is_refused(tmp_path, registry, snapshot):
+    with snapshot.raises(OptionError):
         plan_of(tmp_path, registry, SUITE, overrides=["calfat.trainer=fedtrades"])
-    assert str(caught.value) == (
-        "--set: 'calfat.trainer' is set by the axis 'method' of tiny.yaml (tiny.yaml:9); "
-        "select cells with --only, or change the suite file."
-    )
 
 
 def test_states_follow_the_run_directories(tmp_path, registry):
@@ -172,17 +157,11 @@ def test_more_rounds_go_on_where_a_finished_run_ended(tmp_path, registry):
     assert plan.runs[0].state == "unfinished"
 
 
-def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry):
+def test_a_changed_cell_is_refused_with_what_differs(tmp_path, registry, snapshot):
     begin(plan_of(tmp_path, registry, SUITE.replace("comm_round: 1", "comm_round: 5")), results=True)
     text = SUITE.replace("{train_args.comm_round: 1}", "{train_args.comm_round: 4, train_args.learning_rate: 0.1}")
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         plan_of(tmp_path, registry, text)
-    assert str(caught.value) == (
-        "these runs were started with a recipe that differs from the suite's current one:\n"
-        "  runs/suites/tiny/calfat/seed-0: train_args.learning_rate: 0.05 then, 0.1 now; train_args.comm_round: 5 "
-        "then, 4 now\n"
-        "Undo the change, or move these directories away to run the cells again."
-    )
 
 
 def test_a_cosine_of_fewer_rounds_is_refused_once(tmp_path, registry):
