@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.api.test_public import PAGE
-from tests.cli.runner import ROOT, python
+from tests.cli.runner import ROOT
 
 RECIPE = """\
 data_args: {dataset: digits, partition_method: iid}
@@ -42,13 +42,6 @@ def lines(tmp_path: Path) -> str:
     assert ALL_IMAGES in found[1]
     few = found[1].replace(ALL_IMAGES, f"{ALL_IMAGES}.subset(range(4))")
     return few.replace("recipes/calfat_digits.yaml", str(tmp_path / "small.yaml"))
-
-
-def test_the_lines_of_the_page_run_as_a_script(lines: str, tmp_path: Path) -> None:
-    ended = python(f"{lines}\n{RESULTS}", cwd=tmp_path)
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith(PRINTED)
-    assert re.findall(r"^round (\d)/5  natural", ended.out, re.MULTILINE) == list("12345")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.rounds import COST_COLUMNS
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import COMMAND, python
-from tests.host.test_unharmed import world
 from tests.snapshot import TextSnapshot
 
 SECTIONS: dict[str, Any] = parse_document(RECIPE, "small.yaml").data
@@ -82,14 +81,6 @@ def test_a_run_shows_its_results(done: calfat.Run) -> None:
     assert f"<tr><td>natural</td><td>{share}</td><td>{share}</td><td>359</td></tr>" in done._repr_html_()
     assert done.report.is_file()
     assert done.results["pgd20"].num_examples == 20
-
-
-def test_the_process_is_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = world()
-    calfat.run(SECTIONS, set={"train_args.comm_round": 1}, run_dir=tmp_path / "run", progress=False)
-    after = world()
-    assert {key for key in before if before[key] != after[key]} == set()
-    assert capsys.readouterr() == ("", "")
 
 
 def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(

@@ -112,14 +112,6 @@ def test_a_host_that_no_certificate_can_name(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.parametrize("days", ["0", "36501", "9999999999"])
-def test_a_time_that_no_certificate_can_last(tmp_path: Path, days: str) -> None:
-    done = calfat("certs", str(tmp_path / "c"), "--clients", "1", "--days", days)
-    assert (done.code, done.out) == (2, "")
-    assert "1<=x<=36500" in done.err
-    assert not (tmp_path / "c").exists()
-
-
 def test_what_makes_certificates_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
     done = calfat("certs", str(tmp_path / "c"), "--clients", "1")

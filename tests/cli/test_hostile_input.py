@@ -190,22 +190,6 @@ def test_colours_are_for_terminals_whose_user_wants_them(variables: dict[str, st
     assert "nope.yaml: no such file." in shown
 
 
-def test_doctor_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What click itself would colour: the group switches it off for every command."""
-    import click
-
-    from calfat_plugin.cli.main import main
-
-    seen = []
-    monkeypatch.setattr(click.Group, "invoke", lambda group, ctx: seen.append(ctx.color))
-    for variable in ("1", ""):
-        monkeypatch.setenv("NO_COLOR", variable)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        main(args=["doctor"], standalone_mode=False)
-    assert seen == [False, None]
-
-
 # --- words ------------------------------------------------------------------------------------------------------------
 
 

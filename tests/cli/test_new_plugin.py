@@ -68,20 +68,6 @@ def test_the_recipe_of_every_kind_is_good(written: Path, kind: str, monkeypatch:
     sys.modules.pop(module)
 
 
-def test_it_is_clean_for_ruff(written: Path) -> None:
-    select = ["--no-cache", "--select", "E,F,W,I,N,B,C4,PT,RUF,SIM,UP", "--ignore", "N812"]
-    tool("ruff", "check", *select, ".", cwd=written)
-    tool("ruff", "format", "--no-cache", "--check", ".", cwd=written)
-
-
-@pytest.mark.slow
-def test_it_is_clean_for_mypy(written: Path, tmp_path: Path) -> None:
-    """And the example."""
-    files = [*(str(written / name) for name in NAMES.values()), str(ROOT / "examples" / "trimmed_mean")]
-    found = tool("mypy", "--strict", "--cache-dir", str(tmp_path), "--explicit-package-bases", *files, cwd=written)
-    assert found.startswith("Success: no issues found")
-
-
 NO_NAME = (
     "cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and contain only lower-case "
     "letters, digits, '-', '_', such as my-fat."

@@ -51,13 +51,6 @@ def test_every_command_is_there(name: str) -> None:
     assert ended.out.startswith(f"Usage: calfat {name} ")
 
 
-def test_an_unknown_command_is_refused() -> None:
-    ended = calfat("chekc")
-    assert (ended.code, ended.out) == (2, "")
-    assert "No such command 'chekc'" in ended.err
-    assert "Traceback" not in ended.err
-
-
 def test_check_says_in_a_line_what_would_run() -> None:
     overrides = ("--set", "train_args.comm_round=7", "--set", "train_args.client_num_per_round=2", "--seed", "3")
     assert calfat("check", DIGITS, *overrides) == Ended(

@@ -7,7 +7,6 @@ import re
 from functools import cache
 from typing import Any
 
-from calfat_plugin.entries import Entry
 from calfat_plugin.registry import Registry
 from tests.cli.runner import calfat
 from tests.docs.pages import FENCE, text_of
@@ -30,8 +29,3 @@ def recipe_keys() -> frozenset[str]:
 def _keys(section: dict[str, Any], below: str = "") -> frozenset[str]:
     nested = [_keys(value, f"{below}{key}.") for key, value in section.items() if isinstance(value, dict)]
     return frozenset(f"{below}{key}" for key in section).union(*nested)
-
-
-def plugins() -> set[str]:
-    """Names of the built-in plugins of all kinds."""
-    return {name for kind in Entry.__subclasses__() for name in BUILT_IN.names(kind)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,6 @@ def not_run(page: str, found: list[Block]) -> list[str]:
 def test_each_block_is_run_or_says_why_not(page: str) -> None:
     assert blocks(page)
     assert not_run(page, blocks(page)) == []
-
-
-@pytest.mark.parametrize(("page", "language"), RUN_BY)
-def test_who_runs_a_block_is_there(page: str, language: str) -> None:
-    file, _, name = RUN_BY[page, language].partition("::")
-    source = (ROOT / file).read_text(encoding="utf-8")
-    assert name in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    assert f'"{page}"' in source
-    assert any(block.is_run and block.language == language for block in blocks(page))
 
 
 def test_the_program_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,17 @@ from types import ModuleType
 import click
 import numpy as np
 import pytest
+import yaml
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.entries import EvaluatorEntry
+from calfat_plugin.experiment import assemble
+from calfat_plugin.host.runtimes import supported_runtime
+from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry, check_dataset, check_evaluator, check_model, check_trainer
 from tests.docs.names import BUILT_IN, inline, recipe_keys
-from tests.docs.pages import DOCS, PAGES, blocks, text_of
+from tests.docs.pages import DOCS, FENCE, PAGES, blocks, text_of
 from tests.docs.reader import Reader
 from tests.inputs.on_disk import write_class_folders
 
@@ -93,12 +97,6 @@ def test_files_that_a_page_saves_are_used(page: str) -> None:
             assert any(stem in later.text for later in shown[number + 1 :]), f"{block.saved} is used nowhere"
 
 
-def _anchors(page: Path) -> set[str]:
-    """As GitHub and MkDocs make them of headings."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_keys_in_the_text_exist(page: str) -> None:
     sections = {key for key in recipe_keys() if "." not in key}
@@ -123,17 +121,37 @@ def test_commands_in_the_text_are_understood(page: str) -> None:
             assert BUILT_IN.find(EvaluatorEntry, pick.rpartition("=")[2])
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    """Within docs/, because the site has nothing else."""
-    for target in re.findall(r"\]\(([^)]+)\)", text_of(page)):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        led = (DOCS / page).parent / path if path else DOCS / page
-        assert led.is_file(), target
-        assert led.resolve().is_relative_to(DOCS), target
-        assert not anchor or anchor in _anchors(led), target
+TYPED = {
+    (path.name, line)
+    for path in sorted(DOCS.glob("*.md"))
+    for block in FENCE.finditer(re.sub(r"^ +(?=```|calfat )", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for line in re.sub(r"\\\n\s*", "", block[2]).splitlines()
+    if line.startswith("calfat ")
+}
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(TYPED))
+def test_commands_that_a_page_shows_are_understood(page: str, line: str) -> None:
+    """Of the pages whose blocks are not run: the commands and their options exist."""
+    context = click.Context(main, info_name="calfat")
+    _, *words = shlex.split(re.sub(r" (>|&|#).*$", "", line))
+    assert words[0] in (*main.list_commands(context), "--version", "--help"), line
+    if (command := main.get_command(context, words[0])) is not None:
+        command.make_context(words[0], words[1:], parent=context, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("page", ["cross_silo.md", "report.md"])
+def test_recipes_that_a_page_shows_are_good(page: str) -> None:
+    """Each is a change of the first: other sections, other keys below ``calfat`` and ``calfat.silo``."""
+    shown = re.findall(r"^ *```yaml\n(.*?)^ *```", text_of(page), re.MULTILINE | re.DOTALL)
+    first = yaml.safe_load(shown[0])
+    for change in map(yaml.safe_load, shown):
+        calfat = {**first["calfat"], **change.get("calfat", {})}
+        calfat["silo"] = {**(first["calfat"].get("silo") or {}), **(calfat.get("silo") or {})}
+        experiment = assemble(Document(page, {**first, **change, "calfat": calfat}), BUILT_IN)
+        if page == "cross_silo.md":
+            supported_runtime(experiment)
+        assert experiment.recipe.warnings == ()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("explanation/")])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calfat_plugin.entries import AggregatorEntry, EvaluatorEntry, ModelEntry
 from calfat_plugin.errors import ModelError, UpdateError
 from calfat_plugin.federation import server as server_module
-from calfat_plugin.federation.server import Server, Snapshot, sample_clients
+from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import Wire, pack_refusal, pack_update
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.hookspecs import hookimpl
@@ -257,14 +257,6 @@ def test_a_snapshot_of_another_model_is_refused() -> None:
         server.restore(Snapshot(2, other))
     assert str(error.value) == "checkpoint: tensor 'classifier.bias' has shape (3,), expected (10,)"
     assert server.round == 4
-
-
-def test_clients_of_a_round_are_a_draw_or_all_of_them() -> None:
-    assert sample_clients(0, 1, 4, 4) == sample_clients(0, 1, 4, 9) == (0, 1, 2, 3)
-    draws = [sample_clients(0, round, 6, 3) for round in range(1, 40)]
-    assert all(list(draw) == sorted(set(draw)) and len(draw) == 3 for draw in draws)
-    assert {client for draw in draws for client in draw} == set(range(6))
-    assert all(type(client) is int for draw in draws for client in draw)
 
 
 def test_parties_compute_on_their_device_and_the_global_model_stays_on_the_cpu() -> None:

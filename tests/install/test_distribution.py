@@ -100,11 +100,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert citation["references"][0]["title"].startswith("CalFAT: Calibrated Federated Adversarial Training")
 
 
-def test_the_changelog_has_this_version_first() -> None:
-    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert versions[0] == __version__
-
-
 def test_commands_of_the_page_work_from_the_wheel_in_any_folder(dist: Path, tmp_path: Path) -> None:
     """Recipes, suites and templates are read from the installed package; training is in the slow test."""
     environment = Environment(tmp_path / "env", "uv")

@@ -125,18 +125,8 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     ]
 
 
-def test_one_client_is_not_several() -> None:
-    assert problem_names([{"train_args.client_num_in_total": number} for number in (1, 2)]) == ["1 client", "2 clients"]
-
-
 def test_a_recipe_that_was_edited_by_hand_is_named_as_it_is() -> None:
     assert problem_names([{"train_args.client_num_in_total": number} for number in ("many", 2)])[0] == "many clients"
-
-
-def test_where_the_data_lies_is_no_other_problem(tmp_path: Path) -> None:
-    moved = "data_args.data_cache_dir=/elsewhere"
-    (group,) = group_runs(runs(tmp_path, ("common_args.random_seed=0",), ("common_args.random_seed=1", moved)))
-    assert problem_names([problem_of(run.recipe) for run in group.runs]) == ["", ""]
 
 
 def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:

@@ -91,15 +91,6 @@ def test_one_label_measured_in_two_ways_has_two_charts(
     assert charts["robust_2"][0] == f"Accuracy under pgd20 ({second})"
 
 
-def test_another_budget_changes_nothing_about_natural_accuracy(
-    tmp_path: Path, charts: dict[str, tuple[str, str]]
-) -> None:
-    run(tmp_path / "a", natural=0.5)
-    run(tmp_path / "b", "calfat.threat.eps=0.2", natural=0.5)
-    write_comparison([tmp_path])
-    assert [name for name in charts if name.startswith("natural")] == ["natural"]
-
-
 def test_curves_that_end_in_different_rounds_say_so(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
     run(tmp_path / "a", natural=0.5)
     made_run(tmp_path / "b", WEIGHTS, "calfat.trainer=fedpgd", rounds=[{"natural": 0.25}] * 3)
@@ -186,17 +177,6 @@ def test_a_mean_is_bold_only_where_the_seeds_show_that_it_is_the_best(
     assert ("Differences, paired over seeds" in page.read_text()) == (len(better.keys() & worse.keys()) > 1)
 
 
-def test_names_that_say_less_than_what_differs_are_explained(
-    tmp_path: Path, charts: dict[str, tuple[str, str]]
-) -> None:
-    run(tmp_path / "a")
-    others = ("epochs=2", "learning_rate=0.5", "momentum=0", "weight_decay=0")
-    run(tmp_path / "b", *(f"train_args.{other}" for other in others))
-    assert "Settings whose names end in … differ in more than their names say; see What differs ." in table(
-        write_comparison([tmp_path])
-    )
-
-
 def test_a_suites_page_has_its_headings_their_order_and_its_axes(
     tmp_path: Path, charts: dict[str, tuple[str, str]]
 ) -> None:
@@ -253,15 +233,6 @@ def test_bars_under_an_attack_that_no_curve_shows_say_so(
     assert "The curves" not in charts["classes_natural"][1]
 
 
-def test_without_curves_the_bars_have_nothing_to_say_about_them(
-    tmp_path: Path, charts: dict[str, tuple[str, str]]
-) -> None:
-    fgsm = "calfat.monitor.evaluators=[natural, fgsm]"
-    write_run_report(made_run(tmp_path / "a", fgsm, final=FINAL, rounds=[{"natural": 0.5, "fgsm": 0.4}]))
-    assert "learning_curves" not in charts
-    assert "The curves" not in charts["per_class"][1]
-
-
 def test_an_attack_has_one_colour_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """fgsm, pgd20 and natural are the curves; natural and pgd20 the bars."""
     path = run(tmp_path / "a", "calfat.monitor.evaluators=[fgsm, pgd20, natural]", fgsm=0.5, pgd20=0.3, natural=0.6)
@@ -287,15 +258,6 @@ def test_classes_are_compared_under_one_attack_at_a_time(tmp_path: Path, charts:
         "Accuracy under pgd20, per class",
     ]
     assert all("calfat" in caption and "fedpgd" in caption for _, caption in shown.values())
-
-
-def test_the_page_of_a_run_says_how_many_examples_its_bars_are_about(
-    tmp_path: Path, charts: dict[str, tuple[str, str]]
-) -> None:
-    write_run_report(run(tmp_path / "a", attacked=32))
-    assert charts["per_class"][1].startswith(
-        "Final global model: natural on all 359 test examples, pgd20 on 32 of 359 test examples. Under pgd20 from "
-    )
 
 
 @pytest.mark.parametrize(("share", "split"), [("0.2", "validation"), ("0", "test")])

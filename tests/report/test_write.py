@@ -140,12 +140,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         write_run_report(run)
 
 
-def test_a_missing_run_is_reported_in_a_line(tmp_path: Path) -> None:
-    code, said = calfat("report", str(tmp_path / "no"))
-    assert code == 2
-    assert said.startswith(f"error: {tmp_path / 'no'}: no such directory.")
-
-
 def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     home = tmp_path / "home"

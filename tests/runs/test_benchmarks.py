@@ -22,21 +22,15 @@ from benchmarks import (
     gpu_results,
     local_epoch,
     loops,
-    measuring,
     precision,
-    round_overhead,
-    scaling,
-    trust,
     work,
-    workers,
 )
 from calfat_plugin.builtin import calfat_local_trainers
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.judging.battery import battery
 from calfat_plugin.maths.graphs import Graphs
 from tests.environment import bare
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
-from tests.runs.processes import ROOT, WarmServer
+from tests.runs.processes import ROOT
 
 # Code of our own with the names that the authors' fat.py and utils.py have.
 FAT = """\
@@ -110,14 +104,6 @@ def tables(markdown: str) -> dict[str, list[list[str]]]:
 # --- what is computed -------------------------------------------------------------------------------------------------
 
 
-def test_ratios_are_of_neighbours_and_the_spread_is_of_all() -> None:
-    found = measuring.alternated({"a": iter([4.0, 2.0, 9.0]).__next__, "b": iter([2.0, 2.0, 3.0]).__next__}, 3)
-    assert found["a"].values == (4.0, 2.0, 9.0)
-    assert str(found["a"]) == "4 (2-9)"
-    assert found["a"].over(found["b"]).values == (2.0, 1.0, 3.0)
-    assert str(found["b"].times(0.5)) == "1 (1-1.5)"
-
-
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "vgg8"])
 def test_operations_are_those_that_torch_counts(name: str) -> None:
     model = loops.network(name).eval()
@@ -161,14 +147,6 @@ def test_a_method_needs_the_passes_of_its_formulas(name: str, monkeypatch: pytes
 
 def test_every_method_is_measured() -> None:
     assert set(work.METHODS) == {entry.name for entry in calfat_local_trainers()}
-
-
-def test_the_work_of_a_method_and_of_an_evaluation() -> None:
-    cost = work.Work(forward=100.0, first=10.0)
-    assert cost.of_method(work.METHODS["calfat"][1], 10) == 10 * 200 + 100 + 290
-    assert cost.of_method(work.METHODS["standard"][1], 10) == 290
-    assert cost.of_method(work.METHODS["mixfat"][1], 10) == 1000 + 290
-    assert cost.of_pgd(20) == 4200
 
 
 def test_the_plain_loop_is_calfat() -> None:
@@ -226,103 +204,6 @@ def test_precision(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None
     assert lower[:1] + lower[2:3] == ["bf16", exact[2]]
     assert float(lower[1]) == pytest.approx(1, abs=0.1)
     assert lower[1] != "1"
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # four, like its own
-def test_the_official_code_is_called_as_it_is_without_a_gpu(official: Path) -> None:
-    code = loops.Official(official, torch.device("cpu"))
-    weights = nn.Linear(3, 10)
-    seconds, accuracy = code.evaluation(weights, loops.images(4))()
-    assert seconds > 0
-    assert 0 <= accuracy <= 1
-    with pytest.raises(SystemExit, match="was imported before"):
-        loops.Official(official / "..", torch.device("cpu"))
-    if not torch.cuda.is_available():
-        with pytest.raises((RuntimeError, AssertionError)):
-            torch.zeros(1).cuda()  # it is as before
-
-
-@pytest.mark.slow
-def test_overhead_and_scaling(
-    warm: WarmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = []
-
-    def run(folder: Path, recipe: str, *options: str) -> Path:
-        (tmp_path / "recipe.yaml").write_text(recipe)
-        made.append((f"run-{len(made)}", options))
-        done = warm.run("run", "recipe.yaml", "--run-dir", made[-1][0], *options, cwd=tmp_path)
-        assert done.code == 0, done.err
-        return tmp_path / made[-1][0]
-
-    monkeypatch.setattr(round_overhead, "run", run)
-    monkeypatch.setattr(scaling, "run", run)
-    round_overhead.main(["--clients", "3", "--rounds", "3", "--repeats", "1", "--threads", "1"])
-    rows = tables(capsys.readouterr().out)["clients a round"]
-    assert rows[0][0] == "3"
-    cells = [float(cell) for cell in rows[0][1:]]
-    assert sum(cells[:-1]) == pytest.approx(cells[-1], rel=0.05)
-    scaling.main(["--clients", "5,10", "--rounds", "2", "--repeats", "1", "--parts", "clients"])
-    found = tables(capsys.readouterr().out)
-    assert [row[0] for row in found["clients"]] == ["5 clients", "10 clients"]
-    assert all(float(cell) > 0 for row in found["clients"] for cell in row[1:])
-    assert [options for _, options in made] == [("--profile",), (), ()]
-
-
-def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, ...]] = []
-    bits = [b"same"] * 5 + [b"else"]
-
-    def run(folder: Path, recipe: str | Path, *options: str) -> Path:
-        assert recipe == Path("some.yaml")
-        asked.append(options)
-        directory = tmp_path / str(len(asked))
-        (directory / "checkpoints").mkdir(parents=True)
-        (directory / "checkpoints" / "last.safetensors").write_bytes(bits[len(asked) - 1])
-        seconds = 6.0 / (1 + int(options[-1] if "--workers" in options else 0))
-        (directory / "rounds.csv").write_text(f"round,seconds,clients\n1,{seconds},0\n2,{seconds},0\n")
-        return directory
-
-    monkeypatch.setattr(workers, "run", run)
-    words = ["--recipe", "some.yaml", "--set", "a.b=1", "--threads", "1"]
-    workers.main([*words, "--repeats", "1"])
-    always = ("--set", "a.b=1", "--set", "calfat.runtime.threads=1")
-    ways = [always, (*always, "--workers", "1"), (*always, "--workers", "2")]
-    assert asked == ways
-    rows = tables(capsys.readouterr().out)["workers"]
-    assert [row[:3] for row in rows] == [["none", "12", "1"], ["1", "6", "2"], ["2", "4", "3"]]
-    with pytest.raises(
-        SystemExit, match=r"6/checkpoints/last\.safetensors: other bits than in the first run; workers: 2"
-    ):
-        workers.main([*words, "--repeats", "1"])
-    with pytest.raises(SystemExit):
-        workers.main(["--workers", "auto"])
-    assert "--workers: got auto, expected whole numbers such as 0,1,2" in capsys.readouterr().err
-
-
-def test_a_failing_run_ends_a_benchmark_with_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as raised:
-        round_overhead.run(tmp_path, "train_args: {epochs: -1}")
-    assert "ended with 2.\n" in str(raised.value)
-    assert "epochs" in str(raised.value)
-
-
-@pytest.mark.slow
-def test_gpu_without_one(tmp_path: Path, official: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--device", "cpu", "--quick", "--limit", "3600"]
-    gpu.main([*sizes, "--out", str(tmp_path / "out"), "--official", str(official)])
-    content = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    assert content["numbers"]["wrong"] == []
-    assert content["numbers"]["default run"].keys() == {f"{precision}, eager" for precision in loops.PRECISIONS}
-    found = tables((tmp_path / "out" / "gpu.md").read_text())
-    assert {row[4] for row in found["result"]} == {"yes"}
-    assert len(found["result"]) == sum(map(len, gpu_results.TOLERANCES.values()))
-    assert [row[0] for row in found["in"]] == [f"{precision}, eager" for precision in loops.PRECISIONS]
-    assert [row[0] for row in found["method"]] == list(work.METHODS)
-    assert [row[0] for row in found["loop"]] == ["official code", "fp32, eager"]
-    assert "torch.profiler: CalFAT" in capsys.readouterr().out
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:
@@ -445,45 +326,3 @@ def needed(*names: str) -> set[str]:
 
 
 # --- trust ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_words_by_the_true_gap_are_shares_of_all_samples() -> None:
-    for gap in trust.GAPS:
-        found = trust.words(gap / 100, 359, samples=200)
-        assert sum(found.values()) == pytest.approx(1)
-    assert trust.words(0.0, 359, samples=10) == {"holds": 1.0, "not shown": 0.0, "overstated": 0.0}
-    assert trust.words(0.12, 8000, samples=10) == {"holds": 0.0, "not shown": 0.0, "overstated": 1.0}
-    assert len(list(trust.words_table())) == 2 + len(trust.GAPS)
-
-
-@pytest.mark.parametrize(
-    ("changes", "false"),
-    [
-        ({}, ""),
-        ({"truth": 0.80}, ""),
-        ({"truth": 0.79}, "holds"),
-        ({"truth": 0.79, "honest": False}, "holds"),
-        ({"word": "overstated"}, "alarm"),
-        ({"word": "overstated", "truth": 0.79}, ""),
-        ({"word": "overstated", "honest": False}, ""),
-        ({"word": "not shown", "cause": "359 images are too few to be sure"}, ""),
-        ({"word": "not shown", "cause": "the gradient is zero"}, "alarm"),
-        ({"word": "not shown", "cause": "the gradient is zero", "honest": False}, ""),
-        ({"word": "not robust"}, ""),
-    ],
-)
-def test_what_a_false_verdict_is(changes: dict[str, object], false: str) -> None:
-    values = {"kind": "Plain", "eps": "0.1", "honest": True, "natural": 0.99, "claimed": 0.85, "worst": 0.84}
-    values |= {"truth": 0.84, "word": "holds", "usable": True, "text": "holds", "cause": "", "seconds": 1.0}
-    assert trust.Found(**{**values, **changes}).false == false  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in (*trust.MASKED, *trust.HONEST)])
-def test_every_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "battery", lambda *, full: battery(full=full)[:3])
-    monkeypatch.setattr(trust, "TRUTH_STEPS", 1)
-    monkeypatch.setattr(trust, "TRUTH_ITERATIONS", 1)
-    found = trust.judged(trust.Case(kind, "0.1", seed=0, width=2, examples=12, epochs=1))
-    assert (found.kind, found.honest) == (kind, kind in {each.__name__ for each in trust.HONEST})
-    assert 0 <= found.truth <= (found.worst or 1) <= 1
-    assert f"| `{kind}` | 0.1 | " in "\n".join(trust.table([found]))

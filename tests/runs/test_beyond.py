@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import dataclasses
 import json
@@ -57,13 +56,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> Pa
     return tmp_path
 
 
-@pytest.mark.parametrize("module", sources())
-def test_each_is_one_short_file_without_a_fit(module: str) -> None:
-    source = sources()[module]
-    assert len(source.splitlines()) < 60
-    assert not [node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == "fit"]
-
-
 class Stopping(RunObserver):
     """Ctrl-C in the third round."""
 
@@ -90,16 +82,6 @@ def test_resumed_it_ends_with_the_same_bits(folder: Path, method: str) -> None:
     for name in METHODS[method]:
         assert all(float(row[name]) > 0 for row in rows)
         assert len({row[name] for row in rows}) == len(rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_two_workers_do_what_one_process_does(folder: Path, method: str) -> None:
-    """What a client keeps travels to whoever trains it."""
-    chosen = f"calfat.trainer={method}"
-    alone, _ = go("alone", 0, chosen)
-    together, _ = go("together", 2, chosen)
-    assert outcome(together) == outcome(alone)
 
 
 def test_what_a_client_keeps_is_used(folder: Path) -> None:

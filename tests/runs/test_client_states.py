@@ -54,26 +54,6 @@ def test_a_file_says_whose_state_it_is_and_of_which_round(tmp_path: Path) -> Non
     assert ClientStateFiles(tmp_path / "clients", states.named).named == {3: ClientStateFile(4, facts["sha256"])}
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    states = store(tmp_path, round=4)
-    states[3], states[5] = state(0.1), state(0.2)
-    files = ClientStateFiles(tmp_path / "clients", states.named)
-    files.check_complete()
-    missing = tmp_path / "clients" / "client-5-round-4.safetensors"
-    missing.unlink()
-    with pytest.raises(RunError) as error:
-        files.check_complete()
-    assert str(error.value) == f"{missing}: no such file, but the checkpoint names it. {AGAIN}"
-
-
-def test_a_disk_that_refuses_a_state_is_reported(tmp_path: Path) -> None:
-    states = store(tmp_path, round=4)
-    in_the_way = tmp_path / "clients" / "client-3-round-4.safetensors"
-    in_the_way.mkdir(parents=True)
-    with pytest.raises(RunError, match=rf"^{in_the_way}: cannot be written \(.*Is a directory"):
-        states[3] = state(0.1)
-
-
 def test_a_file_that_somebody_removed_is_not_missed_once_it_is_of_no_use(tmp_path: Path) -> None:
     states = store(tmp_path)
     states[3] = state(0.1)

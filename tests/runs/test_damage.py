@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from calfat_plugin import load_run
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.runs.processes import RECIPE, WarmServer, sabotage
@@ -154,30 +153,6 @@ def test_a_damaged_file_is_named(
     assert found, done.err
     assert where.startswith(("error: ", "warning: "))
     assert f"{name}: {complaint}" in done.err
-
-
-RESULTS_EDITS: list[tuple[Callable[[dict[str, object]], object], str]] = [
-    (lambda found: found.update(evaluations=[1]), "evaluations[0] is 1 (int), expected a mapping"),
-    (lambda found: found["evaluations"][0].pop("accuracy"), "evaluations[0] has no 'accuracy'"),  # type: ignore[index]
-    (
-        lambda found: found["evaluations"][0].update(accuracy="0.5"),  # type: ignore[index]
-        "evaluations[0].accuracy is '0.5' (text), expected a number from 0 to 1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "complaint"), RESULTS_EDITS, ids=[complaint for _, complaint in RESULTS_EDITS])
-def test_results_of_another_shape_are_named(
-    folder: Path, change: Callable[[dict[str, object]], object], complaint: str
-) -> None:
-    path = folder / "finished" / "run" / "results.json"
-    assert load_run(path.parent).results["natural"].num_examples == 359
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(RunError) as raised:
-        load_run(path.parent)
-    assert str(raised.value) == f"{path}: {complaint}. The file is damaged or was changed by hand. {RESTORE}"
 
 
 @pytest.mark.parametrize("at", range(0, 100, 9))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping
@@ -197,31 +196,6 @@ def test_half_a_row_after_the_checkpoint_is_dropped(tmp_path: Path) -> None:
     file.path.write_text(whole + "3,0.")
     file.keep_until(2)
     assert file.path.read_text() == whole
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda text: "", lambda text: text[:-1], lambda text: text.replace("\n2,", "\n3,")],
-    ids=["empty", "half a row", "a row missing"],
-)
-def test_rows_that_are_missing_are_reported(tmp_path: Path, damage: Any) -> None:
-    file = rounds_file(tmp_path, 2)
-    file.path.write_text(damage(file.path.read_text()))
-    with pytest.raises(RunError) as error:
-        file.keep_until(2)
-    assert str(error.value).startswith(f"{file.path}: the rows of rounds 1 to 2, which the checkpoint continues from")
-
-
-def test_rows_say_what_was_measured(tmp_path: Path) -> None:
-    file = rounds_file(tmp_path, 2)
-    with file.path.open(newline="") as text:
-        assert next(csv.reader(text)) == file.columns
-    first, second = read_rounds(file.path)
-    assert (first["round"], first["natural"], second["round"], second["natural"]) == ("1", "0.1", "2", "0.2")
-    assert [float(second[f"loss_{client}"]) for client in range(2)] == [0.5, 1.5]
-    assert [float(second[f"update_norm_{client}"]) for client in range(2)] == pytest.approx([0.1, 0.2])
-    assert seconds_of(file.path) == 4.0
-    assert last_used(file.path) == {0: 2, 1: 2}
 
 
 def test_without_rows_nothing_was_spent_or_used(tmp_path: Path) -> None:

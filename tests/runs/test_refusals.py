@@ -13,13 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from calfat_plugin.errors import RunError
-from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord
-from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds
 from tests.report.made import experiment, made_run, record
@@ -172,14 +169,6 @@ def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path, snapshot: Te
     snapshot(refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1"))
 
 
-def test_a_damaged_checkpoint(warm: WarmServer, folder: Path) -> None:
-    checkpoint = folder / "run" / "checkpoints" / "last.safetensors"
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
-    error = refused(warm, folder, *RUN, "--resume")
-    assert error.startswith("error: run/checkpoints/last.safetensors: the checkpoint cannot be read (")
-    assert error.endswith("). Restore it from a copy, or start the run again in another directory.\n")
-
-
 def test_rounds_csv_changed_by_hand(warm: WarmServer, folder: Path) -> None:
     rounds = folder / "run" / "rounds.csv"
     header, first, second, *_ = rounds.read_text().splitlines(keepends=True)
@@ -245,29 +234,6 @@ def test_a_full_disk_is_reported_and_no_bug() -> None:
         RoundsFile(full, ["natural"], 1).append(record)
     told = "/dev/full: cannot be written (No space left on device). Make room, or choose another --run-dir."
     assert str(raised.value) == told
-
-
-def test_a_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "last.safetensors"
-    with pytest.raises(RunError) as raised:
-        save_checkpoint(path, Snapshot(1, {"w": torch.zeros(1)}), {})
-    assert str(raised.value).startswith(f"{path}: cannot be written (")
-    assert str(raised.value).endswith("). Make room, or choose another --run-dir.")
-
-
-def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
-    path = tmp_path / "last.safetensors"
-    with pytest.raises(RunError) as raised:
-        load_checkpoint(path)
-    assert str(raised.value) == f"{path}: no such checkpoint."
-    for metadata in (None, {"format": "pt"}, {"calfat": '{"format": 3}'}):
-        save_file({"w": torch.zeros(1)}, path, metadata)
-        with pytest.raises(RunError) as raised:
-            load_checkpoint(path)
-    assert (
-        str(raised.value)
-        == f"{path}: not a checkpoint of calfat_plugin (no 'calfat' of format 1 or 2 in its metadata)."
-    )
 
 
 def test_a_row_is_one_line_whatever_a_client_says(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
-from tests.runs.processes import RECIPE, ROOT, TIMEOUT, WarmServer, cold, environment, sabotage
+from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, cold, environment, sabotage
 
 ALL = ("--set", "train_args.client_num_per_round=5")
 SOME = ("--set", "train_args.client_num_per_round=3")
@@ -197,13 +197,3 @@ def test_dropout_survives_a_resume(warm: WarmServer, recipe: Path) -> None:
     assert killed.code == -9
     assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
     assert_same_end(recipe.parent / "run", recipe.parent / "whole")
-
-
-@pytest.mark.slow
-def test_the_shipped_recipe_killed_in_round_7(warm: WarmServer, tmp_path: Path) -> None:
-    """The main recipe as it is, cut to nine rounds."""
-    arguments = ("run", str(ROOT / "recipes" / "calfat_digits.yaml"), "--set", "train_args.comm_round=9")
-    assert warm.run(*arguments, "--run-dir", "whole", cwd=tmp_path).code == 0
-    assert warm.run(*arguments, "--run-dir", "run", cwd=tmp_path, **sabotage("training", 7)).code == -9
-    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=tmp_path).code == 0
-    assert_same_end(tmp_path / "run", tmp_path / "whole")

@@ -150,19 +150,6 @@ def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
     assert found == ["0.5", "0.51", "0.25", "0.75"]
 
 
-def test_rows_that_are_missing_are_reported_whatever_is_there(tmp_path: Path) -> None:
-    file = written(tmp_path)
-    for content in (None, "", HEADER, HEADER.strip()):
-        if content is not None:
-            file.path.write_text(content)
-        with pytest.raises(RunError) as error:
-            file.keep_until(2)
-        assert str(error.value) == (
-            f"{file.path}: the rows of rounds 1 to 2, which the checkpoint continues from, are not all there; the file "
-            "was changed by hand. Start the run again without --resume."
-        )
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -231,15 +218,6 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     with pytest.raises(RunError) as error:
         read_rounds(path)
     assert str(error.value) == f"{path}: cannot be read (Is a directory). {AGAIN}"
-
-
-def test_a_disk_that_refuses_a_row_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as error:
-        written(tmp_path / "gone", of_three_clients(1))
-    assert str(error.value) == (
-        f"{tmp_path}/gone/rounds.csv: cannot be written (No such file or directory). "
-        "Make room, or choose another --run-dir."
-    )
 
 
 def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.threat import exact_text
-from tests.cli.runner import RECIPES
 from tests.runs.processes import RECIPE, WarmServer
 
 REGISTRY = Registry.load(entry_points=False)
@@ -61,14 +60,6 @@ EACH = (
 def test_whose_step_follows_which_eps(threat: str, steps: list[str]) -> None:
     labels = ("training", "fgsm", "pgd20", "mi-fgsm", "own eps", "own step", "l2", "l2 step")
     assert steps_of(experiment(threat, EACH)) == dict(zip(labels, steps, strict=True))
-
-
-@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_a_shipped_recipe_writes_the_multiple_with_the_value_of_before(file: Path) -> None:
-    recipe = assemble(parse_document(file.read_text(), file.name), REGISTRY).recipe
-    assert recipe.document.get(("calfat", "threat", "step_size")) == "eps/4"
-    of_before = {"0.1": "0.025", "8/255": "2/255"}
-    assert exact_text(recipe.threat.step_size) == of_before[exact_text(recipe.threat.eps)]
 
 
 def test_warnings_name_all_whom_a_bad_step_concerns() -> None:

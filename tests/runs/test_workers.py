@@ -171,12 +171,6 @@ def test_a_bug_in_a_worker_names_the_client_and_shows_where(folder: Path) -> Non
     assert f'{MORTAL / "mortal_model.py"}", line ' in str(error.value.__cause__)
 
 
-def test_a_hundred_clients_a_round_share_two_workers(folder: Path) -> None:
-    sets = ("train_args.client_num_in_total=100", "train_args.client_num_per_round=100", "train_args.comm_round=2")
-    sets = (*sets, "data_args.partition_method=iid")
-    assert outcome(go("together", 2, *sets)[0]) == alone(*sets)
-
-
 def test_progress_of_all_workers_is_shown(folder: Path) -> None:
     """Each client's last batch, after the round's beginning and before its end."""
     seen: list[Any] = []
@@ -347,28 +341,6 @@ def test_a_profile_has_what_each_worker_measured(folder: Path) -> None:
     assert works[-1].seconds == pytest.approx(number * leads[-1].seconds)
     assert works[-2].seconds >= 0  # the clients of all rounds were trained within all rounds
     assert f"\n{shared} " in spending_text(profile)
-
-
-def script(folder: Path, *words: str) -> str:
-    """A program as people write one, without a guard for processes that would import it."""
-    arguments = ", ".join(("'mortal.yaml'", "run_dir='run'", "progress=False", *words))
-    (folder / "program.py").write_text(f"import calfat_plugin\nprint(calfat_plugin.run({arguments}).directory)\n")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        env=environment(folder / "home", MORTAL),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_a_program_trains_with_workers(folder: Path) -> None:
-    assert script(folder, "workers=2") == "run\n"
-    assert outcome(folder / "run") == alone()
 
 
 def test_a_program_starts_workers_which_do_not_import_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,19 +260,6 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def test_a_party_is_never_closed_for_the_idle_connections_of_its_address(server: Any) -> None:
-    """The guard knows a connection over which a party has called, however many come after it."""
-    found: list[str] = []
-    with closing(socket.create_connection(("127.0.0.1", server[1]))) as party, ExitStack() as stack:
-        host, port = party.getsockname()
-        watch = guard.ConnectionGuard(server[1], 3, 2000, lambda peer, reason: found.append(peer))
-        watch.is_a_partys(f"{host}:{port}", host, 3)
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", server[1])))
-        wait_for(lambda: watch.sweep() or found, "the surplus is closed")
-        assert f"{host}:{port}" not in found
-
-
 def test_a_party_that_has_called_stays_connected(server: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Without certificates, too: its connection is older than all the idle ones, and is not closed for them."""
     caplog.set_level(logging.WARNING)

@@ -76,7 +76,6 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
     assert not list(federation.directory(1).rglob("*tfevents*"))
     assert_profiles(federation)
     assert f"warning: {UNPROTECTED}" in federation.output(0)
-    # That a server writes its report itself is tested in test_docs.py.
     assert headings(write_run_report(across)) == headings(write_run_report(simulated))
     assert UNPROTECTED in unescape((across / "report.html").read_text())
     assert UNPROTECTED not in unescape((simulated / "report.html").read_text())

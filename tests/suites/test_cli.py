@@ -20,30 +20,7 @@ from calfat_plugin.suites import runner
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = """
-# Two methods
-
-| method |   n |                       natural |                        PGD-20 |
-| ------ | --: | ----------------------------: | ----------------------------: |
-| CalFAT |   2 | **81.00 ± 1.41** [68.3, 93.7] | **41.00 ± 1.41** [28.3, 53.7] |
-| FedPGD |   2 |     61.00 ± 1.41 [48.3, 73.7] |     31.00 ± 1.41 [18.3, 43.7] |
-
-Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
-after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
-examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
-zero; rows compare if data, partition, model, clients, threat model and evaluator agree.
-
-| method |   n |                 natural |                  PGD-20 |
-| ------ | --: | ----------------------: | ----------------------: |
-| CalFAT |   2 | +20.00 [+20.00, +20.00] | +10.00 [+10.00, +10.00] |
-| FedPGD |   2 | -20.00 [-20.00, -20.00] | -10.00 [-10.00, -10.00] |
-
-Differences in points with 95 % intervals (Student's), paired over the seeds that both rows have: of the best row to \
-the next best, and of each other row to the best.
-
-tables: runs/suites/tiny
-report: runs/suites/tiny/report.html
-"""
+PLACES = "tables: runs/suites/tiny\nreport: runs/suites/tiny/report.html\n"
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +32,23 @@ def call(*words):
     return CliRunner().invoke(suite, ["tiny.yaml", *words])
 
 
-def test_a_suite_runs_and_shows_its_table():
+def shown():
+    """The table as it was written, and where."""
+    return f"\n{Path('runs/suites/tiny/table.md').read_text()}\n{PLACES}"
+
+
+def test_a_suite_runs_and_shows_its_table(snapshot):
     done = call()
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0] == "tiny: 4 of 4 runs to do, 1 at a time with 1 thread each, in runs/suites/tiny"
     assert lines[1] == "running CalFAT seed 0 in runs/suites/tiny/calfat/seed-0"
     assert lines[2].startswith("[1/4] CalFAT seed 0: finished in 0:0")
-    assert done.stdout.endswith(TABLE)
+    assert done.stdout.endswith(shown())
+    snapshot(shown())
 
     again = call("--out", "copies")
-    assert again.stdout == "tiny: nothing to do, in runs/suites/tiny\n" + TABLE.replace(
+    assert again.stdout == "tiny: nothing to do, in runs/suites/tiny\n" + shown().replace(
         "tables: runs/suites/tiny", "tables: runs/suites/tiny, copies"
     )
     assert Path("copies/tiny.csv").read_text() == Path("runs/suites/tiny/table.csv").read_text()
@@ -216,7 +199,7 @@ def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("tiny: 3 of 4 runs to do")
     assert "resuming FedPGD seed 0 in runs/suites/tiny/fedpgd/seed-0\n" in done.stdout
-    assert done.stdout.endswith(TABLE)
+    assert done.stdout.endswith(shown())
     assert results.stat().st_mtime_ns == before
     assert output.read_text().count("resuming with 1 threads") == 1
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from calfat_plugin.cli.suite import suite as command
 from calfat_plugin.options import describe_options
 from calfat_plugin.registry import Registry
@@ -37,32 +35,3 @@ def test_every_key_and_option_is_reported():
     assert re.findall(r"\w+", " ".join(rows)) == [info.name for info in describe_options(Compare)]
     options = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
     assert set(re.findall(r"^\| `(--[\w-]+)", PAGE, flags=re.M)) == options
-
-
-@pytest.mark.parametrize("row", re.findall(r"^\| (`(?:table|fig).*?) \| ([\d, ]+) \| (\d+) \|", PAGE, flags=re.M))
-def test_the_sizes_of_the_shipped_suites_are_reported(row, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names, cells, seeds = row
-    told = [int(count) for count in cells.split(",")]
-    found = [load_suite(f"suites/{name}.yaml") for name in re.findall(r"`(\w+)`", names)]
-    plans = [make_plan(suite, Registry.load(entry_points=False), seeds=[]) for suite in found]
-    assert [len(plan.cells) for plan in plans] == told * (len(plans) // len(told))
-    assert {len(suite.seeds) for suite in found} == {int(seeds)}
-
-
-def test_the_example_of_choosing_resolves(tmp_path, monkeypatch):
-    first, second = (part.split("```")[0] for part in PAGE.split("```yaml\n")[1:3])
-    first = first.replace("../recipes", str(ROOT / "recipes"))
-    setting, choose = second.split("choose:")
-    share = setting.splitlines()[1]
-    text = first.replace("  train_args.comm_round: 20\n", f"  train_args.comm_round: 20\n{share}\n")
-    methods = "    FedTRADES: {calfat.trainer: {name: fedtrades}}\n    CalFAT:"
-    text = text.replace("    CalFAT:", methods, 1) + "choose:" + choose
-    (tmp_path / "example.yaml").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    plan = make_plan(load_suite("example.yaml"), Registry.load(entry_points=False))
-    tries = {name: len(choice.tries) for name, choice in plan.choices.items()}
-    assert tries == {
-        **dict.fromkeys(("0.1/FedPGD", "0.1/CalFAT", "0.5/CalFAT"), 3),
-        **dict.fromkeys(("0.1/FedTRADES", "0.5/FedTRADES"), 6),
-    }

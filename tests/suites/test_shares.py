@@ -9,7 +9,7 @@ import pytest
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites.parse import load_suite
 from calfat_plugin.suites.plan import SuitePlan, make_plan
-from calfat_plugin.suites.runner import command, default_jobs, environment
+from calfat_plugin.suites.runner import default_jobs, environment
 from tests.suites.files import SUITE, write_suite
 
 
@@ -54,9 +54,3 @@ def test_the_default_number_of_jobs(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = SUITE.replace("train_args.comm_round: 1", f"device_args.using_gpu: {gpu}")
     assert default_jobs(plan_of(folder, text), workers) == jobs
-
-
-def test_each_run_is_started_with_the_workers(folder: Path) -> None:
-    plan = plan_of(folder)
-    words = command(plan, plan.runs[0], "2")
-    assert words == [*command(plan, plan.runs[0]), "--workers", "2"]

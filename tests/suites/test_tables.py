@@ -64,30 +64,9 @@ def summary(tmp_path, monkeypatch):
     return summarise(plan, outcomes)
 
 
-MARKDOWN = """\
-# Two methods
-
-| data_set | method |   n |                                   natural |                                     PGD-20 |
-| -------- | ------ | --: | ----------------------------------------: | -----------------------------------------: |
-| A&B      | CalFAT |   2 | 82.00 ± 2.83 [56.6, 100.0] (80.00, +2.00) | 40.50 ± 0.71 [34.1, 46.9] (31.12, +10.38!) |
-| A&B      | FedPGD |   1 |                                     60.00 |                                      25.50 |
-| C\\|D     | CalFAT |   0 |                                 - (50.50) |                                          - |
-| C\\|D     | FedPGD |   - |                                         - |                                          - |
-
-Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds 0, 1; the global model \
-after the final round. In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test \
-examples. Bold: the best mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes \
-zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: \
-arXiv:2205.14926, Table 1, and measured (as counted there, the release's way) minus reported (! marks more points \
-than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.
-
-- A&B/FedPGD: seed 1 failed: no data
-- C|D/FedPGD: skipped: too slow
-"""
-
-
-def test_markdown(summary):
-    assert markdown(summary) == MARKDOWN
+def test_the_table_in_each_language(summary, snapshot):
+    for write in (markdown, latex, as_csv):
+        snapshot(write(summary))
 
 
 UPDATE = "A newer calfat-plugin wrote it: update yours."
@@ -143,91 +122,11 @@ def test_a_column_says_what_was_measured_on_fewer_examples(summary):
     ]
 
 
-LATEX = r"""% needs \usepackage{booktabs}
-\begin{table}
-  \centering
-  \caption{Two methods. Accuracy in percent on the test split, mean $\pm$ sample standard deviation over n of the seeds 0, 1; the global model after the final round. In brackets: a 95 \% interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best mean, where the 95 \% interval of its difference to the next best, paired over seeds, excludes zero; rows compare if data, partition, model, clients, threat model and evaluator agree. In parentheses: arXiv:2205.14926, Table 1, and measured (as counted there, the release's way) minus reported (! marks more points than: natural 3, PGD-20 2). 1 of 4 cells have seeds left to run.}
-  \label{tab:tiny}
-  \begin{tabular}{llrrr}
-    \toprule
-    data\_set & method & $n$ & natural & PGD-20 \\
-    \midrule
-    A\&B & CalFAT & 2 & $82.00 \pm 2.83$ {\scriptsize [56.6, 100.0] (80.00, $+$2.00)} & $40.50 \pm 0.71$ {\scriptsize [34.1, 46.9] (31.12, $+$10.38!)} \\
-    A\&B & FedPGD & 1 & 60.00 & 25.50 \\
-    \midrule
-    C\textbar{}D & CalFAT & 0 & -- {\scriptsize (50.50)} & -- \\
-    C\textbar{}D & FedPGD & - & -- & -- \\
-    \bottomrule
-  \end{tabular}
-\end{table}
-% A&B/FedPGD: seed 1 failed: no data
-% C|D/FedPGD: skipped: too slow
-"""  # noqa: E501
-
-
-def test_latex(summary):
-    assert latex(summary) == LATEX
-
-
-CSV = """\
-data_set,method,metric,n,mean_percent,std_percent,release_percent,reported_percent,difference_points,beyond,source,note,low_percent,high_percent,rival,\
-rival_points,rival_low_points,rival_high_points,seeds,values_percent
-A&B,CalFAT,natural,2,82.0000,2.8284,82.0000,80.0000,2.0000,false,"arXiv:2205.14926, Table 1",,56.5876,100.0000,A&B/FedPGD,20.0000,,,0 1,80.0000 84.0000
-A&B,CalFAT,pgd20,2,40.5000,0.7071,41.5000,31.1200,10.3800,true,"arXiv:2205.14926, Table 1",,34.1469,46.8531,A&B/FedPGD,14.5000,,,0 1,40.0000 41.0000
-A&B,FedPGD,natural,1,60.0000,,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-20.0000,,,0,60.0000
-A&B,FedPGD,pgd20,1,25.5000,,,,,,,seed 1 failed: no data,,,A&B/CalFAT,-14.5000,,,0,25.5000
-C|D,CalFAT,natural,0,,,,50.5000,,,"arXiv:2205.14926, Table 1",,,,,,,,,
-C|D,CalFAT,pgd20,0,,,,,,,,,,,,,,,,
-C|D,FedPGD,natural,0,,,,,,,,skipped: too slow,,,,,,,,
-C|D,FedPGD,pgd20,0,,,,,,,,skipped: too slow,,,,,,,,
-"""  # noqa: E501
-
-
-def test_csv(summary):
-    assert as_csv(summary) == CSV
-
-
-TERMINAL = """\
-Two methods
-┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
-┃ data_set ┃ method ┃ n ┃        natural ┃           PGD-20 ┃
-┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
-│ A&B      │ CalFAT │ 2 │    82.00 ±2.83 │      40.50 ±0.71 │
-│          │        │   │  [56.6, 100.0] │     [34.1, 46.9] │
-│          │        │   │ (80.00, +2.00) │ (31.12, +10.38!) │
-│ A&B      │ FedPGD │ 1 │          60.00 │            25.50 │
-├──────────┼────────┼───┼────────────────┼──────────────────┤
-│ C|D      │ CalFAT │ 0 │              - │                - │
-│          │        │   │        (50.50) │                  │
-│ C|D      │ FedPGD │ - │              - │                - │
-└──────────┴────────┴───┴────────────────┴──────────────────┘
-"""
-NARROW = """\
-Two methods
-┏━━━━━━━━━━┳━━━━━━━━┳━━━┳━━━━━━━━━┳━━━━━━━━━┓
-┃ data_set ┃ method ┃ n ┃ natural ┃  PGD-20 ┃
-┡━━━━━━━━━━╇━━━━━━━━╇━━━╇━━━━━━━━━╇━━━━━━━━━┩
-│ A&B      │ CalFAT │ 2 │   82.00 │   40.50 │
-│          │        │   │   ±2.83 │   ±0.71 │
-│          │        │   │  [56.6, │  [34.1, │
-│          │        │   │  100.0] │   46.9] │
-│          │        │   │ (80.00, │ (31.12, │
-│          │        │   │  +2.00) │ +10.38! │
-│          │        │   │         │       ) │
-│ A&B      │ FedPGD │ 1 │   60.00 │   25.50 │
-├──────────┼────────┼───┼─────────┼─────────┤
-│ C|D      │ CalFAT │ 0 │       - │       - │
-│          │        │   │ (50.50) │         │
-│ C|D      │ FedPGD │ - │       - │       - │
-└──────────┴────────┴───┴─────────┴─────────┘
-"""
-
-
-@pytest.mark.parametrize(("width", "expected"), [(100, TERMINAL), (45, NARROW)])
-def test_terminal(summary, width, expected):
+@pytest.mark.parametrize("width", [100, 45])
+def test_terminal(summary, width, snapshot):
     stream = io.StringIO()
     Console(file=stream, width=width).print(suite_table(summary))
-    assert "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()) == expected
+    snapshot("".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()))
     assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
 
 
@@ -274,7 +173,7 @@ def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
         "table.tex",
     ]
     assert sorted(path.name for path in out.iterdir()) == ["tiny.csv", "tiny.json", "tiny.md", "tiny.tex"]
-    assert (out / "tiny.tex").read_text(encoding="utf-8") == LATEX
+    assert (out / "tiny.tex").read_text(encoding="utf-8") == latex(summary)
     assert folders == [summary.plan.directory, out]
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from calfat_plugin.analyses import attack_plan
 from calfat_plugin.cli import trust
 from calfat_plugin.cli.suite import suite
-from tests.suites.files import SUITE, write_suite
+from tests.suites.files import write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
 DAMAGED = "The file is damaged or was changed by hand. Restore it from a copy, or remove it and make it again.\n"
@@ -153,17 +153,3 @@ def test_a_damaged_verdict_is_an_error():
     path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
     done = CliRunner().invoke(suite, ["tiny.yaml"])
     assert (done.exit_code, done.stderr) == (2, f"error: {path}: the file has no 'threat'. {DAMAGED}")
-
-
-@pytest.mark.slow  # half a minute of attacks
-def test_the_real_thing(tmp_path, monkeypatch):
-    from calfat_plugin.suites import runner
-
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runner, "PROGRAM", (*runner.PROGRAM,))
-    write_suite(tmp_path, SUITE.replace("[0, 1]", "[0]"))
-    found = rows(call("--trust", "--only", "FedPGD"))
-    content = json.loads((Path(str(FIRST).format("fedpgd")) / "trust.json").read_text())
-    assert content["finished"]
-    assert found["FedPGD"] == f"{content['verdict']['text']} (seed 0)"
