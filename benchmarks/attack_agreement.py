@@ -221,9 +221,9 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[
     from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
     from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
     from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+    from calfat_plugin.exact import parse_number as exact
     from calfat_plugin.interfaces import EvaluationTask
     from calfat_plugin.threat import ThreatModel
-    from calfat_plugin.threat import parse_number as exact
 
     threat = ThreatModel(case["norm"], case["eps"], case["step_size"], case["steps"])
     task = EvaluationTask(

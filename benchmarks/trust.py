@@ -37,12 +37,13 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
 from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions, PGDOptions
+from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.trial import Trial, share, trial
 from calfat_plugin.judging.verdict import TOLERANCE, Verdict, conclude, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.report.numbers import bare_percent
-from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.threat import ThreatModel
 
 ON_TRIAL = "0.1"
 BUDGETS = ("0.05", "0.1", "0.2")  # of the honest models

@@ -150,7 +150,7 @@ def run(
     directory = RunDirectory.open(request)
     try:
         with shown:
-            for warning in (*experiment.recipe.warnings, *notes):
+            for warning in (*experiment.warnings, *notes):
                 shown.warn(warning)
             session.run(request, directory, shown, shown.warn)
     except BaseException as error:
@@ -233,7 +233,7 @@ def trust(
         trust=lambda file: trust_plugins,
     )
     plan = planned(_path(target), checkpoint, model, _path(weights), dataset, request)
-    for message in plan.experiments[0].recipe.warnings:
+    for message in plan.experiments[0].warnings:
         warnings.warn(message, stacklevel=2)
     others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]
     return examine(plan, others, full=full, output=_path(output), command=command, observer=Warner()).verdict

@@ -15,14 +15,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed
 from calfat_plugin.options import NoOptions, describe_options
 from calfat_plugin.results import FELL
-
-if TYPE_CHECKING:
-    from calfat_plugin.recipe.schema import Recipe
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
@@ -42,7 +39,7 @@ class _Typed:
 
 @functools.cache
 def _hints(of: type) -> dict[str, Any]:
-    return typing.get_type_hints(of, localns={"Recipe": object})  # what a callable takes is not looked at
+    return typing.get_type_hints(of)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -115,7 +112,7 @@ class Entry(_Typed):
         presets: named defaults.
         number_option: the option that a number at the end of the name sets.
         former_names: names that recipes may still use; a note says the present one.
-        check: called with (options, recipe) when a recipe that picks this plugin is checked; raises ``OptionError``
+        check: called with (options, ``Recipe``) when a recipe that picks this plugin is checked; raises ``OptionError``
             for options that do not fit the rest of the recipe (more favoured clients than clients, say).
         metrics: what a trainer, aggregator or evaluator measures beside loss and accuracy: name to what it is, such as
             ``{"margin": "mean margin of the true class"}``. Columns of ``rounds.csv`` are named after them.
@@ -138,7 +135,7 @@ class Entry(_Typed):
     presets: Mapping[str, Preset] = field(default_factory=dict)
     number_option: str | None = None
     former_names: tuple[str, ...] = ()
-    check: Callable[[Any, Recipe], None] = lambda options, recipe: None
+    check: Callable[[Any, Any], None] = lambda options, recipe: None
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,16 @@ class CalfatError(Exception):
 
 
 class OptionError(CalfatError):
-    """A value of a recipe or an option is unknown, of the wrong type, out of range or in the wrong unit."""
+    """A value of a recipe or an option is unknown, of the wrong type, out of range or in the wrong unit.
+
+    Args:
+        text: what was found and what was wanted.
+        at: keys that lead from the options to the value that is wrong, where it is one.
+    """
+
+    def __init__(self, text: str, at: tuple[str | int, ...] = ()) -> None:
+        super().__init__(text)
+        self.at = at
 
 
 class RecipeError(CalfatError):

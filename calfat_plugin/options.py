@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from calfat_plugin.errors import OptionError, did_you_mean, listed, one_line
-from calfat_plugin.threat import StepSize, exact_text, parse_number
+from calfat_plugin.exact import StepSize, exact_text, parse_number
 
 T = TypeVar("T")
 
@@ -118,6 +118,7 @@ def option(
     open_low: bool = False,
     choices: tuple[str, ...] = (),
     refused: Mapping[str, str] | None = None,
+    positional: bool = False,
 ) -> Any:
     """Declare a field of an options dataclass.
 
@@ -130,10 +131,28 @@ def option(
         open_low: whether ``low`` itself is forbidden.
         choices: the allowed texts.
         refused: texts that one might expect among the choices, with the reason why they are not there.
+        positional: whether the class also takes it by position.
     """
     limits = {"low": low, "high": high, "open_low": open_low, "choices": choices, "refused": refused}
     metadata = {_OPTION: {"help": help, "unit": unit, **limits}}
-    return dataclasses.field(default=default, metadata=metadata, kw_only=True)
+    return dataclasses.field(default=default, metadata=metadata, kw_only=not positional)
+
+
+def no_option(default: Any = dataclasses.MISSING, *, meta: object = None, **how: Any) -> Any:
+    """Declare a field of an options dataclass that is not a single value of a recipe.
+
+    Args:
+        default: as of ``dataclasses.field``.
+        meta: what it is instead, for :func:`other_fields`; None: something that recipes do not set.
+        how: further arguments of ``dataclasses.field``.
+    """
+    return dataclasses.field(default=default, metadata={_OPTION: meta}, **how)
+
+
+def other_fields(config: type, meta: type[T]) -> dict[str, T]:
+    """The fields of an options dataclass that ``no_option`` declares to be a ``meta``, by name."""
+    found = {field.name: field.metadata.get(_OPTION) for field in dataclasses.fields(config)}
+    return {name: what for name, what in found.items() if isinstance(what, meta)}
 
 
 @dataclass(frozen=True)
@@ -150,7 +169,8 @@ def describe_options(config: type) -> tuple[OptionInfo, ...]:
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
     hints = _type_hints(config)
-    return tuple(_describe(field, hints[field.name]) for field in dataclasses.fields(config))
+    options = (field for field in dataclasses.fields(config) if isinstance(field.metadata.get(_OPTION, {}), dict))
+    return tuple(_describe(field, hints[field.name]) for field in options)
 
 
 def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
@@ -165,6 +185,8 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
     details = dict(field.metadata.get(_OPTION, {}))
     if typing.get_origin(hint) is typing.Literal and all(isinstance(word, str) for word in typing.get_args(hint)):
         details["choices"], hint = typing.get_args(hint), str
+    if isinstance(field.default, StepSize):
+        hint = StepSize
     if hint not in _TYPE_WORDS:
         raise TypeError(
             f"option '{field.name}' has type {hint!r}; use one of {listed(t.__name__ for t in _TYPE_WORDS)}, or a list "
@@ -180,8 +202,9 @@ def parse_options(
     raw: Mapping[str, Any],
     *,
     owner: str,
-    fail: Callable[[str | None, str], Exception],
+    fail: Callable[[tuple[str | int, ...], str], Exception],
     also: tuple[str, ...] = (),
+    given: Mapping[str, Any] | None = None,
 ) -> T:
     """Build ``config`` from raw recipe values.
 
@@ -189,8 +212,9 @@ def parse_options(
         config: a frozen options dataclass.
         raw: option name to raw YAML value.
         owner: who has these options, for the message: ``'calfat'`` or ``section 'monitor'``.
-        fail: makes the exception to raise from (option name or None, complaint); it knows file and line.
+        fail: makes the exception to raise from (keys that lead to the value, complaint); it knows file and line.
         also: further keys that are legal beside the options, offered by did-you-mean (they are not in ``raw``).
+        given: values of fields that are no options.
 
     Returns:
         An instance of ``config``, defaults filled in.
@@ -201,23 +225,23 @@ def parse_options(
         if name not in known:
             names = (*also, *known)
             hint = did_you_mean(name, names) or (f" Known: {listed(names)}." if names else " It has none.")
-            raise fail(name, f"{owner} has no option '{name}'.{hint}")
+            raise fail((name,), f"{owner} has no option '{name}'.{hint}")
         try:
             values[name] = known[name].parse(value)
         except OptionError as error:
-            raise fail(name, str(error)) from None
+            raise fail((name,), str(error)) from None
     missing = [name for name, info in known.items() if info.required and name not in values]
     if missing:
-        raise fail(None, f"{owner} needs the option '{missing[0]}': {known[missing[0]].expected}.")
+        raise fail((), f"{owner} needs the option '{missing[0]}': {known[missing[0]].expected}.")
     try:
-        return config(**values)
+        return config(**values, **(given or {}))
     except OptionError as error:  # a check across options, made by the dataclass itself
-        raise fail(None, str(error)) from None
+        raise fail(error.at, str(error)) from None
 
 
 def options_to_plain(options: Any) -> dict[str, Any]:
     """Write an options instance as YAML-ready values, fractions as exact text."""
-    return {field.name: to_plain(getattr(options, field.name)) for field in dataclasses.fields(options)}
+    return {info.name: to_plain(getattr(options, info.name)) for info in describe_options(type(options))}
 
 
 def to_plain(value: Any) -> Any:

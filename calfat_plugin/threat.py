@@ -7,143 +7,24 @@ starts, steps, projection, the final check. Training and evaluation use the same
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from calfat_plugin import l1_ball
 from calfat_plugin.errors import BudgetError, OptionError, did_you_mean, one_line
+from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
+from calfat_plugin.options import no_option, option
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 Norm = Literal["linf", "l2", "l1"]
-Number = TypeVar("Number", bound=Fraction)
-
-_DECIMAL = r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
-_NUMBER = re.compile(rf"\s*({_DECIMAL})\s*(?:/\s*({_DECIMAL})\s*)?")
+PIXELS = "fraction of the pixel range"  #: unit of lengths
 #: In pixel ranges: the longest changes of images of 10^8 values; squares of what is far longer are no floats.
 _LARGEST = {"l2": 10_000, "l1": 10**8}
 _DUAL = {"linf": 1.0, "l2": 2.0, "l1": math.inf}  # order of the norm that measures slopes
-_SIMPLE_DENOMINATOR = 10_000  # 8/255 and the like are recognised in a float up to this denominator
-
-
-def parse_number(value: object) -> Fraction:
-    """Read ``8/255``, ``1e-3``, ``2.0e-3``, ``0.1`` (text or number) as an exact fraction.
-
-    YAML 1.1 reads the first two as text; this is the one place that turns them into numbers. A float becomes the
-    simplest fraction that is the same float, so ``8 / 255`` computed in Python is 8/255 again.
-
-    Raises:
-        ValueError: not a finite number (a bool, nan, inf, ``8/0``, other text, another type), or one that no float
-            can hold (``1e999``).
-    """
-    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if match is not None:
-        numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
-        if denominator == 0:
-            raise ValueError(f"{value!r} divides by zero")
-        number = numerator / denominator
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{value!r} is not a finite number")
-        decimal = Fraction(repr(float(value)))
-        simple = decimal.limit_denominator(_SIMPLE_DENOMINATOR)
-        number = simple if float(simple) == value else decimal
-    elif isinstance(value, (int, Fraction)) and not isinstance(value, bool):
-        number = Fraction(value)
-    else:
-        raise ValueError(f"{one_line(value)} is not a number; write 8/255, 0.1 or 1e-3")
-    try:
-        float(number)
-    except OverflowError:
-        # Of a long number only the size: Python itself refuses to write more than 4,300 digits.
-        shown = repr(value) if isinstance(value, str) else f"a number of {abs(int(number)).bit_length()} bits"
-        raise ValueError(f"{shown} is too large for a float") from None
-    return number
-
-
-def exact_text(value: Fraction | float) -> str:
-    """Write a number without loss and as people write it: ``8/255``, ``0.1``, ``0.002``, ``1``.
-
-    ``parse_number(exact_text(v)) == parse_number(v)`` for every float, and for every fraction that
-    a threat model would hold (up to 30 digits above and below the line).
-
-    Raises:
-        ValueError: as ``parse_number``.
-    """
-    exact = parse_number(value)
-    decimal = repr(float(exact)).removesuffix(".0")
-    return decimal if Fraction(decimal) == exact else str(exact)
-
-
-class StepSize(Fraction):
-    """The length of a step of an attack, which may follow eps: ``eps``, ``eps/4``, ``0.25 eps``, ``2/3 eps``.
-
-    Any other number is a length of its own, which stays whatever eps becomes. A multiple of eps has the value for an
-    eps of 1 until a threat model says which eps; a threat model of another eps, such as a copy by
-    ``dataclasses.replace``, then has another step. Calculations give plain fractions.
-
-    Attributes:
-        factor: how many eps it is; None for a length of its own.
-
-    Raises:
-        ValueError: neither a number nor a multiple of eps.
-    """
-
-    __slots__ = ("factor",)
-    factor: Fraction | None
-
-    def __new__(cls, value: object, eps: Fraction | None = None) -> StepSize:
-        """``value`` as users write it; ``eps``: what a multiple is a multiple of."""
-        factor = value.factor if isinstance(value, StepSize) else _factor_of_eps(value)
-        number = parse_number(value) if factor is None else factor * (1 if eps is None else eps)
-        step = super().__new__(cls, number)
-        step.factor = factor
-        return step
-
-    @property
-    def text(self) -> str:
-        """As a recipe writes it, without loss: ``eps/4``, ``2/255``."""
-        if self.factor is None:
-            return exact_text(self)
-        numerator, denominator = self.factor.as_integer_ratio()
-        if numerator == 1:
-            return "eps" if denominator == 1 else f"eps/{denominator}"
-        return f"{exact_text(self.factor)} eps"
-
-    # A fraction makes copies of itself from numerator and denominator, which would forget the factor.
-
-    def __copy__(self) -> StepSize:
-        return self
-
-    def __deepcopy__(self, memo: object) -> StepSize:
-        return self
-
-    def __reduce__(self) -> tuple[type[StepSize], tuple[str, Fraction | None]]:
-        return StepSize, (self.text, Fraction(self) / self.factor if self.factor else None)
-
-
-def _factor_of_eps(value: object) -> Fraction | None:
-    """1/4 for ``eps/4`` and for ``0.25 eps``; None where there is no eps.
-
-    Raises:
-        ValueError: something else than one number beside it.
-    """
-    if not isinstance(value, str) or "eps" not in value:
-        return None
-    before, _, after = (part.strip() for part in value.partition("eps"))
-    try:
-        if after[:1] not in ("", "/"):
-            raise ValueError
-        return parse_number((before or "1") + after)
-    except ValueError:
-        raise ValueError(f"{value!r} is no multiple of eps; write eps/4 or 0.25 eps") from None
-
-
-QUARTER = StepSize("eps/4")  #: the default: the paper's 2/255 at 8/255
 
 
 class Bounds(NamedTuple):
@@ -158,7 +39,7 @@ UNIT_RANGE = Bounds()
 
 @dataclass(frozen=True)
 class ThreatModel:
-    """Norm, budget and schedule of an attack.
+    """``calfat.threat``: the budget of training and of evaluation.
 
     ``eps`` and ``step_size`` may be given as int, float, text or Fraction; they are kept as exact fractions, so that a
     result file says 8/255 and not 0.03137254901960784. Both are fractions of the pixel range, never 8. A step that is
@@ -176,11 +57,18 @@ class ThreatModel:
         OptionError: a value is of the wrong type, out of range or in the wrong unit.
     """
 
-    norm: Norm = "linf"
-    eps: Fraction = Fraction(8, 255)
-    step_size: Fraction = QUARTER
-    steps: int = 10
-    bounds: Bounds = UNIT_RANGE
+    norm: Norm = option("linf", help="norm of the ball", positional=True)
+    eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit=PIXELS, positional=True)
+    step_size: Fraction = option(
+        QUARTER,
+        low=0,
+        open_low=True,
+        help="length of a step, in training and of evaluators that set none; a multiple of eps follows eps",
+        unit=PIXELS,
+        positional=True,
+    )
+    steps: int = option(10, low=1, help="training steps K", positional=True)
+    bounds: Bounds = no_option(UNIT_RANGE)
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
@@ -205,10 +93,11 @@ class ThreatModel:
         width = self.bounds.high - self.bounds.low
         if self.norm == "linf" and number > width:
             got = exact_text(number)
-            raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}")
+            raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}", (name,))
         if self.norm != "linf" and number > _LARGEST[self.norm] * width:
             got = exact_text(number)
-            raise OptionError(f"{name} is longer than any image, at most {_LARGEST[self.norm]} pixel ranges; got {got}")
+            longest = f"at most {_LARGEST[self.norm]} pixel ranges"
+            raise OptionError(f"{name} is longer than any image, {longest}; got {got}", (name,))
         return number
 
     def step_problem(self) -> str:

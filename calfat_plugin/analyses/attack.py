@@ -18,11 +18,11 @@ from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
 from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
+from calfat_plugin.exact import exact_text
 from calfat_plugin.report.analyses import eps_chart
 from calfat_plugin.report.charts import FORMATS, render
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
-from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
     from calfat_plugin.entries import Citation, Entry
@@ -118,10 +118,10 @@ def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackOb
     dataset, device, model = run.dataset, run.device, run.model()
     data = subset(dataset.test, plan.request.examples).to(device)
     results: list[EvaluationResult] = []
-    batch_size = run.experiment.recipe.evaluation.batch_size
+    batch_size = run.experiment.evaluation.batch_size
     correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
     for experiment in plan.experiments:
-        threat = experiment.recipe.threat
+        threat = experiment.threat
         for pick in sorted(experiment.evaluators, key=lambda pick: pick.name != NATURAL):
             ((label, evaluator),) = experiment.build_evaluators((pick,))
             if not evaluator.has_budget and experiment is not plan.experiments[0]:

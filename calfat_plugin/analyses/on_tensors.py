@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.threat import Norm, ThreatModel, exact_text
+from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -363,8 +364,8 @@ def _measure(
         evaluators,
         num_classes=num_classes,
         targets=None if targets is None else _targets(targets, data, num_classes),
-        threat=experiment.recipe.threat,
-        batch_size=experiment.recipe.evaluation.batch_size,
+        threat=experiment.threat,
+        batch_size=experiment.evaluation.batch_size,
         device=device,
         seed=experiment.seed,
         on_progress=on_progress,

@@ -114,7 +114,7 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
         written = own.as_run()["calfat"]["trainer"] if method == own.trainer.name else method
         place = "--methods"
         document = (
-            own.recipe.document.with_value(("calfat", "trainer"), written, place)
+            own.document.with_value(("calfat", "trainer"), written, place)
             .with_value(("calfat", "aggregator"), "fedavg", place)
             .with_value(("calfat", "evaluators"), list(evaluators), "--evaluators")
             .with_value(("train_args", "epochs"), 1, place)
@@ -165,8 +165,8 @@ def _clients(
             test,
             variant.build_evaluators(variant.evaluators),
             num_classes=run.dataset.num_classes,
-            threat=variant.recipe.threat,
-            batch_size=variant.recipe.evaluation.batch_size,
+            threat=variant.threat,
+            batch_size=variant.evaluation.batch_size,
             device=run.device,
             seed=variant.seed,
         )

@@ -46,7 +46,7 @@ def write_tsne(
 
     with loaded_run(directory, checkpoint, warn, trust=trust) as run:
         chosen = balanced(run.dataset.test, run.dataset.num_classes, examples)
-        batch_size = run.experiment.recipe.evaluation.batch_size
+        batch_size = run.experiment.evaluation.batch_size
         features = penultimate_features(run.model(), chosen.to(run.device), batch_size)
         if len(chosen) < 3:
             raise ModelError(f"{directory}: {len(chosen)} balanced test examples are too few for a t-SNE.")

@@ -74,7 +74,7 @@ def attack(
             attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
         plan = planned(target, checkpoint, model, weights, dataset, asked)
-        warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.recipe.warnings))
+        warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
         outcome = _run(plan, output, plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 

@@ -65,7 +65,7 @@ def _check_recipe(
     document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...], show: bool
 ) -> _Found:
     experiment = checked_experiment(document, overrides, seed, plugins=plugins)
-    recipe, train = experiment.recipe, experiment.recipe.train
+    train = experiment.train
     as_run = experiment.as_run()
     text = (
         yaml.safe_dump(as_run, sort_keys=False, width=120).rstrip()
@@ -73,11 +73,11 @@ def _check_recipe(
         else (
             f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
             f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
-            f"{train.client_num_in_total} clients, {recipe.clients_per_round} a round, {train.comm_round} rounds, "
+            f"{train.client_num_in_total} clients, {experiment.clients_per_round} a round, {train.comm_round} rounds, "
             f"seed {experiment.seed}."
         )
     )
-    return _Found(recipe.warnings, text, {"kind": "recipe", "recipe": as_run})
+    return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:

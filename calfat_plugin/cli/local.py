@@ -62,7 +62,7 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
     try:
         for rank in range(len(names)):
             parties.append(_start(rank, names, words, run_dir, resume=resume))
-        needed = experiment.recipe.silo.settings.min_clients or experiment.num_clients
+        needed = experiment.silo.min_clients or experiment.num_clients
         status = _watch(parties, needed)
         deadline = time.monotonic() + (_GRACE if status == 0 else 0)
         for party in parties[1:]:

@@ -86,5 +86,5 @@ def load_experiment(
         CalfatError: whatever is wrong with it.
     """
     experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
-    warn(*experiment.recipe.warnings)
+    warn(*experiment.warnings)
     return experiment

@@ -53,7 +53,7 @@ def which(runtime: Runtime, role: str | None, rank: int | None, local: bool, at_
             f"--role server, or with --role client --rank K (1 to {runtime.num_processes - 1})."
         )
     if runtime.lacks_addresses:
-        raise runtime.experiment.recipe.document.error(
+        raise runtime.experiment.document.error(
             ("calfat", "silo", "parties"),
             "there are no addresses. List host:port of the server, then of each client; only --local chooses its own.",
         )

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from inspect import cleandoc
 from pathlib import Path
@@ -15,11 +15,9 @@ import click
 
 from calfat_plugin.cli.entry_page import cell, entry_page, option_table
 from calfat_plugin.cli.main import COMMANDS, main
-from calfat_plugin.options import describe_options
-from calfat_plugin.recipe import schema
-from calfat_plugin.recipe.parse import DEFAULT_EVALUATORS, DEFAULT_MONITOR
-from calfat_plugin.recipe.plugin_files import PluginFileOptions
-from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
+from calfat_plugin.options import describe_options, written
+from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import KINDS, Registry
 
 _MADE_BY = "<!-- Made by `python -m calfat_plugin.cli.reference docs`; change the code it is made from, not this. -->"
@@ -41,51 +39,18 @@ Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator
 `{name: pgd, steps: 20}`, and `label2` means two shards per client.
 """
 
-_PLUGINS = f"""\
-## `calfat`: plugins
-
-| key | value |
-| --- | --- |
-| `name` | name of the runs of this recipe and of their folder; a run's own recipe.yaml contains it. \
-Default: the file's name |
-| `trainer` | a local trainer with its options; `preset` selects a set of defaults, `loss` a loss modifier. \
-Default: `calfat` |
-| `aggregator` | an aggregator with its options. Default: `fedavg` |
-| `evaluators` | list of evaluators for the final model. `label` renames one, so that it can be listed twice. \
-Default: {", ".join(DEFAULT_EVALUATORS)} |
-| `monitor.evaluators` | list of evaluators during the run. Default: {", ".join(DEFAULT_MONITOR)} |
-| `loggers` | list of loggers, each with its options. Default: none |
-| `reported` | the numbers that a paper reports for this recipe, shown next to the measured ones: `source` (a text), \
-and for each evaluator's label an accuracy in percent. Default: nothing |
-| `silo.parties` | list of `host:port` of the parties of a cross-silo run, the server's first. Default: \
-`calfat run --local` uses free ports of this machine |
-| `dataset`, `model`, `partition` | options of the plugins in `data_args.dataset`, `model_args.model` and \
-`data_args.partition_method` |
-"""
 _COMMANDS = """\
 # Command line
 
 Every command with its arguments and options, as `calfat COMMAND --help` prints them. [commands.md](../commands.md) has
 exit codes, `--json` and completion.
 """
-_SECTIONS = {
-    "threat": schema.ThreatOptions,
-    "monitor": schema.MonitorOptions,
-    "evaluation": schema.EvaluationOptions,
-    "runtime": schema.RuntimeOptions,
-    "plugins.<module>": PluginFileOptions,
-    "silo": SiloSettings,
-    "silo.tls": TLSSettings,
-    "silo.mqtt": MQTTSettings,
-    "silo.s3": S3Settings,
-}
 
 
 def recipe_reference() -> str:
     """The page on recipes."""
-    host = [_section(f"## `{name}`", config) for name, config in schema.HOST_SECTIONS.items()]
-    ours = [_section(f"## `calfat.{name}`", config) for name, config in _SECTIONS.items()]
-    return "\n".join([_MADE_BY, _RECIPE_HEAD, *host, _PLUGINS, *ours])
+    sections = [text for name, config in HOST_SECTIONS.items() for text in _sections(name, config)]
+    return "\n".join([_MADE_BY, _RECIPE_HEAD, *sections, *_sections("calfat", CalfatSection)])
 
 
 def plugin_reference(registry: Registry) -> str:
@@ -128,9 +93,36 @@ def _command(group: click.Context, name: str) -> str:
     )
 
 
-def _section(heading: str, config: type) -> str:
-    doc = (config.__doc__ or "").split(": ", 1)[-1].strip()
-    return f"{heading}\n\n{doc[:1].upper()}{doc[1:]}\n\n{option_table(describe_options(config))}\n"
+def _sections(path: str, config: type) -> Iterator[str]:
+    """The section at ``path`` of a recipe, then those below it."""
+    doc = " ".join((config.__doc__ or "").split("\n\n")[0].split(": ", 1)[-1].split())
+    keys = keys_of(config)
+    rows = filter(None, (_row(name, what) for name, what in keys.items()))
+    yield "\n".join(
+        [f"## `{path}`\n", f"{doc[:1].upper()}{doc[1:]}\n", option_table(describe_options(config)), *rows, ""]
+    )
+    for name, what in keys.items():
+        if isinstance(what, Section):
+            yield from _sections(f"{path}.{name}", what.config)
+        elif isinstance(what, Sections):
+            yield from _sections(f"{path}.{name}.<{what.named}>", what.config)
+
+
+def _row(name: str, what: Key) -> str:
+    """The row of a key that has no section of its own on the page."""
+    meaning = what.help
+    match what:
+        case OnePlugin():
+            expected, default = f"one of the {what.kind.kind}s", f"`{what.default}`"
+        case Plugins():
+            expected, default = f"a list of {what.kind.kind}s", f"`{written(list(what.default))}`"
+        case OptionsOf():
+            expected, default = f"options of the {what.kind.kind} in `{'.'.join(what.named_by)}`", ""
+        case Others():
+            name, expected, default, meaning = what.info.name, what.info.expected, "", what.info.help
+        case _:
+            return ""
+    return f"| `{name}` | {cell(expected)} | {default} | {cell(meaning)} |"
 
 
 def pages() -> Mapping[str, str]:

@@ -17,14 +17,14 @@ import click
 from calfat_plugin import __version__, entries
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
-from calfat_plugin.recipe import schema as sections
 from calfat_plugin.recipe.document import Document
-from calfat_plugin.recipe.plugin_files import PluginFileOptions, with_plugins
-from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, SiloSettings, TLSSettings
+from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.plugin_files import with_plugins
+from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import Registry
-from calfat_plugin.threat import StepSize
 
 Schema = dict[str, Any]
 
@@ -32,7 +32,6 @@ _NUMBER = r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?(\s*/\s*[0-9.]+)?"  # 1e-3 is a text i
 _NUMBER_IN_TEXT = rf"^\s*{_NUMBER}\s*$"
 _STEP_IN_TEXT = rf"^\s*({_NUMBER}|({_NUMBER})?\s*eps\s*(/\s*[0-9.]+)?)\s*$"
 _TYPES = {int: "integer", float: "number", Fraction: "number", StepSize: "number", bool: "boolean", str: "string"}
-_TEXT: Schema = {"type": "string"}
 _NULL: Schema = {"type": "null"}
 
 
@@ -53,39 +52,10 @@ def recipe_schema(registry: Registry) -> Schema:
         "type": "object",
         "required": ["calfat"],
         "properties": {
-            **{name: _section(config, strict=False) for name, config in sections.HOST_SECTIONS.items()},
-            "calfat": _calfat(registry),
+            **{name: _section(registry, config, strict=False) for name, config in HOST_SECTIONS.items()},
+            "calfat": _section(registry, CalfatSection),
         },
     }
-
-
-def _calfat(registry: Registry) -> Schema:
-    trainer = _choice(registry, entries.TrainerEntry, default="calfat")
-    evaluators = _list(_choice(registry, entries.EvaluatorEntry))
-    silo = {"tls": _section(TLSSettings), "mqtt": _section(MQTTSettings), "s3": _section(S3Settings)}
-    return _object(
-        {
-            "name": _TEXT | {"description": "name of the runs of this recipe and of their folder"},
-            "trainer": trainer,
-            "aggregator": _choice(registry, entries.AggregatorEntry, default="fedavg"),
-            "threat": _section(sections.ThreatOptions),
-            "evaluators": evaluators,
-            "monitor": _section(sections.MonitorOptions, {"evaluators": evaluators}),
-            "partition": _options_of(registry, entries.PartitionEntry),
-            "dataset": _options_of(registry, entries.DatasetEntry),
-            "model": _options_of(registry, entries.ModelEntry),
-            "evaluation": _section(sections.EvaluationOptions),
-            "runtime": _section(sections.RuntimeOptions),
-            "silo": _section(SiloSettings, {"parties": _list(_TEXT), **silo}),
-            "loggers": _list(_choice(registry, entries.LoggerEntry)),
-            "plugins": {"type": ["object", "null"], "additionalProperties": _section(PluginFileOptions)},
-            "reported": {
-                "type": ["object", "null"],
-                "properties": {"source": _TEXT},
-                "additionalProperties": {"type": ["number", "string"]},
-            },
-        }
-    )
 
 
 def _object(properties: Mapping[str, Schema], *, strict: bool = True) -> Schema:
@@ -93,13 +63,36 @@ def _object(properties: Mapping[str, Schema], *, strict: bool = True) -> Schema:
     return {"type": ["object", "null"], "properties": dict(properties), "additionalProperties": not strict}
 
 
-def _list(items: Schema) -> Schema:
-    return {"type": ["array", "null"], "items": items}
+def _section(registry: Registry, config: type, *, strict: bool = True) -> Schema:
+    """The section with the keys of ``config``."""
+    keys = keys_of(config)
+    section = _object(
+        {
+            **_options(config),
+            **{name: _below(registry, what) for name, what in keys.items() if not isinstance(what, Others)},
+        },
+        strict=strict,
+    )
+    for what in keys.values():
+        if isinstance(what, Others):
+            section["additionalProperties"] = _value(what.info)
+    return section
 
 
-def _section(config: type, further: Mapping[str, Schema] | None = None, *, strict: bool = True) -> Schema:
-    """The section that an options class reads, with ``further`` keys."""
-    return _object({**_options(config), **(further or {})}, strict=strict)
+def _below(registry: Registry, what: Key) -> Schema:
+    """What a key of a section holds."""
+    match what:
+        case Section():
+            return _section(registry, what.config)
+        case Sections():
+            return {"type": ["object", "null"], "additionalProperties": _section(registry, what.config)}
+        case OnePlugin():
+            return _choice(registry, what.kind, default=what.default)
+        case Plugins():
+            return {"type": ["array", "null"], "items": _choice(registry, what.kind)}
+        case OptionsOf():
+            return _options_of(registry, what.kind)
+    raise TypeError(repr(what))
 
 
 def _options(config: type) -> dict[str, Schema]:

@@ -72,7 +72,7 @@ def trust(
 
         asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
         plan = planned(target, checkpoint, model, weights, dataset, asked)
-        warn(*plan.experiments[0].recipe.warnings)
+        warn(*plan.experiments[0].warnings)
         outcome = judge(plan, transfer, full=full, output=output, plain=plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 

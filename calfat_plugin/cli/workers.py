@@ -52,15 +52,15 @@ def _notes(text: str, number: int, experiment: Experiment) -> Iterator[str]:
     workers = _count(number, "worker")
     if text != AUTO and int(text) > number:
         yield f"a round has {_count(number, 'client')}; starting {workers}."
-    if experiment.recipe.device.using_gpu:
+    if experiment.device.using_gpu:
         return
     cores = num_cores()
-    threads = experiment.recipe.runtime.threads or cores
+    threads = experiment.runtime.threads or cores
     if number > 1 and number * threads > cores:
         faster = "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
         remedy = faster if threads > 1 else "Fewer workers are as fast."
         yield f"{workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. {remedy}"
-    elif text == AUTO and number < min(cores, experiment.recipe.clients_per_round):
+    elif text == AUTO and number < min(cores, experiment.clients_per_round):
         yield (
             f"{workers} of {_count(threads, 'thread')} on {_count(cores, 'core')}. With a smaller "
             "calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."

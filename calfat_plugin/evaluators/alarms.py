@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from calfat_plugin.exact import parse_number
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.threat import parse_number
 
 # Shares of the examples. AutoAttack's own check of Square uses the first; the second lies between the gaps of CalFAT
 # (6.4 points, on flattened logits) and FedPGD (2.4) in the CalFAT paper's CIFAR-10 table.

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin import __version__, returned
 from calfat_plugin.errors import ModelError, OptionError
+from calfat_plugin.exact import QUARTER, StepSize, exact_text
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import generator
-from calfat_plugin.threat import QUARTER, Norm, StepSize, ThreatModel, exact_text
+from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn

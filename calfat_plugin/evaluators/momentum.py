@@ -9,10 +9,11 @@ from typing import Any
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.evaluators.base import PIXELS, check_budget
 from calfat_plugin.evaluators.gradient import PGD, BIMOptions
+from calfat_plugin.exact import StepSize
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.attacks import Steering, momentum
 from calfat_plugin.options import option
-from calfat_plugin.threat import StepSize, ThreatModel
+from calfat_plugin.threat import ThreatModel
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from calfat_plugin.evaluators.base import PIXELS, counts_of, narrowed, refuse_tr
 from calfat_plugin.evaluators.corruptions import ENTRY as CORRUPTIONS
 from calfat_plugin.evaluators.corruptions import MEAN, CorruptionOptions, Corruptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.exact import QUARTER
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.options import option
 from calfat_plugin.results import EvaluationResult
-from calfat_plugin.threat import QUARTER, Norm, ThreatModel
+from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor

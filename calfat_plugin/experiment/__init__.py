@@ -4,7 +4,7 @@
 """
 
 from calfat_plugin.experiment.compare import changes, same_but_rounds, why_not
-from calfat_plugin.experiment.experiment import Experiment, Pick
+from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.resolve import assemble, defined_modifiers
 
-__all__ = ["Experiment", "Pick", "assemble", "changes", "defined_modifiers", "same_but_rounds", "why_not"]
+__all__ = ["Experiment", "assemble", "changes", "defined_modifiers", "same_but_rounds", "why_not"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from calfat_plugin.exact import StepSize, parse_number
 from calfat_plugin.recipe.training import COSINE
-from calfat_plugin.threat import StepSize, parse_number
 
 #: Keys of the places of plugin files; their SHA-256 says whether they are the same.
 PLUGIN_PLACE = re.compile(r"calfat\.plugins\.\w+\.file")

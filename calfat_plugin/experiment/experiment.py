@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
-from calfat_plugin.options import options_to_plain, to_plain
 from calfat_plugin.recipe.document import KeyPath, dotted
-from calfat_plugin.recipe.schema import HOST_SECTIONS, TRAINING_TYPES, Recipe
+from calfat_plugin.recipe.keys import Plugin
+from calfat_plugin.recipe.schema import Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
-from calfat_plugin.recipe.training import TrainArgs, useless
 from calfat_plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,90 +25,38 @@ if TYPE_CHECKING:
     from calfat_plugin.experiment.building import CheckedEvaluator
     from calfat_plugin.interfaces import Aggregator, LocalTrainer, TrainSettings
 
-E = TypeVar("E", bound=entries.Entry)
 
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Recipe):
+    """A recipe with the registry that its names were looked up in: everything a run needs, nothing of it loaded yet."""
 
-@dataclass(frozen=True)
-class Pick(Generic[E]):
-    """A plugin picked by a recipe: its entry and its typed options.
-
-    Attributes:
-        name: as the recipe spells it.
-        label: what its results are called.
-    """
-
-    entry: E
-    options: Any
-    name: str
-    label: str
-
-    def as_run(self) -> dict[str, Any]:
-        """The pick as a recipe writes it in full."""
-        plain = {"name": self.name, **options_to_plain(self.options)}
-        return plain if self.label == self.name else {**plain, "label": self.label}
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """Everything a run needs to know, nothing of it loaded yet."""
-
-    recipe: Recipe
     registry: Registry
-    trainer: Pick[entries.TrainerEntry]
-    modifier: Pick[entries.ModifierEntry]
-    aggregator: Pick[entries.AggregatorEntry]
-    dataset: Pick[entries.DatasetEntry]
-    model: Pick[entries.ModelEntry]
-    partition: Pick[entries.PartitionEntry]
-    evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
-    monitor_evaluators: tuple[Pick[entries.EvaluatorEntry], ...]
-    loggers: tuple[Pick[entries.LoggerEntry], ...] = ()
-
-    @property
-    def seed(self) -> int:
-        """The run's seed, from which every random stream is derived."""
-        return self.recipe.common.random_seed
-
-    @property
-    def num_clients(self) -> int:
-        """Clients in total."""
-        return self.recipe.train.client_num_in_total
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of the whole run."""
-        return self.recipe.train.comm_round
 
     @property
     def training_step_problem(self) -> str:
         """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
-        return self.recipe.threat.step_problem() if getattr(self.trainer.entry.build, "attacks", True) else ""
+        return self.threat.step_problem() if getattr(self.trainer.entry.build, "attacks", True) else ""
 
     @property
     def metric_columns(self) -> tuple[str, ...]:
         """The columns of ``rounds.csv`` for what plugins measure beside: ``train/margin``, ``pgd20/ece``."""
-        return self._metrics(self.monitor_evaluators)
+        return self._metrics(self.monitor.evaluators)
 
     @property
     def final_metrics(self) -> tuple[str, ...]:
         """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
         return self._metrics(self.evaluators)
 
-    def _metrics(self, evaluators: tuple[Pick[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
-        measuring: dict[str, Pick[Any]] = {"train": self.trainer, "server": self.aggregator}
+    def _metrics(self, evaluators: tuple[Plugin[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
+        measuring: dict[str, Plugin[Any]] = {"train": self.trainer, "server": self.aggregator}
         measuring |= {pick.label: pick for pick in evaluators}
         return tuple(f"{who}/{name}" for who, pick in measuring.items() for name in pick.entry.metrics)
-
-    @property
-    def host_sections(self) -> dict[str, Any]:
-        """The host's sections of the recipe, typed, by name."""
-        return {name: getattr(self.recipe, name.removesuffix("_args")) for name in HOST_SECTIONS}
 
     def train_settings(self, round: int) -> TrainSettings:
         """The local trainer's share of ``train_args`` in a round, counted from 1."""
         from calfat_plugin.interfaces import TrainSettings
 
-        train = self.recipe.train
+        train = self.train
         return TrainSettings(
             epochs=train.epochs,
             batch_size=train.batch_size,
@@ -124,27 +71,15 @@ class Experiment:
             has_schedule=train.has_schedule,
         )
 
-    def citations(self) -> tuple[entries.Citation, ...]:
-        """What this run owes a citation, without repetition."""
-        picks: tuple[Pick[Any], ...] = (
-            self.trainer,
-            self.modifier,
-            self.aggregator,
-            self.dataset,
-            self.model,
-            self.partition,
-            *self.evaluators,
-            *self.monitor_evaluators,
-        )
-        return tuple({pick.entry.citation: None for pick in picks if pick.entry.citation is not None})
-
     # --- building: imports torch --------------------------------------------------------------------------------------
 
-    def who(self, pick: Pick[Any]) -> str:
+    def who(self, pick: Plugin[Any]) -> str:
         """A plugin as messages name it: ``evaluator 'mim' (my-attacks 1.2)``."""
+        if ":" in pick.name:  # a model of the user's own
+            return f"{pick.entry.kind} {pick.name}"
         return f"{pick.entry.kind} '{pick.name}' ({self.registry.provider(type(pick.entry), pick.entry.name)})"
 
-    def naming(self, pick: Pick[Any]) -> AbstractContextManager[None]:
+    def naming(self, pick: Plugin[Any]) -> AbstractContextManager[None]:
         """Let errors about a plugin that are raised inside begin with its name."""
         return returned.naming(self.who(pick), pick.entry.config)
 
@@ -176,7 +111,7 @@ class Experiment:
         with self.naming(self.aggregator):
             return built(self.aggregator.entry.load(), Aggregator, self.aggregator.options)
 
-    def build_evaluators(self, picks: tuple[Pick[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
+    def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
         """(label, evaluator) for each pick.
 
         Raises:
@@ -206,7 +141,7 @@ class Experiment:
         from calfat_plugin.datasets import Dataset
         from calfat_plugin.experiment.building import built
 
-        root, options = self.recipe.data.data_cache_dir, asdict(self.dataset.options)
+        root, options = self.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         with self.naming(self.dataset):
@@ -214,7 +149,7 @@ class Experiment:
 
         from calfat_plugin.datasets.subset import prepared
 
-        data = self.recipe.data
+        data = self.data
         return prepared(
             read,
             max_train=data.max_train_examples,
@@ -239,7 +174,7 @@ class Experiment:
         entry, clients = self.partition.entry, self.num_clients
         arguments = self._partition_options()
         if entry.uses_alpha:
-            arguments["alpha"] = self.recipe.data.partition_alpha
+            arguments["alpha"] = self.data.partition_alpha
         with self._complaints_at(("data_args", "partition_method")), self.naming(self.partition):
             shards = built(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
@@ -266,7 +201,7 @@ class Experiment:
         def build() -> nn.Module:
             model = built_model(
                 self.model.entry.load(),
-                f"model {self.model.name}" if ":" in self.model.name else self.who(self.model),
+                self.who(self.model),
                 in_channels=dataset.in_channels,
                 image_size=dataset.image_size,
                 num_classes=dataset.num_classes,
@@ -284,56 +219,5 @@ class Experiment:
         try:
             yield
         except CalfatError as error:
-            error.args = (f"{self.recipe.document.place(path)}: {dotted(path)}: {error}",)
+            error.args = (f"{self.document.place(path)}: {dotted(path)}: {error}",)
             raise
-
-    # --- writing ------------------------------------------------------------------------------------------------------
-
-    def as_run(self) -> dict[str, Any]:
-        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
-        recipe = self.recipe
-        sections: dict[str, Any] = {
-            name: {**options_to_plain(values), **recipe.host_extra.get(name, {})}
-            for name, values in self.host_sections.items()
-        }
-        sections["train_args"]["client_num_per_round"] = recipe.clients_per_round
-        # What has no effect is not written: read again, the file would draw a warning.
-        del sections["train_args"]["federated_optimizer"]
-        sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(recipe.train)}
-        if not self.partition.entry.uses_alpha:
-            del sections["data_args"]["partition_alpha"]
-        for name, extra in recipe.host_extra.items():
-            sections.setdefault(name, dict(extra))
-        sections["calfat"] = {
-            "trainer": self._trainer_as_run(),
-            "aggregator": self.aggregator.as_run(),
-            "threat": {
-                "norm": recipe.threat.norm,
-                "eps": to_plain(recipe.threat.eps),
-                "step_size": to_plain(recipe.threat.step_size),
-                "steps": recipe.threat.steps,
-            },
-            "evaluators": [pick.as_run() for pick in self.evaluators],
-            "monitor": {
-                **options_to_plain(recipe.monitor),
-                "evaluators": [pick.as_run() for pick in self.monitor_evaluators],
-            },
-            "partition": options_to_plain(self.partition.options),
-            "dataset": options_to_plain(self.dataset.options),
-            "model": options_to_plain(self.model.options),
-            "evaluation": options_to_plain(recipe.evaluation),
-            "runtime": options_to_plain(recipe.runtime),
-            "loggers": [pick.as_run() for pick in self.loggers],
-            "reported": {"source": recipe.reported.source, **recipe.reported.percent},
-        }
-        if recipe.plugins:
-            sections["calfat"]["plugins"] = {name: file.as_run() for name, file in recipe.plugins.items()}
-        if TRAINING_TYPES[recipe.common.training_type] or recipe.document.has(("calfat", "silo")):
-            sections["calfat"]["silo"] = recipe.silo.as_run()
-        return sections
-
-    def _trainer_as_run(self) -> dict[str, Any]:
-        written = self.trainer.as_run()
-        if self.trainer.entry.modifiers:
-            written["loss"] = self.modifier.as_run()
-        return written

@@ -1,228 +1,373 @@
-"""Recipe and registry become an experiment: names resolved, options typed, defaults and presets filled in."""
+"""Recipe and registry become an experiment: structure, types and units checked, names resolved, defaults filled in."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-from calfat_plugin import entries, returned
-from calfat_plugin.errors import OptionError, PluginError, did_you_mean, listed
+from calfat_plugin import entries
+from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_mean, listed
 from calfat_plugin.evaluators.gradient import PGDOptions
-from calfat_plugin.experiment.experiment import Experiment, Pick
-from calfat_plugin.options import describe_options, parse_options
+from calfat_plugin.experiment.experiment import Experiment
+from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
+from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
-from calfat_plugin.recipe.parse import parse_recipe
-from calfat_plugin.recipe.schema import Choice, Recipe
-from calfat_plugin.recipe.sections import failing_at
+from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
+from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
+from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugin, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.plugin_files import plugin_files
+from calfat_plugin.recipe.sections import failing_at, options_at, section_at
+from calfat_plugin.recipe.training import check_training
 from calfat_plugin.registry import Registry
+from calfat_plugin.rounds_csv import SUFFIXES
 
 E = TypeVar("E", bound=entries.Entry)
 
+_OTHER_COLUMN = re.compile(
+    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm|num_examples|weight)_[0-9]+"
+)
+_FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
+_EXAMPLE = "such as {name: calfat, preset: release}"
+_MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
-def assemble(document: Document, registry: Registry, *, trains: bool = True) -> Experiment:
+
+def assemble(document: Document, registry: Registry, *, trains: bool = True, finished: bool = False) -> Experiment:
     """Resolve a recipe.
 
     Args:
         document: the recipe.
         registry: the plugins.
         trains: whether it will run as it is, so that warnings about training and the monitor matter.
+        finished: whether it is that of a run that is only looked at: a plugin that is not there has untyped options.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
-    recipe = parse_recipe(_with_preset(document, registry))
-    trainer = _pick(recipe, registry, entries.TrainerEntry, recipe.trainer, also=("name", "preset", "loss"))
-    aggregator = _pick(recipe, registry, entries.AggregatorEntry, recipe.aggregator)
-    _refuse_conflict(recipe, trainer.entry, aggregator.entry)
+    written, document = document, _with_preset(document, registry)
+    warnings: list[str] = []
+    host, extra = read_host_sections(document, warnings)
+    if "calfat" not in document.data:
+        raise RecipeError(
+            f"{document.file}: there is no section 'calfat'. The shortest recipe has two lines, "
+            "model_args: {model: cnn_small} and calfat: {trainer: {name: calfat}}."
+        )
+    for name in section_at(document, ("calfat",)):
+        if name not in schema.CALFAT_KEYS:
+            refuse_misplaced(document, ("calfat", name))
+            hint = did_you_mean(name, schema.CALFAT_KEYS) or f" Known: {listed(schema.CALFAT_KEYS)}."
+            raise document.error(("calfat", name), f"unknown key.{hint}")
+    check_training(document, host["train_args"], warnings)
+    reader = _Reader(document, registry, finished)
+    sections = {schema.HOST_ATTRIBUTES[name]: section for name, section in host.items()}
+    values = {name: reader.value(("calfat", name), what) for name, what in keys_of(schema.CalfatSection).items()}
     experiment = Experiment(
-        recipe=recipe,
-        registry=registry,
-        trainer=trainer,
-        modifier=_pick_modifier(recipe, registry, trainer),
-        aggregator=aggregator,
-        dataset=_pick(recipe, registry, entries.DatasetEntry, recipe.dataset, name_at=("data_args", "dataset")),
-        model=_pick_model(recipe, registry),
-        partition=_pick(
-            recipe, registry, entries.PartitionEntry, recipe.partition, name_at=("data_args", "partition_method")
-        ),
-        evaluators=tuple(_pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in recipe.evaluators),
-        monitor_evaluators=tuple(
-            _pick(recipe, registry, entries.EvaluatorEntry, choice) for choice in recipe.monitor_evaluators
-        ),
-        loggers=tuple(_pick(recipe, registry, entries.LoggerEntry, choice) for choice in recipe.loggers),
+        name=_name(document), document=document, registry=registry, host_extra=extra, **sections, **values
     )
+    _check_together(experiment, finished)
+    more = () if finished else _warnings(experiment, written, trains)
+    return dataclasses.replace(experiment, warnings=(*warnings, *more))
+
+
+def _name(document: Document) -> str:
+    """``calfat.name``, which becomes a folder's name, or the file's own."""
+    path: KeyPath = ("calfat", "name")
+    name = document.get(path)
+    if name is None:
+        return Path(document.file).stem
+    if not isinstance(name, str) or name.strip(". ") == "" or not _FOLDER.fullmatch(name):
+        raise document.error(
+            path, f"got {describe(name)}, expected a name for the folder of its runs, such as calfat_digits."
+        )
+    return name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads what keys of a recipe hold, by what they are declared to hold."""
+
+    document: Document
+    registry: Registry
+    finished: bool
+
+    def value(self, path: KeyPath, what: Key) -> Any:
+        """What is at ``path``."""
+        match what:
+            case Section():
+                missing = what.may_lack and self.document.get(path) is None
+                return None if missing else self.section(path, what.config)
+            case Sections():
+                return plugin_files(self.document)
+            case OnePlugin():
+                return (
+                    self.trainer(path)
+                    if what.kind is entries.TrainerEntry
+                    else self.plugin(path, what.kind, what.default)
+                )
+            case Plugins():
+                return self.plugins(path, what)
+            case OptionsOf():
+                return self.plugin_named_at(path, what)
+        raise TypeError(f"{dotted(path)}: {what!r}")
+
+    def section(self, path: KeyPath, config: type) -> Any:
+        """The section with the keys of ``config``."""
+        raw, keys = dict(section_at(self.document, path)), keys_of(config)
+        given: dict[str, Any] = {}
+        for name, what in keys.items():
+            if isinstance(what, Others):
+                own = {info.name for info in describe_options(config)}
+                given[name] = {key: self._other((*path, key), what, raw.pop(key)) for key in [*raw] if key not in own}
+            else:
+                raw.pop(name, None)
+                given[name] = self.value((*path, name), what)
+        return options_at(self.document, path, config, raw, given)
+
+    def _other(self, path: KeyPath, what: Others, raw: Any) -> Any:
+        try:
+            return what.info.parse(raw)
+        except OptionError as error:
+            raise self.document.error(path, str(error)) from None
+
+    def plugins(self, path: KeyPath, what: Plugins) -> tuple[Plugin[Any], ...]:
+        """A list of plugins of one kind, each with a label of its own."""
+        raw = self.document.get(path)
+        if raw is None:
+            raw = list(what.default)
+        if not isinstance(raw, list):
+            raise self.document.error(path, f"got {describe(raw)}, expected a list such as {what.example}.")
+        found: dict[str, Plugin[Any]] = {}
+        for index, item in enumerate(raw):
+            plugin = self.plugin((*path, index), what.kind, raw=item)
+            if plugin.label in found:
+                raise self.document.error(
+                    plugin.path,
+                    f"the {what.kind.kind} '{plugin.label}' is listed twice; remove one, or give it its own 'label'.",
+                )
+            found[plugin.label] = plugin
+        return tuple(found.values())
+
+    def plugin_named_at(self, path: KeyPath, what: OptionsOf) -> Plugin[Any]:
+        """The plugin that a host section names, with the options at ``path``."""
+        value, default = self.document.get(path), schema.HOST_SECTIONS[what.named_by[0]]
+        if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value):
+            raise self.document.error(
+                path, f"the {path[-1]} is set by {dotted(what.named_by)}; only its options belong here."
+            )
+        name = self.document.get(what.named_by)
+        name = getattr(default, what.named_by[1]) if name is None else name
+        options = section_at(self.document, path)
+        if what.kind is entries.ModelEntry and ":" in name:
+            return self._own_model(path, name, options)
+        return self._resolved(path, what.kind, name, options, name_at=what.named_by)
+
+    def _own_model(self, path: KeyPath, name: str, options: Mapping[str, Any]) -> Plugin[entries.ModelEntry]:
+        """A user's own ``package.module:factory``, which takes no options from the recipe."""
+
+        def build(**arguments: Any) -> Any:
+            from calfat_plugin.models.building import factory_at
+
+            made: Any = factory_at(name)(**arguments)
+            return made
+
+        entry = entries.ModelEntry("own", build=build, summary=f"built by {name}")
+        fail = failing_at(self.document, path)
+        return Plugin(entry, parse_options(entry.config, options, owner=f"model '{name}'", fail=fail), name, name, path)
+
+    def trainer(self, path: KeyPath) -> Plugin[entries.TrainerEntry]:
+        """The local trainer with its loss modifier."""
+        trainer = self.plugin(path, entries.TrainerEntry, "calfat", also=("name", "preset", "loss"))
+        at: KeyPath = (*path, "loss")
+        chosen = self.document.get(at) is not None
+        loss = self.plugin(at, entries.ModifierEntry, raw=self.document.get(at) if chosen else "plain")
+        defined_for = defined_modifiers(self.registry, trainer.entry)
+        if chosen and loss.entry.name not in defined_for and not self.finished:
+            defined = f"It supports: {listed(defined_for)}." if defined_for else "It has its own loss; remove the key."
+            raise self.document.error(
+                at,
+                f"local trainer '{trainer.entry.name}' does not support the loss modifier '{loss.entry.name}'. "
+                f"{defined}",
+            )
+        return dataclasses.replace(trainer, loss=loss)
+
+    def plugin(
+        self,
+        path: KeyPath,
+        kind: type[E],
+        default: str | None = None,
+        *,
+        raw: Any = None,
+        also: tuple[str, ...] = ("name", "preset", "label"),
+    ) -> Plugin[E]:
+        """``name`` or ``{name: ..., preset: ..., options...}``.
+
+        Args:
+            path: its key path.
+            kind: of the plugin.
+            default: name of the one that is meant where the recipe is silent.
+            raw: the value; None: what is at ``path``.
+            also: keys beside the options.
+        """
+        document, value = self.document, self.document.get(path) if raw is None else raw
+        if value is None and default is not None and not isinstance(path[-1], int):
+            value = default
+        if isinstance(value, str):
+            return self._resolved(path, kind, value, {})
+        if not isinstance(value, Mapping):
+            raise document.error(
+                path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{quoting_hint(value)}"
+            )
+        texts = {key: value.get(key) for key in ("name", "preset", "label")}
+        if "label" in value and isinstance(path[-1], str):  # not of a list
+            raise document.error((*path, "label"), "only evaluators and loggers have a label; remove it.")
+        for key, text in texts.items():
+            if key != "name" if text is None else isinstance(text, str) and text.strip() and text.isprintable():
+                continue
+            if key in value:
+                raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
+        name = texts["name"] or default
+        if name is None:
+            raise document.error(path, f"there is no 'name'; expected a mapping {_EXAMPLE}.")
+        options = {
+            key: item for key, item in value.items() if key not in texts and not (key == "loss" and "loss" in also)
+        }
+        return self._resolved(path, kind, name, options, preset=texts["preset"], label=texts["label"], also=also)
+
+    def _resolved(
+        self,
+        path: KeyPath,
+        kind: type[E],
+        name: str,
+        given: Mapping[str, Any],
+        *,
+        preset: str | None = None,
+        label: str | None = None,
+        name_at: KeyPath | None = None,
+        also: tuple[str, ...] = ("name", "preset", "label"),
+    ) -> Plugin[E]:
+        """The plugin of this name with its options typed; ``name_at``: where the name is, if not at ``path``."""
+        document = self.document
+        try:
+            entry, named = self.registry.find(kind, name)
+        except PluginError as error:
+            if self.finished:
+                return Plugin(kind("unknown", build="", summary="not installed"), given, name, label or name, path)
+            named_here = (*path, "name")
+            raise document.error(name_at or (named_here if document.has(named_here) else path), str(error)) from None
+        known = {info.name for info in describe_options(entry.config)}
+        clash = [option for option in named if given.get(option, named[option]) != named[option]]
+        if clash:
+            raise document.error(
+                (*path, clash[0]), f"'{name}' already sets {clash[0]} = {named[clash[0]]}; keep one of the two."
+            )
+        defaults: Mapping[str, Any] = {}
+        if preset is not None:
+            if preset not in entry.presets:
+                known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
+                hint = did_you_mean(preset, entry.presets) or known_presets
+                raise document.error((*path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{preset}'.{hint}")
+            defaults = entry.presets[preset].options
+        options: Any = parse_options(
+            entry.config,
+            {**defaults, **named, **given},
+            owner=f"{kind.kind} '{entry.name}'",
+            fail=failing_at(document, path),
+            also=tuple(key for key in also if name_at is None and key not in known),
+        )
+        return Plugin(entry, options, name, label or name, path)
+
+
+def _check_together(experiment: Experiment, finished: bool) -> None:
+    """Refuse what is good by itself and not beside the rest of the recipe."""
+    document = experiment.document
+    try:
+        experiment.silo.check_clients(experiment.num_clients)
+    except OptionError as error:
+        raise document.error(("calfat", "silo", *error.at), str(error)) from None
+    asked, path = experiment.train.federated_optimizer, ("train_args", "federated_optimizer")
+    if reason := REFUSED_OPTIMIZERS.get(asked.lower()):
+        raise document.error(path, f"got '{asked}', but {reason}. Remove the key, or write FedAvg.")
+    if finished:
+        return
+    for plugin in experiment.picked:
+        try:
+            with experiment.naming(plugin):
+                plugin.entry.check(plugin.options, experiment)
+        except (OptionError, PluginError) as error:
+            raise document.error(plugin.path, str(error)) from None
+    trainer, aggregator = experiment.trainer.entry, experiment.aggregator.entry
+    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+    if reason is not None:
+        raise document.error(
+            experiment.aggregator.path,
+            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
+        )
     _refuse_twin_columns(experiment)
-    warnings = (
-        *recipe.warnings,
-        *_unused_alpha(document, experiment.partition.entry),
-        *_former_names(experiment),
-        *_bad_steps(experiment, trains),
-    )
-    return dataclasses.replace(experiment, recipe=dataclasses.replace(recipe, warnings=warnings))
 
 
 def _refuse_twin_columns(experiment: Experiment) -> None:
-    """Refuse two measurements under one name in ``rounds.csv``; labels alone are checked where they are read."""
-    labels = [pick.label for pick in experiment.monitor_evaluators]
+    """Refuse two measurements under one name in ``rounds.csv``."""
+    monitored, document = experiment.monitor.evaluators, experiment.document
+    labels = [plugin.label for plugin in monitored]
+    for plugin in monitored:
+        taken = "of every run" if _OTHER_COLUMN.fullmatch(plugin.label) else ""
+        for owner in {plugin.label.removesuffix(suffix) for suffix in SUFFIXES} & {*labels} - {plugin.label}:
+            taken = f"of '{owner}'"
+        if taken:
+            raise document.error(
+                plugin.path,
+                f"the label '{plugin.label}' is the name of a column {taken} in rounds.csv; give it another 'label'.",
+            )
     columns = [*experiment.metric_columns, *labels]
     for column in {"train", "server"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
-        raise experiment.recipe.document.error(
-            ("calfat", "monitor", "evaluators"),
-            f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'.",
+        raise document.error(
+            _MONITORED, f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'."
         )
 
 
-def _unused_alpha(document: Document, partition: entries.PartitionEntry) -> Iterator[str]:
-    """A note if the recipe sets a concentration that its partition does not use.
-
-    None where an override (``--set``, a suite) replaces the partition that a file had chosen with this concentration.
-    """
+def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
+    """Notes on what has no effect, or not the one that was probably meant; ``written``: without its preset's."""
+    document, partition = experiment.document, experiment.partition.entry
+    asked, path = experiment.train.federated_optimizer, ("train_args", "federated_optimizer")
+    if asked.lower() not in ("fedavg", experiment.aggregator.name.lower()):
+        yield (
+            f"{document.place(path)}: {dotted(path)}: '{asked}' has no effect; calfat.aggregator selects "
+            f"the algorithm, here '{experiment.aggregator.name}'."
+        )
+    # A label that is nearly one of this recipe's. For other evaluators no word: one may well run fewer than the paper.
+    labels = [plugin.label for plugin in experiment.evaluators]
+    for label in experiment.reported.percent:
+        near = did_you_mean(label, labels)
+        if label not in labels and near:
+            where = f"{document.place(('calfat', 'reported', label))}: calfat.reported.{label}"
+            yield f"{where}: no evaluator of this recipe has that label.{near}"
+    # No word where an override (--set, a suite) replaces the partition that a file had chosen with this concentration.
     method, alpha = ("data_args", "partition_method"), ("data_args", "partition_alpha")
-    in_file = f"{document.file}:"
-    replaced = document.place(alpha).startswith(in_file) and not document.place(method).startswith(in_file)
-    if document.has(alpha) and not partition.uses_alpha and not replaced:
+    in_file = f"{written.file}:"
+    replaced = written.place(alpha).startswith(in_file) and not written.place(method).startswith(in_file)
+    if written.has(alpha) and not partition.uses_alpha and not replaced:
         yield (
             f"{document.place(alpha)}: {dotted(alpha)}: this key has no effect here: the partition "
             f"'{partition.name}' does not use it."
         )
-
-
-def _former_names(experiment: Experiment) -> Iterator[str]:
-    """A note for every plugin that the recipe calls by a former name."""
-    recipe = experiment.recipe
-    found: list[tuple[Choice, Pick[Any]]] = [
-        (recipe.trainer, experiment.trainer),
-        (recipe.trainer.loss or Choice("plain", {}, (), label="plain"), experiment.modifier),
-        (recipe.aggregator, experiment.aggregator),
-        (recipe.dataset, experiment.dataset),
-        (recipe.model_choice, experiment.model),
-        (recipe.partition, experiment.partition),
-        *zip(recipe.evaluators, experiment.evaluators, strict=True),
-        *zip(recipe.monitor_evaluators, experiment.monitor_evaluators, strict=True),
-        *zip(recipe.loggers, experiment.loggers, strict=True),
-    ]
-    for choice, pick in found:
-        if choice.name in pick.entry.former_names:
-            yield (
-                f"{recipe.document.place((*choice.path, 'name'))}: {dotted(choice.path)}: the {pick.entry.kind} "
-                f"'{choice.name}' is now called '{pick.entry.name}'; the old name still works, with the same results."
-            )
+    yield from _bad_steps(experiment, trains)
 
 
 def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
     """A warning for each way in which steps do not fit eps, with all whom it is about: training and evaluators."""
-    recipe = experiment.recipe
     found: dict[str, tuple[KeyPath, list[str]]] = {}
-    picked = [*zip(recipe.evaluators, experiment.evaluators, strict=True)]
-    if trains:
-        picked += zip(recipe.monitor_evaluators, experiment.monitor_evaluators, strict=True)
-        if experiment.training_step_problem:
-            found[experiment.training_step_problem] = ("calfat", "threat"), ["training"]
-    for choice, pick in picked:
-        problem = pick.options.threat(recipe.threat).step_problem() if isinstance(pick.options, PGDOptions) else ""
+    if trains and experiment.training_step_problem:
+        found[experiment.training_step_problem] = ("calfat", "threat"), ["training"]
+    for plugin in (*experiment.evaluators, *(experiment.monitor.evaluators if trains else ())):
+        own = plugin.options
+        problem = own.threat(experiment.threat).step_problem() if isinstance(own, PGDOptions) else ""
         if problem:
-            names = found.setdefault(problem, (choice.path, []))[1]
-            names += [pick.label] if pick.label not in names else []
+            names = found.setdefault(problem, (plugin.path, []))[1]
+            names += [plugin.label] if plugin.label not in names else []
     for problem, (path, names) in found.items():
-        yield f"{recipe.document.place(path)}: {dotted(path)}: {', '.join(names)}: {problem}"
-
-
-def _pick(
-    recipe: Recipe,
-    registry: Registry,
-    kind: type[E],
-    choice: Choice,
-    *,
-    name_at: KeyPath | None = None,
-    also: tuple[str, ...] = ("name", "preset", "label"),
-) -> Pick[E]:
-    """Look a choice up and type its options. ``name_at``: where its name is written, if not at the choice itself."""
-    document = recipe.document
-    try:
-        entry, named = registry.find(kind, choice.name)
-    except PluginError as error:
-        named_here = (*choice.path, "name")
-        where = name_at or (named_here if document.has(named_here) else choice.path)
-        raise document.error(where, str(error)) from None
-    known = {info.name for info in describe_options(entry.config)}
-    clash = [name for name in named if choice.options.get(name, named[name]) != named[name]]
-    if clash:
-        raise document.error(
-            (*choice.path, clash[0]),
-            f"'{choice.name}' already sets {clash[0]} = {named[clash[0]]}; keep one of the two.",
-        )
-    preset: Mapping[str, Any] = {}
-    if choice.preset is not None:
-        if choice.preset not in entry.presets:
-            known_presets = f" Known: {listed(entry.presets)}." if entry.presets else " It has none."
-            hint = did_you_mean(choice.preset, entry.presets) or known_presets
-            raise document.error(
-                (*choice.path, "preset"), f"{kind.kind} '{entry.name}' has no preset '{choice.preset}'.{hint}"
-            )
-        preset = entry.presets[choice.preset].options
-    options: Any = parse_options(
-        entry.config,
-        {**preset, **named, **choice.options},
-        owner=f"{kind.kind} '{entry.name}'",
-        fail=failing_at(document, choice.path),
-        also=tuple(key for key in also if name_at is None and key not in known),
-    )
-    who = f"{kind.kind} '{choice.name}' ({registry.provider(kind, entry.name)})"
-    try:
-        with returned.naming(who, entry.config):
-            entry.check(options, recipe)
-    except (OptionError, PluginError) as error:
-        raise document.error(choice.path, str(error)) from None
-    name = entry.name if choice.name in entry.former_names else choice.name
-    label = name if choice.label in ("", choice.name) else choice.label
-    return Pick(entry, options, name, label)
-
-
-def _refuse_conflict(recipe: Recipe, trainer: entries.TrainerEntry, aggregator: entries.AggregatorEntry) -> None:
-    names = (trainer.name, *trainer.former_names)
-    reasons = (trainer.conflicts.get(aggregator.name), *(aggregator.conflicts.get(name) for name in names))
-    reason = next((text for text in reasons if text is not None), None)
-    if reason is not None:
-        raise recipe.document.error(
-            recipe.aggregator.path,
-            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
-        )
-
-
-def _pick_model(recipe: Recipe, registry: Registry) -> Pick[entries.ModelEntry]:
-    """A model by name, or a user's own ``package.module:factory``, which takes no options from the recipe."""
-    choice = recipe.model_choice
-    if ":" not in choice.name:
-        return _pick(recipe, registry, entries.ModelEntry, choice, name_at=("model_args", "model"))
-    path = choice.name
-
-    def build(**arguments: Any) -> Any:
-        from calfat_plugin.models.building import factory_at
-
-        made: Any = factory_at(path)(**arguments)
-        return made
-
-    entry = entries.ModelEntry("own", build=build, summary=f"built by {path}")
-    fail = failing_at(recipe.document, choice.path)
-    return Pick(entry, parse_options(entry.config, choice.options, owner=f"model '{path}'", fail=fail), path, path)
-
-
-def _pick_modifier(
-    recipe: Recipe, registry: Registry, trainer: Pick[entries.TrainerEntry]
-) -> Pick[entries.ModifierEntry]:
-    choice, entry = recipe.trainer.loss, trainer.entry
-    path: KeyPath = (*recipe.trainer.path, "loss")
-    if choice is None:
-        return _pick(recipe, registry, entries.ModifierEntry, Choice("plain", {}, path, label="plain"))
-    pick = _pick(recipe, registry, entries.ModifierEntry, choice)
-    defined_for = defined_modifiers(registry, entry)
-    if pick.entry.name not in defined_for:
-        defined = f"It supports: {listed(defined_for)}." if defined_for else "It has its own loss; remove the key."
-        raise recipe.document.error(
-            path, f"local trainer '{entry.name}' does not support the loss modifier '{pick.entry.name}'. {defined}"
-        )
-    return pick
+        yield f"{experiment.document.place(path)}: {dotted(path)}: {', '.join(names)}: {problem}"
 
 
 def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tuple[str, ...]:
@@ -237,7 +382,7 @@ def defined_modifiers(registry: Registry, trainer: entries.TrainerEntry) -> tupl
 def _with_preset(document: Document, registry: Registry) -> Document:
     """Fill keys that the recipe leaves out with the defaults of the trainer's preset.
 
-    Anything wrong with the names involved is left for :func:`_pick` to complain about.
+    Anything wrong with the names involved is left for the reader to complain about.
     """
     trainer = document.get(("calfat", "trainer"))
     name, preset_name = (

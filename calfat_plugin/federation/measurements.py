@@ -14,12 +14,13 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
-from calfat_plugin.experiment import Experiment, Pick
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import State
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
+from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
@@ -45,14 +46,14 @@ class Measurements:
     ) -> None:
         self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
         self._num_classes = dataset.num_classes
-        self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
+        self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
         self._test = dataset.test.to(device)
-        self.subset = subset(dataset.monitored.to(device), experiment.recipe.monitor.max_examples)
+        self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)
 
     def of_round(self, state: State, round: int) -> dict[str, EvaluationResult]:
         """Label to result of the monitor's evaluators, for the model with these tensors."""
         on_progress = self._observer.evaluation_progress
-        return self._measured(state, self.subset, self._experiment.monitor_evaluators, round, on_progress)
+        return self._measured(state, self.subset, self._experiment.monitor.evaluators, round, on_progress)
 
     def final(self, state: State, scratch: Path | None) -> dict[str, EvaluationResult]:
         """Label to result of the recipe's evaluators, on all test images."""
@@ -62,18 +63,18 @@ class Measurements:
     def try_all(self, state: State) -> None:
         """Let every evaluator measure a few images; nobody is told the results."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
-        for picks in (self._experiment.monitor_evaluators, self._experiment.evaluators):
+        for picks in (self._experiment.monitor.evaluators, self._experiment.evaluators):
             self._measured(state, few, picks, 0, lambda label, done, total, correct: None)
 
     def monitored(self) -> Monitored:
         """The images of :attr:`subset`, for an aggregator whose entry says that it looks at them."""
-        return Monitored(self._model, self.subset, self._experiment.recipe.evaluation.batch_size)
+        return Monitored(self._model, self.subset, self._experiment.evaluation.batch_size)
 
     def _measured(
         self,
         state: State,
         data: ImageData,
-        picks: tuple[Pick[EvaluatorEntry], ...],
+        picks: tuple[Plugin[EvaluatorEntry], ...],
         round: int,
         on_progress: Callable[[str, int, int, int], None],
         scratch: Path | None = None,
@@ -86,8 +87,8 @@ class Measurements:
                 data,
                 experiment.build_evaluators(picks),
                 num_classes=self._num_classes,
-                threat=experiment.recipe.threat,
-                batch_size=experiment.recipe.evaluation.batch_size,
+                threat=experiment.threat,
+                batch_size=experiment.evaluation.batch_size,
                 device=self._device,
                 seed=experiment.seed,
                 round=round,

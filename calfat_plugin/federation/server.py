@@ -123,7 +123,7 @@ class Server:
     def clients_of(self, round: int) -> tuple[int, ...]:
         """Ids of the clients that train in a round, ascending."""
         return sample_clients(
-            self.experiment.seed, round, self.experiment.num_clients, self.experiment.recipe.clients_per_round
+            self.experiment.seed, round, self.experiment.num_clients, self.experiment.clients_per_round
         )
 
     def downlink(self) -> Wire:
@@ -181,14 +181,14 @@ class Server:
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
             alarms=alarms,
             metrics={**self._of_clients(usable), **{f"server/{n}": value for n, value in aggregate.metrics.items()}},
-            learning_rate=self.experiment.recipe.train.learning_rate_of(round),
+            learning_rate=self.experiment.train.learning_rate_of(round),
             num_examples=num_examples,
             weights=aggregate.weights,
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
         """Complete the record of the round that was aggregated last: evaluations where the recipe asks, and costs."""
-        due = record.round % self.experiment.recipe.monitor.every == 0 or record.round == self.experiment.num_rounds
+        due = record.round % self.experiment.monitor.every == 0 or record.round == self.experiment.num_rounds
         evaluations = self._measurements.of_round(self.state, record.round) if due else {}
         measured = {
             f"{label}/{name}": value for label, result in evaluations.items() for name, value in result.metrics.items()

@@ -65,8 +65,8 @@ class Worker:
             self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = self._trainer.personal_names(self._model)
-        self._precision = chosen(experiment.recipe.runtime.precision, device)
-        self._graphs = Graphs.wanted(experiment.recipe.runtime.cuda_graphs, device)
+        self._precision = chosen(experiment.runtime.precision, device)
+        self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
         with_graphs = ", in CUDA graphs where their shapes repeat" if self._graphs is not None else ""
         log.info("clients train in %s on %s%s", self._precision, device, with_graphs)
         if self._precision == "bf16" and not has_bf16_units(device):
@@ -105,7 +105,7 @@ class Worker:
             model=self._model,
             data=data,
             class_counts=counts,
-            threat=self.experiment.recipe.threat,
+            threat=self.experiment.threat,
             settings=self.experiment.train_settings(round),
             augment=self._dataset.augment,
             device=self.device,

@@ -18,9 +18,8 @@ from calfat_plugin.experiment import Experiment
 
 def host_arguments(experiment: Experiment) -> SimpleNamespace:
     """The host's view of a recipe. Its own sections only: ``calfat`` keys would collide with the host's."""
-    recipe = experiment.recipe
     args = SimpleNamespace(
-        yaml_config_file=recipe.document.file,
+        yaml_config_file=experiment.document.file,
         run_id="0",
         rank=0,
         local_rank=0,
@@ -28,13 +27,13 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         role="server",
         using_mlops=False,
     )
-    for extra in recipe.host_extra.values():
+    for extra in experiment.host_extra.values():
         vars(args).update(extra)
     for section in experiment.host_sections.values():
         vars(args).update(dataclasses.asdict(section))
-    args.data_cache_dir = str(Path(recipe.data.data_cache_dir).expanduser())
-    args.client_num_per_round = recipe.clients_per_round
-    args.worker_num = recipe.clients_per_round
+    args.data_cache_dir = str(Path(experiment.data.data_cache_dir).expanduser())
+    args.client_num_per_round = experiment.clients_per_round
+    args.worker_num = experiment.clients_per_round
     # The host asks us after every round; calfat.monitor decides what is evaluated.
     args.frequency_of_the_test = 1
     return args

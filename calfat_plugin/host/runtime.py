@@ -74,7 +74,7 @@ class Runtime(ABC):
         if self.package is not None and importlib.util.find_spec(self.package.module) is None:
             raise self._error(
                 BACKEND,
-                f"{self.experiment.recipe.comm.backend} needs the package {self.package.distribution}: "
+                f"{self.experiment.comm.backend} needs the package {self.package.distribution}: "
                 f"pip install 'calfat-plugin[{self.package.extra}]'.",
             )
 
@@ -88,4 +88,4 @@ class Runtime(ABC):
         """
 
     def _error(self, path: KeyPath, complaint: str) -> Exception:
-        return self.experiment.recipe.document.error(path, complaint)
+        return self.experiment.document.error(path, complaint)

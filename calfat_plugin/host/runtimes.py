@@ -56,7 +56,7 @@ class MPISimulation(Simulation):
 
     @property
     def num_processes(self) -> int:
-        return self.experiment.recipe.clients_per_round + 1  # of those that --local starts; mpiexec may start others
+        return self.experiment.clients_per_round + 1  # of those that --local starts; mpiexec may start others
 
     def _lead_without(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         from calfat_plugin.host.mpi_simulation import lead
@@ -78,7 +78,7 @@ def runtime_of(experiment: Experiment) -> Runtime:
     Raises:
         RecipeError: the host has no such runtime.
     """
-    training_type, backend = experiment.recipe.common.training_type, experiment.recipe.comm.backend
+    training_type, backend = experiment.common.training_type, experiment.comm.backend
     runtimes = _BY_TRAINING_TYPE[training_type]
     if backend in runtimes:
         return runtimes[backend](experiment)
@@ -89,7 +89,7 @@ def runtime_of(experiment: Experiment) -> Runtime:
             f"'{backend}' carries cross-silo runs only: the host simulates in one process (sp) or in an MPI job (MPI). "
             "Write one of these, or common_args.training_type: cross_silo for one process a party."
         )
-    raise experiment.recipe.document.error(BACKEND, complaint)
+    raise experiment.document.error(BACKEND, complaint)
 
 
 def supported_runtime(experiment: Experiment) -> Runtime:
@@ -114,11 +114,11 @@ def _refuse_foreign_partition(experiment: Experiment) -> None:
             f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
             "all. Take image_folder, or a data set of your own with per_party."
         )
-    elif _BY_TRAINING_TYPE[experiment.recipe.common.training_type] is not _CROSS_SILO:
+    elif _BY_TRAINING_TYPE[experiment.common.training_type] is not _CROSS_SILO:
         complaint = "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
     else:
         return
-    raise experiment.recipe.document.error(_PARTITION, complaint)
+    raise experiment.document.error(_PARTITION, complaint)
 
 
 def _refuse_small_images(experiment: Experiment) -> None:
@@ -130,7 +130,7 @@ def _refuse_small_images(experiment: Experiment) -> None:
     offered = [entry for entry, _ in experiment.registry.offers(ModelEntry)]
     by_default = [entry for entry in offered if not any(info.required for info in describe_options(entry.config))]
     fitting = [entry.name for entry in by_default if entry.min_size(entry.config()) <= min(shape[1:])]
-    raise experiment.recipe.document.error(
+    raise experiment.document.error(
         ("model_args", "model"),
         f"'{model.name}' takes images from {smallest}x{smallest} pixels, and those of '{dataset.name}' have "
         f"{shape[1]}x{shape[2]}. Models that fit: {listed(fitting)}.",

@@ -14,6 +14,7 @@ from calfat_plugin.analyses.attack import AttackObserver, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 from calfat_plugin.errors import OptionError
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.check import Check
@@ -21,7 +22,6 @@ from calfat_plugin.judging.evidence import CLAIM, Evidence
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
-from calfat_plugin.threat import exact_text
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def examine(
     from calfat_plugin.runs.environment import describe_environment
 
     experiment = plan.experiments[0]
-    if experiment.recipe.threat.eps == 0:
+    if experiment.threat.eps == 0:
         raise OptionError("there is no robustness to judge at eps 0; give a budget, such as --eps 8/255.")
     with using_threads(experiment):
         device = _device(plan, observer)
@@ -187,13 +187,13 @@ def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
     from calfat_plugin.evaluators.base import subset
     from calfat_plugin.judging.trial import trial
 
-    recipe = run.experiment.recipe
+    experiment = run.experiment
     return trial(
         run.model(),
         subset(run.dataset.test, plan.request.examples or EXAMPLES),
         num_classes=run.dataset.num_classes,
-        threat=recipe.threat,
-        batch_size=recipe.evaluation.batch_size,
+        threat=experiment.threat,
+        batch_size=experiment.evaluation.batch_size,
         device=run.device,
         seed=run.experiment.seed,
         surrogates={str(target): _surrogate(target, run, plan.request.trust) for target in dict.fromkeys(transfer)},

@@ -18,13 +18,14 @@ from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode
 from calfat_plugin.evaluators.gradient import CW, CWOptions
 from calfat_plugin.evaluators.measure import clean_correct, measure
+from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.judging.evidence import Row
 from calfat_plugin.maths.losses import true_class, without_true_class
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
-from calfat_plugin.threat import ThreatModel, exact_text
+from calfat_plugin.threat import ThreatModel
 
 _ALONE = 8  # images that a fresh copy is asked about one by one
 _SAME = 1e-4  # of the largest logit: what the order of additions may change

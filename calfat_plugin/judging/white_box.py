@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS, clearly_below
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
+from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
 from calfat_plugin.judging.evidence import CLAIM, Found, Row
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import percent
-from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.threat import ThreatModel
 
 if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial

@@ -1,7 +1,5 @@
-"""Recipes: FedML's YAML sections plus a strict ``calfat:`` section, parsed once into frozen typed objects."""
+"""Recipes: FedML's YAML sections plus a strict ``calfat:`` section; what their keys are, and where each is written."""
 
 from calfat_plugin.recipe.document import Document, read_document
-from calfat_plugin.recipe.parse import parse_recipe
-from calfat_plugin.recipe.schema import Choice, Recipe
 
-__all__ = ["Choice", "Document", "Recipe", "parse_recipe", "read_document"]
+__all__ = ["Document", "read_document"]

@@ -79,7 +79,10 @@ class Document:
         """The value at ``path``; None where there is none."""
         value: Any = self.data
         for step in path:
-            if not isinstance(value, Mapping) or step not in value:
+            inside = (
+                step in value if isinstance(value, Mapping) else isinstance(value, list) and step in range(len(value))
+            )
+            if not inside:
                 return None
             value = value[step]
         return value

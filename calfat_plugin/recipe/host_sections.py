@@ -11,18 +11,17 @@ from calfat_plugin.options import describe, describe_options, written
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, REFUSED_SECTIONS, Effect, HostKey
+from calfat_plugin.recipe.keys import Section, keys_of
 from calfat_plugin.recipe.sections import options_at, section_at
-from calfat_plugin.recipe.silo import SiloSettings
 
 _OUR_KEYS = {name: [info.name for info in describe_options(config)] for name, config in schema.HOST_SECTIONS.items()}
 _HOME = {key: name for name, keys in _OUR_KEYS.items() for key in keys}
-_PARTS = {
-    "threat": schema.ThreatOptions,
-    "monitor": schema.MonitorOptions,
-    "runtime": schema.RuntimeOptions,
-    "silo": SiloSettings,
+_HOME_IN_CALFAT = {
+    info.name: f"calfat.{name}"
+    for name, what in keys_of(schema.CalfatSection).items()
+    if isinstance(what, Section)
+    for info in describe_options(what.config)
 }
-_HOME_IN_CALFAT = {info.name: f"calfat.{name}" for name, part in _PARTS.items() for info in describe_options(part)}
 _HOME_IN_CALFAT |= dict.fromkeys(schema.CALFAT_KEYS, "calfat")
 _HOST_HOME = {key: name for name, keys in HOST_KEYS.items() for key in keys}
 _MISSPELT = 0.8  # similarity from which an unknown name must be one of ours: calfta, train_arg, but not server_args

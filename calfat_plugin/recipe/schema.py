@@ -1,4 +1,4 @@
-"""The typed recipe. Field help here is the reference documentation of the recipe format.
+"""The sections of a recipe. Field help here is the reference documentation of the recipe format.
 
 The host's sections keep the host's names and meaning; only the keys that we read are typed. ``host_keys`` says what
 becomes of the others.
@@ -6,18 +6,20 @@ becomes of the others.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any
 
+from calfat_plugin import entries
 from calfat_plugin.maths.precision import CHOICES
-from calfat_plugin.options import option
-from calfat_plugin.recipe.document import Document, KeyPath
-from calfat_plugin.recipe.plugin_files import PluginFile
+from calfat_plugin.options import OptionInfo, option, options_to_plain
+from calfat_plugin.recipe.document import Document
+from calfat_plugin.recipe.keys import OnePlugin, OptionsOf, Others, Plugin, Plugins, Section, Sections, as_plain, key
+from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
-from calfat_plugin.recipe.training import TrainArgs
-from calfat_plugin.threat import QUARTER, Norm, StepSize, ThreatModel
+from calfat_plugin.recipe.training import TrainArgs, useless
+from calfat_plugin.threat import ThreatModel
 
 #: Training type to whether its runs have parties, which ``calfat.silo`` is about.
 TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
@@ -110,76 +112,23 @@ HOST_SECTIONS: Mapping[str, type] = {
 }
 
 
-#: The keys of the section ``calfat``.
-CALFAT_KEYS = (
-    "name",
-    "trainer",
-    "aggregator",
-    "threat",
-    "evaluators",
-    "monitor",
-    "partition",
-    "dataset",
-    "model",
-    "evaluation",
-    "runtime",
-    "silo",
-    "loggers",
-    "plugins",
-    "reported",
-)
-
-
 @dataclass(frozen=True)
-class Choice:
-    """A plugin picked by name, with its raw options; ``registry`` and ``experiment`` give them meaning.
-
-    Attributes:
-        name: as the recipe spells it (``pgd20``).
-        options: option name to raw value.
-        path: its key path in the recipe.
-        preset: name of a preset of the entry, or None.
-        label: the name of its results, for evaluators; defaults to ``name``.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    path: KeyPath
-    preset: str | None = None
-    label: str = ""
-
-
-@dataclass(frozen=True)
-class TrainerChoice(Choice):
-    """A local trainer with the loss modifier it composes with (None: the method's own default)."""
-
-    loss: Choice | None = None
-
-
-@dataclass(frozen=True)
-class ThreatOptions:
-    """``calfat.threat``: the budget of training and of evaluation."""
-
-    norm: str = option("linf", choices=get_args(Norm), help="norm of the ball")
-    eps: Fraction = option(Fraction(8, 255), low=0, help="radius of the ball", unit="fraction of the pixel range")
-    step_size: StepSize = option(
-        QUARTER,
-        low=0,
-        open_low=True,
-        help="length of a step, in training and of evaluators that set none; a multiple of eps follows eps",
-        unit="fraction of the pixel range",
-    )
-    steps: int = option(10, low=1, help="training steps K")
-
-
-@dataclass(frozen=True)
-class MonitorOptions:
+class Monitor:
     """``calfat.monitor``: evaluation of the global model during the run, on the validation split if there is one
     (``data_args.validation_share``), else on the test split."""
 
     every: int = option(1, low=1, help="rounds between evaluations; the last round is always evaluated")
     max_examples: int | None = option(
         None, low=1, help="evaluate on a fixed random subset of this many of its examples; null: all"
+    )
+    evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
+        Plugins(
+            "what measures it during the run",
+            kind=entries.EvaluatorEntry,
+            default=("natural", "pgd20"),
+            example="[natural, pgd20]",
+        ),
+        default_factory=tuple,
     )
 
 
@@ -214,21 +163,93 @@ class Reported:
     """``calfat.reported``: what a paper reports for this recipe, shown next to the measured numbers.
 
     Attributes:
-        source: where the numbers are published, such as ``arXiv:2205.14926, Table 1``.
         percent: label of an evaluator to accuracy in percent, as the source prints it.
     """
 
-    source: str = ""
-    percent: Mapping[str, float] = field(default_factory=dict)
+    source: str = option("", help="where the numbers are published, such as `arXiv:2205.14926, Table 1`")
+    percent: Mapping[str, float] = key(
+        Others(
+            info=OptionInfo(
+                "<label>", float, False, None, True, help="accuracy in percent, as in the source", low=0, high=100
+            )
+        ),
+        default_factory=dict,
+    )
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A recipe as an entry's ``check(options, recipe)`` sees it: structure, types and units are right.
+class CalfatSection:
+    """``calfat``: what is trained and measured, and how.
 
-    Each section is a field, each of its keys an attribute of that, typed, with its default where the recipe is silent:
-    ``recipe.train.client_num_in_total``, ``recipe.data.partition_alpha``, ``recipe.monitor.every``. A preset of the
-    trainer is filled in. Names of plugins have not been looked up.
+    Each key of the section is a field here and nowhere else.
+
+    Attributes:
+        name: of the recipe, or the file's stem; its runs are in a folder of this name.
+        trainer: the local trainer, with the loss modifier that it composes with as ``loss``.
+        aggregator: the server's.
+        threat: the budget of training and evaluation.
+        evaluators: at the end of the run.
+        monitor: how often, on how many images and by what the global model is measured during the run.
+        partition: of the training set over the clients, ``data_args.partition_method``.
+        dataset: ``data_args.dataset``.
+        model: ``model_args.model``.
+        evaluation: how evaluators run.
+        runtime: how this machine is used.
+        loggers: further observers of the run.
+        reported: what a paper reports for this recipe.
+        plugins: module name to plugin that is a single file.
+        silo: the parties of a cross-silo run.
+    """
+
+    name: str | None = option(
+        None,
+        help="name of the runs of this recipe and of their folder; null: the file's name",
+    )
+    trainer: Plugin[entries.TrainerEntry] = key(
+        OnePlugin(
+            "`preset` selects a set of defaults, `loss` a loss modifier",
+            kind=entries.TrainerEntry,
+            default="calfat",
+        )
+    )
+    aggregator: Plugin[entries.AggregatorEntry] = key(
+        OnePlugin("the server's algorithm", kind=entries.AggregatorEntry, default="fedavg")
+    )
+    threat: ThreatModel = key(Section(config=ThreatModel))
+    evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
+        Plugins(
+            "what measures the final model; `label` renames one, so that it can be listed twice",
+            kind=entries.EvaluatorEntry,
+            default=("natural", "fgsm", "pgd20"),
+            example="[natural, pgd20]",
+        )
+    )
+    monitor: Monitor = key(Section(config=Monitor))
+    partition: Plugin[entries.PartitionEntry] = key(
+        OptionsOf(kind=entries.PartitionEntry, named_by=("data_args", "partition_method"))
+    )
+    dataset: Plugin[entries.DatasetEntry] = key(OptionsOf(kind=entries.DatasetEntry, named_by=("data_args", "dataset")))
+    model: Plugin[entries.ModelEntry] = key(OptionsOf(kind=entries.ModelEntry, named_by=("model_args", "model")))
+    evaluation: EvaluationOptions = key(Section(config=EvaluationOptions))
+    runtime: RuntimeOptions = key(Section(config=RuntimeOptions))
+    loggers: tuple[Plugin[entries.LoggerEntry], ...] = key(
+        Plugins("further observers of the run", kind=entries.LoggerEntry, example="[tensorboard]")
+    )
+    reported: Reported = key(Section(config=Reported))
+    plugins: Mapping[str, PluginFile] = key(Sections(config=PluginFileOptions, named="module"))
+    silo: Silo = key(Section(config=Silo))
+
+
+#: The keys of the section ``calfat``.
+CALFAT_KEYS = tuple(field.name for field in dataclasses.fields(CalfatSection))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(CalfatSection):
+    """A recipe, typed: structure, types and units are right, names have been looked up, defaults filled in.
+
+    Each key of the section ``calfat`` is an attribute, and each section of the host is one with typed attributes of its
+    own: ``recipe.threat.eps``, ``recipe.monitor.every``, ``recipe.train.client_num_in_total``.
 
     Attributes:
         name: ``calfat.name``, or the file's stem; its runs are in a folder of this name.
@@ -236,27 +257,11 @@ class Recipe:
             line and key.
         common: ``common_args``.
         data: ``data_args``.
-        model: ``model_args``.
         train: ``train_args``.
         device: ``device_args``.
         comm: ``comm_args``.
         tracking: ``tracking_args``.
         host_extra: section to the keys that we only pass on to the host, which acts on them.
-        trainer: the local trainer: ``name``, raw ``options``, ``preset``, and the loss modifier as ``loss`` or None.
-        aggregator: the aggregator: ``name`` and raw ``options``, as of all plugins that follow.
-        partition: ``data_args.partition_method`` with the options in ``calfat.partition``.
-        dataset: ``data_args.dataset`` with the options in ``calfat.dataset``.
-        model_choice: ``model_args.model`` with the options in ``calfat.model``.
-        threat: ``calfat.threat``: the budget of training and evaluation.
-        evaluators: at the end of the run; each has a ``label``.
-        monitor: ``calfat.monitor``: how often, and on how many images.
-        monitor_evaluators: during the run.
-        evaluation: ``calfat.evaluation``: ``batch_size``.
-        runtime: ``calfat.runtime``: ``threads``, ``precision``, ``cuda_graphs``.
-        silo: the parties of a cross-silo run.
-        loggers: further observers of the run.
-        plugins: module name to plugin that is a single file.
-        reported: what a paper reports for this recipe.
         warnings: findings that do not stop a run, each with its place.
     """
 
@@ -264,30 +269,77 @@ class Recipe:
     document: Document
     common: CommonArgs
     data: DataArgs
-    model: ModelArgs
+    model_args: ModelArgs
     train: TrainArgs
     device: DeviceArgs
     comm: CommArgs
     tracking: TrackingArgs
     host_extra: Mapping[str, Mapping[str, Any]]
-    trainer: TrainerChoice
-    aggregator: Choice
-    partition: Choice
-    dataset: Choice
-    model_choice: Choice
-    threat: ThreatModel
-    evaluators: tuple[Choice, ...]
-    monitor: MonitorOptions
-    monitor_evaluators: tuple[Choice, ...]
-    evaluation: EvaluationOptions
-    runtime: RuntimeOptions
-    silo: Silo = field(default_factory=Silo)
-    loggers: tuple[Choice, ...] = ()
-    plugins: Mapping[str, PluginFile] = field(default_factory=dict)
-    reported: Reported = field(default_factory=Reported)
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @property
     def clients_per_round(self) -> int:
         """Clients that train in a round."""
-        return self.train.client_num_per_round or self.train.client_num_in_total
+        return self.train.client_num_per_round or self.num_clients
+
+    @property
+    def modifier(self) -> Plugin[entries.ModifierEntry]:
+        """The loss modifier that the local trainer composes with; ``plain`` where the recipe names none."""
+        assert self.trainer.loss is not None  # as experiment.resolve has it
+        return self.trainer.loss
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which every random stream is derived."""
+        return self.common.random_seed
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in total."""
+        return self.train.client_num_in_total
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.train.comm_round
+
+    @property
+    def host_sections(self) -> dict[str, Any]:
+        """The host's sections of the recipe, typed, by name."""
+        return {name: getattr(self, attribute) for name, attribute in HOST_ATTRIBUTES.items()}
+
+    @property
+    def picked(self) -> tuple[Plugin[Any], ...]:
+        """All plugins of the recipe, in the order in which they are checked."""
+        one_of_each = (self.trainer, self.modifier, self.aggregator, self.dataset, self.model, self.partition)
+        return (*one_of_each, *self.evaluators, *self.monitor.evaluators, *self.loggers)
+
+    def citations(self) -> tuple[entries.Citation, ...]:
+        """What this run owes a citation, without repetition."""
+        return tuple({pick.entry.citation: None for pick in self.picked if pick.entry.citation is not None})
+
+    def as_run(self) -> dict[str, Any]:
+        """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
+        sections: dict[str, Any] = {
+            name: {**options_to_plain(values), **self.host_extra.get(name, {})}
+            for name, values in self.host_sections.items()
+        }
+        sections["train_args"]["client_num_per_round"] = self.clients_per_round
+        # What has no effect is not written: read again, the file would draw a warning.
+        del sections["train_args"]["federated_optimizer"]
+        sections["train_args"] |= {key: getattr(TrainArgs, key) for key, _ in useless(self.train)}
+        if not self.partition.entry.uses_alpha:
+            del sections["data_args"]["partition_alpha"]
+        for name, extra in self.host_extra.items():
+            sections.setdefault(name, dict(extra))
+        calfat = as_plain(self, CalfatSection)
+        del calfat["name"]  # of the recipe's file, not of what it says
+        if not self.plugins:
+            del calfat["plugins"]
+        if not (TRAINING_TYPES[self.common.training_type] or self.document.has(("calfat", "silo"))):
+            del calfat["silo"]
+        return {**sections, "calfat": calfat}
+
+
+#: Section of the host to the attribute of a recipe that has it.
+HOST_ATTRIBUTES = {name: name.removesuffix("_args") for name in HOST_SECTIONS} | {"model_args": "model_args"}

@@ -12,9 +12,9 @@ from calfat_plugin.recipe.document import Document, KeyPath
 T = TypeVar("T")
 
 
-def failing_at(document: Document, path: KeyPath) -> Callable[[str | None, str], RecipeError]:
+def failing_at(document: Document, path: KeyPath) -> Callable[[KeyPath, str], RecipeError]:
     """The ``fail`` argument of ``parse_options`` for options below ``path``."""
-    return lambda name, complaint: document.error(path if name is None else (*path, name), complaint)
+    return lambda below, complaint: document.error((*path, *below), complaint)
 
 
 def section_at(document: Document, path: KeyPath, expected: str = "a section of keys and values") -> Mapping[str, Any]:
@@ -32,7 +32,11 @@ def section_at(document: Document, path: KeyPath, expected: str = "a section of 
 
 
 def options_at(
-    document: Document, path: KeyPath, config: type[T], raw: Mapping[str, Any] | None = None, also: tuple[str, ...] = ()
+    document: Document,
+    path: KeyPath,
+    config: type[T],
+    raw: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> T:
     """The options of type ``config`` at ``path``.
 
@@ -41,11 +45,12 @@ def options_at(
         path: their key path.
         config: a frozen options dataclass.
         raw: their values, where they are not just those of the section.
-        also: further keys that are legal there.
+        given: values of its further keys.
 
     Raises:
         RecipeError: with place, key path, what was found and what was wanted.
     """
     raw = section_at(document, path) if raw is None else raw
     owner = f"section '{path[-1]}'"
-    return parse_options(config, raw, owner=owner, fail=failing_at(document, path), also=also)
+    fail, given = failing_at(document, path), given or {}
+    return parse_options(config, raw, owner=owner, fail=fail, also=tuple(given), given=given)

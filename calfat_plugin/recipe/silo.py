@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from calfat_plugin.options import describe, option, options_to_plain
+from calfat_plugin.errors import OptionError
+from calfat_plugin.options import describe, option
+from calfat_plugin.recipe.keys import Section, key
 
 #: What a run without certificates is open to: said on the console and on the page.
 UNPROTECTED = (
@@ -23,8 +24,6 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(?P<port>\d{1,
 _MAX_PORT = 65535
 _A_YEAR = 366 * 86400  # seconds; what a deadline can be, far below what a clock of the system can wait for
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
-
-Fail = Callable[[tuple[str | int, ...], str], Exception]
 
 
 class Address(NamedTuple):
@@ -64,31 +63,6 @@ def parse_address(text: str) -> Address | None:
 
 
 @dataclass(frozen=True)
-class SiloSettings:
-    """``calfat.silo``: addresses, deadlines and security of a cross-silo run."""
-
-    min_clients: int | None = option(
-        None, low=1, help="quorum: clients needed to start, and answers needed to end a round; null: all of them"
-    )
-    start_deadline: float = option(
-        120, low=0, open_low=True, high=_A_YEAR, help="maximum time to wait for all parties at the start", unit="s"
-    )
-    round_deadline: float = option(
-        600, low=0, open_low=True, high=_A_YEAR, help="maximum duration of a round", unit="s"
-    )
-    server_deadline: float = option(
-        600, low=0, open_low=True, high=_A_YEAR, help="time that a client waits for a lost server", unit="s"
-    )
-    max_message_mb: int | None = option(
-        None, low=1, help="largest message that is accepted, in MB; null: eight times the model"
-    )
-    bind: str | None = option(None, help="host or IP address to listen on, if it differs from the party's address")
-    insecure: bool = option(
-        False, help="allow other addresses than loopback without certificates; the network can then read all messages"
-    )
-
-
-@dataclass(frozen=True)
 class TLSSettings:
     """``calfat.silo.tls``: certificates for mutual TLS. ``{rank}`` in a path is replaced by the party's rank."""
 
@@ -111,12 +85,19 @@ class MQTTSettings:
         False, help="TLS with this machine's authorities and without client certificates; calfat.silo.tls adds those"
     )
 
+    def __post_init__(self) -> None:
+        if parse_address(self.broker) is None:
+            raise OptionError(f"got {describe(self.broker)}, expected host:port such as 127.0.0.1:1883.", ("broker",))
+        if not _NAME.fullmatch(self.run):
+            raise OptionError(f"got {describe(self.run)}, expected letters, digits, '.', '_' and '-'.", ("run",))
+        if (self.username is None) != (self.password_file is None):
+            raise OptionError("username and password_file go together; give both or none.")
+
     @property
     def address(self) -> Address:
-        """The broker's; :func:`check_mqtt` has seen that it is one."""
+        """The broker's."""
         address = parse_address(self.broker)
-        if address is None:
-            raise ValueError(f"unchecked address {self.broker!r}")
+        assert address is not None  # __post_init__
         return address
 
 
@@ -132,6 +113,22 @@ class S3Settings:
     region: str | None = option(None, help="region, if the store has regions; null: as for boto3")
     ca: str | None = option(None, help="authority of the store's certificate (PEM); null: this machine's")
 
+    def __post_init__(self) -> None:
+        url = urlsplit(self.endpoint or "https://s3.amazonaws.com")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise OptionError(
+                f"got {describe(self.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null.", ("endpoint",)
+            )
+        if url.username or url.password:
+            raise OptionError(
+                "credentials do not belong in a recipe; boto3 reads them from the environment.", ("endpoint",)
+            )
+        for name in ("bucket", "prefix"):
+            if not _NAME.fullmatch(getattr(self, name)):
+                raise OptionError(
+                    f"got {describe(getattr(self, name))}, expected letters, digits, '.', '_' and '-'.", (name,)
+                )
+
     @property
     def is_safe(self) -> bool:
         """Whether nobody on the way can read along: TLS, or this machine."""
@@ -143,78 +140,73 @@ class S3Settings:
 
 @dataclass(frozen=True)
 class Silo:
-    """The whole section.
+    """``calfat.silo``: addresses, deadlines and security of a cross-silo run.
 
-    Attributes:
-        settings: waiting and trust.
-        parties: addresses by rank, the server's first; empty when ``--local`` is to choose them.
-        tls: None without certificates.
-        mqtt, s3: broker and store of ``backend: MQTT_S3``.
+    Raises:
+        OptionError: an address is none, or is there twice.
     """
 
-    settings: SiloSettings = SiloSettings()
-    parties: tuple[Address, ...] = ()
-    tls: TLSSettings | None = None
-    mqtt: MQTTSettings = MQTTSettings()
-    s3: S3Settings = S3Settings()
+    min_clients: int | None = option(
+        None, low=1, help="quorum: clients needed to start, and answers needed to end a round; null: all of them"
+    )
+    start_deadline: float = option(
+        120, low=0, open_low=True, high=_A_YEAR, help="maximum time to wait for all parties at the start", unit="s"
+    )
+    round_deadline: float = option(
+        600, low=0, open_low=True, high=_A_YEAR, help="maximum duration of a round", unit="s"
+    )
+    server_deadline: float = option(
+        600, low=0, open_low=True, high=_A_YEAR, help="time that a client waits for a lost server", unit="s"
+    )
+    max_message_mb: int | None = option(
+        None, low=1, help="largest message that is accepted, in MB; null: eight times the model"
+    )
+    bind: str | None = option(None, help="host or IP address to listen on, if it differs from the party's address")
+    insecure: bool = option(
+        False, help="allow other addresses than loopback without certificates; the network can then read all messages"
+    )
+    parties: tuple[str, ...] | None = option(
+        None,
+        help="`host:port` of the parties of a cross-silo run, the server's first; null: `calfat run --local` uses free "
+        "ports of this machine",
+    )
+    tls: TLSSettings | None = key(Section(config=TLSSettings, may_lack=True), default_factory=lambda: None)
+    mqtt: MQTTSettings = key(Section(config=MQTTSettings), default_factory=MQTTSettings)
+    s3: S3Settings = key(Section(config=S3Settings), default_factory=S3Settings)
 
-    def as_run(self) -> dict[str, Any]:
-        """The section as a recipe writes it in full."""
-        plain = options_to_plain(self.settings)
-        plain["parties"] = [str(address) for address in self.parties] or None
-        plain["tls"] = None if self.tls is None else options_to_plain(self.tls)
-        plain["mqtt"], plain["s3"] = options_to_plain(self.mqtt), options_to_plain(self.s3)
-        return plain
+    def __post_init__(self) -> None:
+        addresses: list[Address] = []
+        for rank, text in enumerate(self.parties or ()):
+            address = parse_address(text)
+            if address is None:
+                raise OptionError(
+                    f"got {describe(text)}, expected host:port such as 127.0.0.1:8890.", ("parties", rank)
+                )
+            if address in addresses:
+                raise OptionError(
+                    f"{address} is already the address of rank {addresses.index(address)}.", ("parties", rank)
+                )
+            addresses.append(address)
 
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """By rank, the server's first; empty where ``--local`` is to choose them."""
+        return tuple(address for text in self.parties or () if (address := parse_address(text)) is not None)
 
-def parse_parties(raw: Any, num_clients: int, fail: Fail) -> tuple[Address, ...]:
-    """Addresses by rank.
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse a quorum or a list of parties that does not fit the number of clients.
 
-    Args:
-        raw: the recipe's value.
-        num_clients: N; there are N + 1 parties.
-        fail: makes the exception from a path below ``parties`` and a complaint.
-    """
-    if raw is None:
-        return ()
-    if not isinstance(raw, list):
-        raise fail((), f"got {describe(raw)}, expected a list of host:port, the server's first.")
-    addresses: list[Address] = []
-    for rank, text in enumerate(raw):
-        address = parse_address(text) if isinstance(text, str) else None
-        if address is None:
-            raise fail((rank,), f"got {describe(text)}, expected host:port such as 127.0.0.1:8890.")
-        if address in addresses:
-            raise fail((rank,), f"{address} is already the address of rank {addresses.index(address)}.")
-        addresses.append(address)
-    if len(addresses) != num_clients + 1:
-        raise fail(
-            (),
-            f"got {len(addresses)} addresses, expected {num_clients + 1}: the server's, then one for each of the "
-            f"{num_clients} clients (train_args.client_num_in_total).",
-        )
-    return tuple(addresses)
-
-
-def check_mqtt(settings: MQTTSettings, fail: Fail) -> None:
-    """Refuse what cannot be an address, or part of a topic."""
-    if parse_address(settings.broker) is None:
-        raise fail(("broker",), f"got {describe(settings.broker)}, expected host:port such as 127.0.0.1:1883.")
-    if not _NAME.fullmatch(settings.run):
-        raise fail(("run",), f"got {describe(settings.run)}, expected letters, digits, '.', '_' and '-'.")
-    if (settings.username is None) != (settings.password_file is None):
-        raise fail((), "username and password_file go together; give both or none.")
-
-
-def check_s3(settings: S3Settings, fail: Fail) -> None:
-    """Refuse what cannot be a URL, a bucket or part of a key."""
-    url = urlsplit(settings.endpoint or "https://s3.amazonaws.com")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise fail(
-            ("endpoint",), f"got {describe(settings.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null."
-        )
-    if url.username or url.password:
-        raise fail(("endpoint",), "credentials do not belong in a recipe; boto3 reads them from the environment.")
-    for key in ("bucket", "prefix"):
-        if not _NAME.fullmatch(getattr(settings, key)):
-            raise fail((key,), f"got {describe(getattr(settings, key))}, expected letters, digits, '.', '_' and '-'.")
+        Raises:
+            OptionError: with the key.
+        """
+        if self.parties is not None and len(self.parties) != num_clients + 1:
+            raise OptionError(
+                f"got {len(self.parties)} addresses, expected {num_clients + 1}: the server's, then one for each of "
+                f"the {num_clients} clients (train_args.client_num_in_total).",
+                ("parties",),
+            )
+        if self.min_clients is not None and self.min_clients > num_clients:
+            raise OptionError(
+                f"got {self.min_clients}, but there are only {num_clients} clients (train_args.client_num_in_total).",
+                ("min_clients",),
+            )

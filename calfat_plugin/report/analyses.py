@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
 from calfat_plugin.report.charts import Chart, PerClass, legend_name, per_class, render, spread_sentence
 from calfat_plugin.report.numbers import NOTHING, bare_percent, interval
 from calfat_plugin.report.reading import NATURAL
-from calfat_plugin.threat import parse_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

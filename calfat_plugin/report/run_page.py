@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.earlier import WORST
+from calfat_plugin.exact import parse_number
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
@@ -37,7 +38,6 @@ from calfat_plugin.report.numbers import (
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
-from calfat_plugin.threat import parse_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

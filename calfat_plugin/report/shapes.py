@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
+from calfat_plugin.exact import parse_number
 from calfat_plugin.options import describe
-from calfat_plugin.threat import parse_number
 
 #: A checker; a list of one shape; or a mapping from key to shape, where ``key?`` may be absent or null, and ``*`` is
 #: any other key.

@@ -56,14 +56,14 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     """
     import torch
 
-    wanted = experiment.recipe.device
+    wanted = experiment.device
     if not wanted.using_gpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         warn("device_args.using_gpu is true, but torch sees no GPU here; computing on the CPU.")
         return torch.device("cpu")
     if wanted.gpu_id >= torch.cuda.device_count():
-        raise experiment.recipe.document.error(
+        raise experiment.document.error(
             ("device_args", "gpu_id"), f"got {wanted.gpu_id}, but torch sees {torch.cuda.device_count()} GPU(s)."
         )
     return torch.device("cuda", (wanted.gpu_id + worker) % torch.cuda.device_count())
@@ -76,8 +76,8 @@ def device_to_train(experiment: Experiment, warn: Callable[[str], None], worker:
         RecipeError: as there, or it wants CUDA graphs and there is no GPU to capture them on.
     """
     device = pick_device(experiment, warn, worker)
-    if experiment.recipe.runtime.cuda_graphs == "always" and device.type != "cuda":
-        raise experiment.recipe.document.error(
+    if experiment.runtime.cuda_graphs == "always" and device.type != "cuda":
+        raise experiment.document.error(
             ("calfat", "runtime", "cuda_graphs"),
             "got always, but this process trains on the CPU, which has no CUDA graphs. Set device_args.using_gpu: true "
             "on a machine with a GPU, or cuda_graphs: auto, which captures them where there is one.",
@@ -101,14 +101,13 @@ def settled(experiment: Experiment) -> Experiment:
 
     A run is recorded with that: it cannot be resumed, and no party can join it, in another arithmetic.
     """
-    runtime = experiment.recipe.runtime
+    runtime = experiment.runtime
     if runtime.precision != "auto":
         return experiment
     from calfat_plugin.maths.precision import chosen
 
     here = chosen(runtime.precision, pick_device(experiment, lambda text: None))
-    recipe = replace(experiment.recipe, runtime=replace(runtime, precision=here))
-    return replace(experiment, recipe=recipe)
+    return replace(experiment, runtime=replace(runtime, precision=here))
 
 
 @contextmanager
@@ -116,7 +115,7 @@ def using_threads(experiment: Experiment) -> Iterator[None]:
     """The recipe's number of threads for a while: some arithmetic depends on it in the last bits."""
     import torch
 
-    threads, before = experiment.recipe.runtime.threads, torch.get_num_threads()
+    threads, before = experiment.runtime.threads, torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:

@@ -108,7 +108,7 @@ class RunDirectory:
         Raises:
             RunError: it holds a run already, or cannot be written.
         """
-        parent = parent or DEFAULT_ROOT / experiment.recipe.name
+        parent = parent or DEFAULT_ROOT / experiment.name
         wanted = path or parent
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
         chosen = cls(path or new_path(experiment, parent))
@@ -132,7 +132,7 @@ class RunDirectory:
         Raises:
             RunError: there is none.
         """
-        parent = parent or DEFAULT_ROOT / experiment.recipe.name
+        parent = parent or DEFAULT_ROOT / experiment.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
@@ -184,9 +184,9 @@ class RunDirectory:
 
     def write_recipe(self, experiment: Experiment) -> None:
         """Write the recipe as run."""
-        header = f"# {experiment.recipe.document.file}{AS_RUN}\n"
+        header = f"# {experiment.document.file}{AS_RUN}\n"
         written = experiment.as_run()
-        written["calfat"] = {"name": experiment.recipe.name, **written["calfat"]}  # else, run again, it were "recipe"
+        written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")
 
     def begin(self, last_round: int, experiment: Experiment) -> None:
@@ -270,7 +270,7 @@ class RunDirectory:
 
 def new_path(experiment: Experiment, parent: Path | None = None) -> Path:
     """Make an empty folder that no run has; two runs started within a second get different ones."""
-    parent = parent or DEFAULT_ROOT / experiment.recipe.name
+    parent = parent or DEFAULT_ROOT / experiment.name
     stem = f"{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(_ATTEMPTS):
         path = parent / (stem if attempt == 0 else f"{stem}-{attempt}")

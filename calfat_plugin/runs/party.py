@@ -103,7 +103,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             f"--rank {rank}: the clients of this recipe have ranks 1 to {experiment.num_clients} "
             "(train_args.client_num_in_total); rank 0 is the server's."
         )
-    name, client = experiment.recipe.name, rank - 1
+    name, client = experiment.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         done = _rounds_finished(directory)
@@ -120,7 +120,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         data = dataset.train
         if experiment.partition.entry.name != SILO:
             data = data.subset(experiment.split(data.y.numpy())[client])
-        precision = experiment.recipe.runtime.precision
+        precision = experiment.runtime.precision
         environment = describe_environment(device, experiment.registry, request.command, precision)
         directory.write_json(directory.environment, environment)
 

@@ -44,7 +44,7 @@ class RoundsFile:
     @classmethod
     def of(cls, path: Path, experiment: Experiment) -> RoundsFile:
         """The file of a run."""
-        labels = [pick.label for pick in experiment.monitor_evaluators]
+        labels = [pick.label for pick in experiment.monitor.evaluators]
         return cls(path, labels, experiment.num_clients, experiment.metric_columns)
 
     @property

@@ -140,7 +140,7 @@ def _run_info(
     directory: RunDirectory, experiment: Experiment, snapshot: Snapshot | None, class_counts: Iterable[Iterable[int]]
 ) -> RunInfo:
     return RunInfo(
-        name=experiment.recipe.name,
+        name=experiment.name,
         directory=directory.path,
         recipe=experiment.as_run(),
         num_rounds=experiment.num_rounds,
@@ -187,7 +187,7 @@ def _write_environment(
     warn: Callable[[str], None],
 ) -> None:
     """What this process runs on; what an earlier process of the same run ran on is kept under ``earlier``."""
-    precision = experiment.recipe.runtime.precision
+    precision = experiment.runtime.precision
     now = describe_environment(device, experiment.registry, command, precision)
     now["earlier"] = []
     try:

@@ -48,7 +48,7 @@ def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -
     Raises:
         RunError: as there.
     """
-    return min(asked_workers(text, option) or _fitting(experiment), experiment.recipe.clients_per_round)
+    return min(asked_workers(text, option) or _fitting(experiment), experiment.clients_per_round)
 
 
 def asked_workers(text: str, option: str = OPTION) -> int | None:
@@ -83,13 +83,13 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
 
 
 def _fitting(experiment: Experiment) -> int:
-    if experiment.recipe.device.using_gpu:
+    if experiment.device.using_gpu:
         import torch
 
         if torch.cuda.is_available():
             return torch.cuda.device_count()
     cores = num_cores()
-    return max(1, cores // (experiment.recipe.runtime.threads or cores))
+    return max(1, cores // (experiment.runtime.threads or cores))
 
 
 def num_cores() -> int:
@@ -142,7 +142,7 @@ def _start(rank: int, request: Request, log: Path) -> WorkerProcess:
     from calfat_plugin.runs.party import run_local_worker
 
     context = multiprocessing.get_context("forkserver")
-    document = request.experiment.recipe.document
+    document = request.experiment.document
     try:
         ours, theirs = context.Pipe()
         with theirs, _without_main():  # our copy of it; a worker's end is seen when no process has it open any more

@@ -126,7 +126,7 @@ class RunWriter:
             accuracy = record.accuracy(label)
             if accuracy is not None and accuracy > self.best.get(name, {}).get("accuracy", -1.0):
                 self.best[name] = {"round": record.round, "evaluator": label, "accuracy": accuracy}
-                split = self.experiment.recipe.data.monitored_split
+                split = self.experiment.data.monitored_split
                 better[name] = {"selected_on": f"{split} split, {label} ({split}-selected)", **self.best[name]}
         return better
 
@@ -150,7 +150,7 @@ class RunWriter:
     def _test_images_used(self) -> tuple[Alarm, ...]:
         """A finding where the aggregator looked at test images: accuracies on them are then no test."""
         experiment = self.experiment
-        if not experiment.aggregator.entry.uses_monitored_data or experiment.recipe.data.monitored_split != "test":
+        if not experiment.aggregator.entry.uses_monitored_data or experiment.data.monitored_split != "test":
             return ()
         text = (
             f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
@@ -171,7 +171,7 @@ class RunWriter:
             self.directory.results,
             {
                 "format": RESULTS_FORMAT,
-                "recipe": self.experiment.recipe.name,
+                "recipe": self.experiment.name,
                 "seed": self.experiment.seed,
                 "trainer": self.experiment.trainer.name,
                 "aggregator": self.experiment.aggregator.name,
@@ -182,7 +182,7 @@ class RunWriter:
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 **self._last_metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-                f"{self.experiment.recipe.data.monitored_split}_selected": {
+                f"{self.experiment.data.monitored_split}_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
                     for name, facts in self.best.items()
                 },

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.errors import RecipeError, did_you_mean, listed
+from calfat_plugin.exact import parse_number
 from calfat_plugin.options import describe, parse_options
 from calfat_plugin.recipe.document import SUITE, Document, KeyPath, dotted, read_document
 from calfat_plugin.recipe.plugin_files import PLUGINS, with_plugins
@@ -31,7 +32,6 @@ from calfat_plugin.suites.schema import (
     SuiteOptions,
     slug,
 )
-from calfat_plugin.threat import parse_number
 
 STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "reported", "skip")
 MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts

@@ -141,7 +141,7 @@ def make_plan(
         cells=tuple(cells),
         runs=look_again(suite.record, *runs),
         selected=frozenset(selected),
-        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.recipe.warnings)),
+        warnings=tuple(dict.fromkeys(text for experiment in experiments for text in experiment.warnings)),
         choices=choices,
     )
 
@@ -351,7 +351,7 @@ def fetch(plan: SuitePlan) -> Iterator[str]:
     done = set()
     for run in (*plan.choosing.left, *plan.left):
         experiment, pick = run.experiment, run.experiment.dataset
-        key = (pick.name, experiment.recipe.data.data_cache_dir, repr(pick.options))
+        key = (pick.name, experiment.data.data_cache_dir, repr(pick.options))
         if key in done:
             continue
         done.add(key)

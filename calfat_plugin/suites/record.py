@@ -21,6 +21,7 @@ from typing import Any, Literal
 from calfat_plugin import __version__
 from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import CalfatError, RunError
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.compare import FREE, flat
 from calfat_plugin.recipe.document import Document
@@ -28,7 +29,6 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import label_of, read_trust
 from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.suites.schema import RELEASE, WORST
-from calfat_plugin.threat import exact_text
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
@@ -139,7 +139,7 @@ def verdict_of(directory: Path, experiment: Experiment) -> str:
         RunError: ``trust.json`` is damaged.
     """
     content = read_trust(directory)
-    threat, asked = experiment.recipe.threat, content.get("threat") or {}
+    threat, asked = experiment.threat, content.get("threat") or {}
     if not content.get("finished") or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
         return ""
     verdict = content["verdict"]

@@ -91,7 +91,7 @@ def command(plan: SuitePlan, run: PlannedRun, workers: str | None = None) -> lis
     for index, override in enumerate(overrides):
         if not any(same_or_below(later, paths[index]) for later in paths[index + 1 :]):  # a later one replaces it
             words += ["--set", override]
-    for file in run.experiment.recipe.plugins.values():
+    for file in run.experiment.plugins.values():
         words += ["--plugin", str(file.path)]
     words += ["--seed", str(run.seed), "--run-dir", str(run.directory)]
     words += ["--workers", workers] if workers else []
@@ -361,7 +361,7 @@ def default_jobs(plan: SuitePlan, workers: str | None = None) -> int:
     """
     if workers == AUTO:
         return 1
-    if any(cell.experiment is not None and cell.experiment.recipe.device.using_gpu for cell in plan.cells):
+    if any(cell.experiment is not None and cell.experiment.device.using_gpu for cell in plan.cells):
         return 1 if workers else max(1, len(_gpus()))
     return max(1, cores() // processes(workers))
 

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
+from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
 from calfat_plugin.options import to_plain, written
 from calfat_plugin.recipe.document import KeyPath, dotted
-from calfat_plugin.recipe.schema import Choice as Picked
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.labels import listing
 from calfat_plugin.report.numbers import bare_percent as percent
@@ -27,7 +27,6 @@ from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, re
 from calfat_plugin.suites.parse import CHOOSE, MOST_TRIES
 from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
-from calfat_plugin.threat import parse_number
 
 FOLDER = "choose"  # below a cell's folder, beside the runs of its seeds
 LOST = 0.0  # what a run that failed counts as: the worst accuracy there is
@@ -217,33 +216,28 @@ def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
 
 def _measuring(suite: Suite, choose: Choose, experiment: Experiment) -> tuple[Setting, ...]:
     """What makes a run of a cell one of its choice runs: it is evaluated on the validation split alone."""
-    if experiment.recipe.data.monitored_split != "validation":
+    if experiment.data.monitored_split != "validation":
         raise suite.document.error(
             CHOOSE,
             "there is no validation split, and what is chosen on test examples is no test of it. Set "
             "data_args.validation_share, such as 0.1, in the suite's 'set' or in the base recipe.",
         )
-    recipe = experiment.recipe
-    offered = {pick.label: pick for pick in (*recipe.monitor_evaluators, *recipe.evaluators)}
+    offered = {pick.label: pick for pick in (*experiment.monitor.evaluators, *experiment.evaluators)}
     for label in choose.metric:
         if label not in offered:
             raise suite.document.error(
                 (*CHOOSE, "metric"), f"'{label}' is not among the evaluators of the run: {listed(offered)}."
             )
+    document = experiment.document
     every = _ONLY_THE_LAST if choose.by == "last" else 1
-    monitor = {"every": every, "evaluators": [_as_written(offered[label]) for label in choose.metric]}
+    monitor = {
+        "every": every,
+        "evaluators": [document.get(offered[label].path) or offered[label].name for label in choose.metric],
+    }
     changed: dict[KeyPath, Any] = {("calfat", "evaluators"): [], ("calfat", "monitor"): monitor}
-    if recipe.reported.percent:
+    if experiment.reported.percent:
         changed["calfat", "reported"] = {}  # of a paper's test split
     return tuple(Setting(path, value, suite.document.place(CHOOSE)) for path, value in changed.items())
-
-
-def _as_written(pick: Picked) -> Any:
-    """An evaluator as a recipe picks it."""
-    mapping = {"name": pick.name, **pick.options}
-    mapping |= {"preset": pick.preset} if pick.preset else {}
-    mapping |= {"label": pick.label} if pick.label != pick.name else {}
-    return pick.name if len(mapping) == 1 else mapping
 
 
 def texts_of(point: Sequence[Setting]) -> dict[str, str]:
@@ -290,7 +284,7 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
     for each in tries:
         experiment = each.runs[0].experiment
         starts = tuple(f"{setting.place}: {setting.key}: " for setting in each.point)
-        useless = next((w for w in experiment.recipe.warnings if w.startswith(starts) and "no effect" in w), None)
+        useless = next((w for w in experiment.warnings if w.startswith(starts) and "no effect" in w), None)
         if useless:
             raise in_cell(RecipeError(f"{useless} So it cannot be chosen; remove it."), cell.name, suite)
         as_run = experiment.as_run()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.measure import measure
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.registry import Registry
@@ -31,7 +32,7 @@ from calfat_plugin.testing.tiny import (
     tiny_experiment,
     unchanged,
 )
-from calfat_plugin.threat import ThreatModel, exact_text
+from calfat_plugin.threat import ThreatModel
 
 _NUMBERS = ("num_examples", "accuracy", "accuracy_release", "per_class", "per_class_release")
 _TOLERANCE = 1e-6  # of a number of examples
@@ -89,7 +90,7 @@ class _Trial:
     """
 
     def __init__(self, experiment: Experiment, data: ImageData) -> None:
-        self.data, self.model, self.threat = data, balanced_model().eval(), experiment.recipe.threat
+        self.data, self.model, self.threat = data, balanced_model().eval(), experiment.threat
         ((self.label, self.evaluator),) = experiment.build_evaluators(experiment.evaluators)
         self.clean = self.right(data.x)
 

@@ -67,7 +67,7 @@ def check_same_steps(
     ]
     for round in _ROUNDS:
         for client in range(len(_CLASSES)):
-            own, wanted = (_steps(each.build_trainer(), each.recipe.threat, client, round, steps) for each in pair)
+            own, wanted = (_steps(each.build_trainer(), each.threat, client, round, steps) for each in pair)
             for number, (found, right) in enumerate(zip(own, wanted, strict=True), start=1):
                 where = f"{name}: in step {number} of client {client}, round {round},"
                 _compare(found, right, where, f"those of '{reference}'", tolerance)

@@ -140,7 +140,7 @@ def _check_attack(experiment: Experiment, who: str) -> None:
 
     Its steps are many and small: a large one downhill ends high up on the other side.
     """
-    trainer, budget = experiment.build_trainer(), experiment.recipe.threat
+    trainer, budget = experiment.build_trainer(), experiment.threat
     threat = dataclasses.replace(budget, steps=20, step_size=budget.eps / 10)
     data = answered(adapted(trainer, balanced_model()))
     settings = dataclasses.replace(SETTINGS, batch_size=len(data))

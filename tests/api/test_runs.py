@@ -170,10 +170,10 @@ def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeyp
             calfat.run(recipe, set=changes)
     nested, flat = seen
     assert nested.as_run() == flat.as_run()
-    train, threat = nested.recipe.train, nested.recipe.threat
+    train, threat = nested.train, nested.threat
     assert (train.comm_round, train.learning_rate, train.epochs) == (5, 0.2, 3)
     assert (float(threat.eps), float(threat.step_size)) == (0.2, 0.05)
-    assert (nested.recipe.name, nested.trainer.name, nested.recipe.monitor.every) == ("mine", "fedpgd", 2)
+    assert (nested.name, nested.trainer.name, nested.monitor.every) == ("mine", "fedpgd", 2)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ FLOORS = (
     (
         "basics",
         "errors, exact numbers, options, derived seeds, safe files, a peer's texts, timers",
-        "errors compat l1_ball threat seeds options disk peer_text profiling",
+        "errors compat exact l1_ball threat seeds options disk peer_text profiling",
     ),
     ("maths", "tensors in, tensors out; no files, no configuration", "maths"),
     (

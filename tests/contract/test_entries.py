@@ -15,11 +15,11 @@ from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeEr
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
-from calfat_plugin.recipe import Recipe
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, MonitorOptions, RuntimeOptions, ThreatOptions
+from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
 from calfat_plugin.registry import KINDS, Registry
 from calfat_plugin.suites.schema import SuiteOptions
+from calfat_plugin.threat import ThreatModel
 from tests.snapshot import TextSnapshot
 
 
@@ -97,7 +97,7 @@ def test_presets_and_numbers_for_options_that_are_not_there_are_refused() -> Non
         ({"number_option": 5}, "number_option is 5; expected str | None."),
         ({"former_names": "abc"}, "former_names is 'abc'; expected tuple[str, ...]."),
         ({"former_names": ("a", 1)}, "former_names is ('a', 1); expected tuple[str, ...]."),
-        ({"check": 5}, "check is 5; expected Callable[[Any, Recipe], None]."),
+        ({"check": 5}, "check is 5; expected Callable[[Any, Any], None]."),
         ({"metrics": ["x"]}, "metrics is ['x']; expected Mapping[str, str]."),
         ({"metrics": {"x": 1}}, "metrics is {'x': 1}; expected Mapping[str, str]."),
         ({"modifiers": "plain"}, "modifiers is 'plain'; expected tuple[str, ...]."),
@@ -276,7 +276,7 @@ def test_the_page_of_an_entry_lists_its_metrics() -> None:
 def test_every_option_says_what_null_means() -> None:
     built_in = Registry.load(entry_points=False)
     configs = [entry.config for kind in KINDS for entry, _ in built_in.offers(kind)]
-    configs += [*HOST_SECTIONS.values(), MonitorOptions, EvaluationOptions, RuntimeOptions, ThreatOptions, SuiteOptions]
+    configs += [*HOST_SECTIONS.values(), Monitor, EvaluationOptions, RuntimeOptions, ThreatModel, SuiteOptions]
     unexplained = {
         f"{config.__name__}.{info.name}: {info.help}"
         for config in configs

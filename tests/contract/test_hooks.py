@@ -91,7 +91,7 @@ def test_calfat_evaluators() -> None:
     experiment = picked(
         offered("calfat_evaluators", entry), "calfat: {evaluators: [mine], monitor: {evaluators: [mine]}}"
     )
-    assert [pick.entry for pick in (*experiment.evaluators, *experiment.monitor_evaluators)] == [entry, entry]
+    assert [pick.entry for pick in (*experiment.evaluators, *experiment.monitor.evaluators)] == [entry, entry]
 
 
 def test_calfat_datasets() -> None:

@@ -124,7 +124,7 @@ def test_what_lists_and_checks_imports_where_torch_is_missing() -> None:
     light = [
         name for name in light if name.rpartition(".")[2] not in ("batches", "digits", "files", "folders", "published")
     ]
-    assert "calfat_plugin.recipe.parse" in light
+    assert "calfat_plugin.recipe.schema" in light
     hidden = {"fedml", "torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib"}
     assert python(HIDDEN.format(hidden=hidden, modules=light)) == Ended(0, "all imported\n", "")
 

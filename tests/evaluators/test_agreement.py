@@ -19,7 +19,8 @@ from calfat_plugin.evaluators.base import BudgetedAttack
 from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
 from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
-from calfat_plugin.threat import ThreatModel, parse_number
+from calfat_plugin.exact import parse_number
+from calfat_plugin.threat import ThreatModel
 
 VECTORS = json.loads(Path(__file__).with_name("agreement.json").read_text())
 

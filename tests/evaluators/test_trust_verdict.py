@@ -12,12 +12,13 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
+from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, battery
 from calfat_plugin.judging.evidence import Evidence, Row
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.judging.white_box import BudgetCurve, unbounded
 from calfat_plugin.maths.intervals import wilson
-from calfat_plugin.threat import Bounds, ThreatModel, parse_number
+from calfat_plugin.threat import Bounds, ThreatModel
 from tests.snapshot import TextSnapshot
 
 CHECKS = battery(full=False, surrogates=1)

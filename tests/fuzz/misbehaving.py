@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from calfat_plugin.exact import parse_number
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.threat import parse_number
 
 _HELD: list[bytearray] = []
 

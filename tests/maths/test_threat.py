@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calfat_plugin.errors import BudgetError, OptionError
-from calfat_plugin.threat import Bounds, StepSize, ThreatModel, exact_text, parse_number
+from calfat_plugin.exact import StepSize, exact_text, parse_number
+from calfat_plugin.threat import Bounds, ThreatModel
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 

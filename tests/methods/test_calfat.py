@@ -46,12 +46,12 @@ def test_presets(name: str, losses: dict[str, Any], partition: str, weights: str
     options = experiment.trainer.options
     assert {key: getattr(options, key) for key in losses} == losses
     assert (options.outer, options.inner, options.adv_ratio, options.start_noise) == ("calibrated", "ckl", 1.0, 1e-3)
-    assert (experiment.partition.name, experiment.recipe.data.partition_alpha) == (partition, 0.1)
+    assert (experiment.partition.name, experiment.data.partition_alpha) == (partition, 0.1)
     assert (experiment.aggregator.name, experiment.aggregator.options.weights) == ("fedavg", weights)
-    train = experiment.recipe.train
-    assert (train.client_num_in_total, experiment.recipe.clients_per_round, train.comm_round) == (5, 5, 150)
+    train = experiment.train
+    assert (train.client_num_in_total, experiment.clients_per_round, train.comm_round) == (5, 5, 150)
     assert (train.epochs, train.batch_size, train.learning_rate, train.momentum) == (1, 128, 0.01, 0.9)
-    threat = experiment.recipe.threat
+    threat = experiment.threat
     assert (threat.norm, str(threat.eps), str(threat.step_size), threat.steps) == ("linf", "8/255", "2/255", 10)
     assert experiment.model.name == "cnn"
     assert any("CalFAT" in citation.text for citation in experiment.citations())
@@ -62,7 +62,7 @@ def test_presets(name: str, losses: dict[str, Any], partition: str, weights: str
 )
 def test_weight_decay_follows_the_release(dataset: str, weight_decay: float) -> None:
     """The release compares with "cifar10", which is also how "cifar100" begins."""
-    assert preset("release", dataset).recipe.train.weight_decay == weight_decay
+    assert preset("release", dataset).train.weight_decay == weight_decay
 
 
 def test_what_the_recipe_says_wins_over_the_preset() -> None:
@@ -70,8 +70,8 @@ def test_what_the_recipe_says_wins_over_the_preset() -> None:
         "train_args: {learning_rate: 0.5}\ncalfat: {trainer: {name: calfat, preset: release, scale: 3}}", "own.yaml"
     )
     experiment = assemble(document, registry())
-    assert experiment.recipe.train.learning_rate == 0.5
-    assert experiment.recipe.train.momentum == 0.9
+    assert experiment.train.learning_rate == 0.5
+    assert experiment.train.momentum == 0.9
     assert (experiment.trainer.options.scale, experiment.trainer.options.prior) == (3.0, "counts")
 
 

@@ -57,7 +57,7 @@ def test_refusals(trainer, aggregator, place, snapshot):
 
 
 def test_sfat_may_favour_all_clients_of_a_round():
-    assert experiment("fedpgd", {"name": "sfat", "top": 3}).recipe.warnings == ()
+    assert experiment("fedpgd", {"name": "sfat", "top": 3}).warnings == ()
 
 
 def test_gairat_needs_two_attack_steps(snapshot):
@@ -95,15 +95,15 @@ def test_a_former_name_still_works_and_draws_a_note(written):
     assert found.as_run() == same.as_run()  # so that runs of either name resume each other
     assert found.as_run()["calfat"]["trainer"]["name"] == found.trainer.label == "standard"
     assert same_but_rounds(found.as_run(), same.as_run()) == []
-    assert same.recipe.warnings == ()
-    assert found.recipe.warnings == (
+    assert same.warnings == ()
+    assert found.warnings == (
         "test.yaml:1: calfat.trainer: the local trainer 'fedavg' is now called 'standard'; the old name still works, "
         "with the same results.",
     )
 
 
 def test_an_aggregators_name_is_no_former_name():
-    assert experiment("fedpgd", "fedavg").recipe.warnings == ()
+    assert experiment("fedpgd", "fedavg").warnings == ()
     assert registry().find(entries.TrainerEntry, "fedavg")[0].name == "standard"
     assert registry().find(entries.AggregatorEntry, "fedavg")[0].name == "fedavg"
 
@@ -122,7 +122,7 @@ def test_each_method_has_a_recipe_of_its_own(method, dataset):
     settings = assemble(read_document(recipe_of(method, dataset)), registry())
     assert settings.trainer.name == method
     assert settings.dataset.name == dataset
-    assert settings.recipe.warnings == ()
+    assert settings.warnings == ()
 
 
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])

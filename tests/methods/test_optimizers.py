@@ -177,7 +177,7 @@ def test_every_method_has_the_rounds_learning_rate_and_resumes_in_the_middle(met
     assert resumed.play().learning_rate == records[-1].learning_rate
     assert same_bits(resumed.server.state, whole.server.state)
     rates = [record.learning_rate for record in records]
-    assert rates == [run.recipe.train.learning_rate_of(round) for round in (1, 2, 3)]
+    assert rates == [run.train.learning_rate_of(round) for round in (1, 2, 3)]
     assert len(set(rates)) == 3
     assert not any(record.refused for record in records)
 
@@ -189,7 +189,7 @@ def test_trainers_get_what_the_recipe_says() -> None:
         train_args__nesterov=True,
         train_args__momentum=0.5,
     )
-    train = run.recipe.train
+    train = run.train
     for round in (1, 2):
         assert run.train_settings(round) == TrainSettings(
             epochs=train.epochs,

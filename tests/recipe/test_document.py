@@ -189,7 +189,7 @@ def test_whatever_stands_anywhere_is_accepted_or_refused_in_words(path: tuple[st
     as_run = experiment.as_run()
     again = assemble(parse_document(yaml.safe_dump(as_run), "b.yaml"), REGISTRY)
     assert again.as_run() == as_run
-    assert not any("no effect" in warning for warning in again.recipe.warnings)
+    assert not any("no effect" in warning for warning in again.warnings)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ def test_whatever_stands_anywhere_is_accepted_or_refused_in_words(path: tuple[st
 )
 def test_the_recipe_of_a_run_draws_no_warning(text: str, key: str) -> None:
     experiment = assemble(parse_document(text, "a.yaml"), REGISTRY)
-    assert [warning.split(": ")[1] for warning in experiment.recipe.warnings] == ([key] if key else [])
+    assert [warning.split(": ")[1] for warning in experiment.warnings] == ([key] if key else [])
     again = assemble(parse_document(yaml.safe_dump(experiment.as_run()), "recipe.yaml"), REGISTRY)
-    assert again.recipe.warnings == ()
+    assert again.warnings == ()
     assert again.as_run() == experiment.as_run()
     assert "partition_alpha" not in experiment.as_run()["data_args"] or "iid" not in text
 

@@ -69,7 +69,9 @@ class ToldError(Exception):
 
 
 def parse(config: type, **raw: Any) -> Any:
-    return parse_options(config, raw, owner="'thing'", fail=lambda name, complaint: ToldError(f"{name}: {complaint}"))
+    return parse_options(
+        config, raw, owner="'thing'", fail=lambda at, complaint: ToldError(f"{at[0] if at else None}: {complaint}")
+    )
 
 
 def told(config: type, **raw: Any) -> str:

@@ -42,7 +42,7 @@ def assert_runs_again(experiment: Experiment) -> None:
 def test_a_shipped_recipe_is_good_and_runs_again(file: Path) -> None:
     experiment = assemble(read_document(file), REGISTRY)
     supported_runtime(experiment)
-    assert experiment.recipe.warnings == ()
+    assert experiment.warnings == ()
     assert_runs_again(experiment)
 
 
@@ -74,7 +74,7 @@ def test_a_preset_fills_only_what_the_recipe_leaves_out() -> None:
         "data_args: {dataset: cifar10}\ntrain_args: {weight_decay: 0, epochs: 3}\n"
         "calfat: {trainer: {name: calfat, preset: release, start_noise: 0.01}}\n"
     )
-    train = experiment.recipe.train
+    train = experiment.train
     assert (train.weight_decay, train.epochs, train.comm_round, train.batch_size) == (0, 3, 150, 128)
     assert experiment.aggregator.options.weights == "uniform"
     assert experiment.partition.name == "dirichlet"
@@ -94,7 +94,7 @@ def test_the_presets_of_calfat_differ_as_their_source_does() -> None:
             trainer.scale,
             experiment.partition.name,
             experiment.aggregator.options.weights,
-            experiment.recipe.train.weight_decay,
+            experiment.train.weight_decay,
         )
 
     assert setting("paper") == ("frequencies", 1.0, 1.0, "dirichlet_plain", "examples", 0.002)
@@ -136,9 +136,9 @@ def test_a_run_is_not_resumed_with_another_option_of_its_data_set() -> None:
 
 def test_a_name_of_its_own_makes_no_other_run() -> None:
     named = assemble_text(FULL.replace("calfat:\n", "calfat:\n  name: my study\n"))
-    assert named.recipe.name == "my study"
+    assert named.name == "my study"
     assert named.as_run() == assemble_text(FULL).as_run()
-    assert assemble_text(FULL).recipe.name == "again"
+    assert assemble_text(FULL).name == "again"
 
 
 @pytest.mark.parametrize("name", ["''", "..", "a/b", "'a\\b'", "7", "' . '"])

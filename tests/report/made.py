@@ -96,7 +96,7 @@ def made_run(
     with RunWriter(directory, run) as writer:
         for number, monitored in enumerate(values, start=1):
             snapshot = Snapshot(round=number, global_state={})
-            rate = run.recipe.train.learning_rate_of(number)
+            rate = run.train.learning_rate_of(number)
             finished = dataclasses.replace(record(number, monitored, clients=len(counts)), learning_rate=rate)
             writer.round_finished(finished.with_worst_clients(counts), snapshot)
     directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})

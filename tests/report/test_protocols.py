@@ -90,7 +90,7 @@ def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(
         dataset.test,
         run.build_evaluators(experiment("calfat.evaluators=[natural, fgsm]").evaluators),
         num_classes=10,
-        threat=run.recipe.threat,
+        threat=run.threat,
         batch_size=500,
         device=torch.device("cpu"),
         seed=0,

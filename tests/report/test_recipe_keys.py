@@ -15,7 +15,7 @@ from tests.snapshot import TextSnapshot
 def test_neither_is_needed() -> None:
     run = experiment()
     assert run.loggers == ()
-    assert run.recipe.reported.percent == {}
+    assert run.reported.percent == {}
     assert run.as_run()["calfat"]["loggers"] == []
     assert run.as_run()["calfat"]["reported"] == {"source": ""}
 
@@ -27,7 +27,7 @@ def test_both_are_written_out_in_full_and_read_again() -> None:
     )
     assert [(pick.name, pick.label) for pick in run.loggers] == [("tensorboard", "tensorboard"), ("wandb", "mine")]
     assert run.loggers[1].options == WandbOptions(project="fat", entity=None, mode="offline")
-    assert run.recipe.reported.percent == {"natural": 64.69, "pgd20": 10.0}
+    assert run.reported.percent == {"natural": 64.69, "pgd20": 10.0}
     again = assemble(Document("again.yaml", run.as_run()), run.registry)
     assert again.as_run() == run.as_run()
 
@@ -61,5 +61,5 @@ def test_an_unknown_logger_names_the_known_ones() -> None:
 
 def test_a_number_for_an_evaluator_that_is_not_run_draws_a_warning() -> None:
     run = experiment("calfat.reported={natural: 60, pdg20: 31}")
-    (warning,) = (text for text in run.recipe.warnings if "reported" in text)
+    (warning,) = (text for text in run.warnings if "reported" in text)
     assert warning.endswith("calfat.reported.pdg20: no evaluator of this recipe has that label. Did you mean 'pgd20'?")

@@ -200,9 +200,9 @@ def test_recipe_yaml_is_the_recipe_in_full(run: Path, monkeypatch: pytest.Monkey
     assert last == "# End of the recipe as run."
     written = yaml.safe_load(text)
     experiment = experiment_of(run, monkeypatch)
-    assert written["calfat"].pop("name") == experiment.recipe.name == "tiny"  # not "recipe", as the file is called
+    assert written["calfat"].pop("name") == experiment.name == "tiny"  # not "recipe", as the file is called
     assert experiment.as_run() == written
-    assert experiment.recipe.warnings == ()
+    assert experiment.warnings == ()
     assert written["common_args"]["random_seed"] == 5
     assert written["train_args"]["client_num_per_round"] == 4
     assert written["calfat"]["trainer"]["scale"] == 10.0  # a default of the preset

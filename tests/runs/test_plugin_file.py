@@ -159,8 +159,8 @@ def test_the_recipe_that_other_processes_get_has_the_file(
     monkeypatch.syspath_prepend(str(SABOTEUR))
     monkeypatch.chdir(finished)
     experiment = checked_experiment(read_document("tiny.yaml"), plugins=[FILE])
-    again = checked_experiment(experiment.recipe.document)
-    assert again.recipe.plugins == experiment.recipe.plugins
+    again = checked_experiment(experiment.document)
+    assert again.plugins == experiment.plugins
     assert type(again.build_trainer()).__name__ == "MyFAT"
 
 

@@ -47,14 +47,14 @@ def run_one_round(warm: WarmServer, experiment: Experiment, folder: Path, *chang
     if data in WITH_CHECKSUMS:
         changes += ("calfat.dataset.verify=false",)
     words = [word for change in changes for word in ("--set", change)]
-    done = warm.run("run", experiment.recipe.document.file, "--run-dir", "run", *words, cwd=folder)
+    done = warm.run("run", experiment.document.file, "--run-dir", "run", *words, cwd=folder)
     assert done.code == 0, done.err
     assert set(done.err.splitlines()) <= {NO_GPU}
     (row,) = read_rounds(folder / "run" / "rounds.csv")
     assert (row["clients"], row["refused"]) == ("0 1", "")
     results = json.loads((folder / "run" / "results.json").read_text())
     assert results["trainer"] == experiment.trainer.name
-    assert results["recipe"] == experiment.recipe.name
+    assert results["recipe"] == experiment.name
     assert [evaluation["label"] for evaluation in results["evaluations"]] == ["natural", "fgsm"]
 
 

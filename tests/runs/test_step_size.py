@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from calfat_plugin import load_run
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.threat import exact_text
 from tests.runs.processes import RECIPE, WarmServer
 
 REGISTRY = Registry.load(entry_points=False)

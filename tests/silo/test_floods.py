@@ -123,7 +123,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, int]]:
     monkeypatch.setattr(transports, "_FIRST_MESSAGE", 0.5)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     ports = free_ports(3)
-    transport = transports.GRPCTransport(0, Silo(parties=tuple(Address("127.0.0.1", port) for port in ports)), 10_000)
+    transport = transports.GRPCTransport(0, Silo(parties=tuple(f"127.0.0.1:{port}" for port in ports)), 10_000)
     with transport:
         yield transport, ports[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -145,12 +145,12 @@ def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplo
     folder = tmp_path / "c"
     make_certificates(folder, 1, 1)
     tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
-    parties = tuple(Address("127.0.0.1", port) for port in free_ports(2))
+    addresses = tuple(Address("127.0.0.1", port) for port in free_ports(2))
     files = Certificates.read(tls, 1)
     proof = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
     with (
-        transports.GRPCTransport(0, Silo(parties=parties, tls=tls), 10_000),
-        silent_streams(parties[0].port, 16, proof) as calls,
+        transports.GRPCTransport(0, Silo(parties=tuple(map(str, addresses)), tls=tls), 10_000),
+        silent_streams(addresses[0].port, 16, proof) as calls,
     ):
         wait_for(lambda: sum(call.done() for call in calls) == 12, "all but four are ended")
         assert [message.partition(" refused: ")[2] for message in caplog.messages] == [
@@ -158,7 +158,7 @@ def test_a_party_with_a_certificate_has_four_waiting_calls(tmp_path: Path, caplo
         ] * 12
         with ExitStack() as stack:
             for _ in range(80):
-                stack.enter_context(socket.create_connection(parties[0]))
+                stack.enter_context(socket.create_connection(addresses[0]))
             wait_for(lambda: "connections of its address do nothing" in caplog.text, "the surplus is closed")
             time.sleep(1)  # and whoever else would be closed with it
         assert sum(call.done() for call in calls) == 12  # older than all of them, and a party's
@@ -175,11 +175,11 @@ def test_a_party_has_nine_connections_and_locks_nobody_out(
     caplog.set_level(logging.WARNING)
     room = 40
     monkeypatch.setattr(transports, "connections_allowed", lambda num_parties: room)
-    parties = tuple(Address("127.0.0.1", port) for port in free_ports(3))
-    folder, port = tmp_path / "c", parties[0].port
+    addresses = tuple(Address("127.0.0.1", port) for port in free_ports(3))
+    folder, port = tmp_path / "c", addresses[0].port
     make_certificates(folder, 2, 1)
     tls = TLSSettings(ca=f"{folder}/ca.pem", cert=f"{folder}/rank-{{rank}}.pem", key=f"{folder}/rank-{{rank}}.key")
-    silo = Silo(parties=parties, tls=tls if secure else None)
+    silo = Silo(parties=tuple(map(str, addresses)), tls=tls if secure else None)
     with transports.GRPCTransport(0, silo, 10_000) as server, ExitStack() as stack:
         if secure:
             files = Certificates.read(tls, 1)
@@ -264,7 +264,10 @@ def test_a_party_that_has_called_stays_connected(server: Any, caplog: pytest.Log
     """Without certificates, too: its connection is older than all the idle ones, and is not closed for them."""
     caplog.set_level(logging.WARNING)
     transport, port = server
-    with transports.GRPCTransport(1, Silo(parties=transport._parties), 10_000) as client, ExitStack() as stack:
+    with (
+        transports.GRPCTransport(1, Silo(parties=tuple(map(str, transport._parties))), 10_000) as client,
+        ExitStack() as stack,
+    ):
         client.send_now(Message(5, 1, 0), 60)
         used = connections_to(port)
         for _ in range(80):

@@ -26,7 +26,7 @@ from calfat_plugin.host.transports.base import UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.grpc import GRPCTransport
 from calfat_plugin.host.transports.messages import MODEL, Message, RefusedError
-from calfat_plugin.recipe.silo import Address, Silo, SiloSettings, TLSSettings
+from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import free_ports, wait_for
 
 UPDATE = 3  # the host's message type
@@ -46,7 +46,7 @@ def settings(folder: Path) -> TLSSettings:
 
 
 def silo(folder: Path, host: str = "127.0.0.1") -> Silo:
-    return Silo(parties=tuple(Address(host, port) for port in free_ports(2)), tls=settings(folder))
+    return Silo(parties=tuple(str(Address(host, port)) for port in free_ports(2)), tls=settings(folder))
 
 
 @contextmanager
@@ -103,15 +103,15 @@ def test_the_port_of_the_recipe_is_the_only_one_that_listens(certificates: Path)
     """A second port without TLS, if only on the loopback, would be open to every user of the machine."""
     before, place = listening(), silo(certificates)
     with party(0, place):
-        assert listening() - before == {place.parties[0]}
+        assert listening() - before == {place.addresses[0]}
 
 
 def test_another_address_to_listen_on(certificates: Path) -> None:
     place = silo(certificates)
-    bound = replace(place, settings=SiloSettings(bind="127.0.0.2"))
+    bound = replace(place, bind="127.0.0.2")
     before = listening()
     with party(0, bound):
-        assert listening() - before == {("127.0.0.2", place.parties[0].port)}
+        assert listening() - before == {("127.0.0.2", place.addresses[0].port)}
 
 
 def is_closed(stranger: socket.socket, patience: float = 20) -> bool:
@@ -135,10 +135,10 @@ def test_strangers_are_turned_away_and_the_others_stay(
     with party(0, place) as server, party(1, place) as client:
         client.send_now(update(), 60)
         for first_words in (random.Random(1).randbytes(500), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b""):
-            with socket.create_connection(place.parties[0], 20) as stranger:
+            with socket.create_connection(place.addresses[0], 20) as stranger:
                 stranger.sendall(first_words)
                 assert is_closed(stranger), first_words
-        socket.create_connection(place.parties[0], 20).close()
+        socket.create_connection(place.addresses[0], 20).close()
         client.send_now(update(), 60)
         arrived(server)
         assert caplog.messages == []
@@ -148,7 +148,7 @@ def test_a_silent_stranger_does_not_keep_a_party_from_ending(certificates: Path)
     place = silo(certificates)
     with socket.socket() as silent:
         with party(0, place):
-            silent.connect(place.parties[0])
+            silent.connect(place.addresses[0])
             began = time.monotonic()
         assert time.monotonic() - began < 5
 
@@ -158,7 +158,7 @@ def test_no_more_connections_than_it_can_bear(certificates: Path, monkeypatch: p
     place = silo(certificates)
     with party(0, place) as server, party(1, place) as client:
         client.send_now(update(), 60)
-        silent = [socket.create_connection(place.parties[0], 20) for _ in range(4)]
+        silent = [socket.create_connection(place.addresses[0], 20) for _ in range(4)]
         wait_for(lambda: sum(is_closed(each, 0.01) for each in silent) == 2, "those above the limit are closed", 8)
         client.send_now(update(), 60)
         arrived(server)
@@ -168,9 +168,9 @@ def test_no_more_connections_than_it_can_bear(certificates: Path, monkeypatch: p
 
 def test_address_that_is_taken_is_an_error(certificates: Path) -> None:
     place = silo(certificates)
-    with socket.create_server(place.parties[0]), pytest.raises(HostError) as caught:
+    with socket.create_server(place.addresses[0]), pytest.raises(HostError) as caught:
         GRPCTransport(0, place, LIMIT)
-    assert str(caught.value).startswith(f"rank 0 cannot listen on {place.parties[0]}: the port is taken, or ")
+    assert str(caught.value).startswith(f"rank 0 cannot listen on {place.addresses[0]}: the port is taken, or ")
 
 
 # --- whom a certificate lets speak ------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ def test_the_server_asks_for_a_certificate(certificates: Path) -> None:
     place = silo(certificates)
     context = ssl.create_default_context(cafile=f"{certificates}/ca.pem")
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with party(0, place), socket.create_connection(place.parties[0], 20) as line:
+    with party(0, place), socket.create_connection(place.addresses[0], 20) as line:
         with pytest.raises(OSError, match=r"(?i)certificate|handshake|reset|EOF"):
             context.wrap_socket(line, server_hostname="rank-0.calfat")
         context.load_cert_chain(certificates / "rank-1.pem", certificates / "rank-1.key")
-        with socket.create_connection(place.parties[0], 20) as another:
+        with socket.create_connection(place.addresses[0], 20) as another:
             context.set_alpn_protocols(["h2"])
             assert context.wrap_socket(another, server_hostname="rank-0.calfat").version() == "TLSv1.2"
 

@@ -63,14 +63,14 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
         directory.discard()
         print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
         sys.exit(2)
-    rate = experiment.recipe.train.learning_rate
+    rate = experiment.train.learning_rate
     if rate > float(os.environ.get("FAKE_LIMIT", "inf")):
         print("error: round 1: not one client delivered a usable update.", file=sys.stderr)
         sys.exit(2)
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     best = json.loads(os.environ.get("FAKE_BEST", "{}")).get(experiment.trainer.name, rate)
-    monitored = [pick.label for pick in experiment.monitor_evaluators]
+    monitored = [pick.label for pick in experiment.monitor.evaluators]
     lines = [",".join(["round", *monitored, "clients", "refused", "seconds"])]
     for round in range(1, rounds + 1):
         value = 0.5 - abs(math.log2(rate / best)) / 10

@@ -80,7 +80,7 @@ def test_a_choice_run_uses_the_recipe_s_own_evaluators(plan_of):
     quick = "calfat.evaluators: [natural, {name: pgd, steps: 3, label: quick}], train_args.comm_round: 1"
     text = CHOOSING.replace("train_args.comm_round: 1", quick).replace("metric: pgd20", "metric: mean(natural, quick)")
     text = text.replace("pgd20: PGD-20", "quick: PGD-3")
-    monitored = plan_of(text).choosing.runs[0].experiment.monitor_evaluators
+    monitored = plan_of(text).choosing.runs[0].experiment.monitor.evaluators
     assert [(pick.label, getattr(pick.options, "steps", None)) for pick in monitored] == [
         ("natural", None),
         ("quick", 3),
@@ -96,7 +96,7 @@ def test_the_best_mean_over_seeds_wins_and_the_table_s_runs_use_it(plan_of):
         "FedPGD": "learning_rate 0.1",
     }
     assert plan.choices["CalFAT"].best.mean == pytest.approx(0.505)
-    assert [(run.name, run.experiment.recipe.train.learning_rate) for run in plan.left] == [
+    assert [(run.name, run.experiment.train.learning_rate) for run in plan.left] == [
         (f"{method} seed {seed}", rate) for seed in (0, 1) for method, rate in (("CalFAT", 0.05), ("FedPGD", 0.1))
     ]
     words = command(plan, plan.runs[0])
@@ -121,14 +121,14 @@ def test_equal_values_are_told_apart_by_their_order_in_the_file(plan_of):
 def test_the_last_or_the_best_round_and_one_evaluator_or_the_mean_of_several(by, metric, best, plan_of):
     text = CHOOSING.replace("metric: pgd20", f"metric: {metric}\n  by: {by}").replace("comm_round: 1", "comm_round: 2")
     plan = plan_of(text)
-    assert {run.experiment.recipe.monitor.every for run in plan.choosing.runs} == {1 if by == "best" else 1_000_000}
+    assert {run.experiment.monitor.every for run in plan.choosing.runs} == {1 if by == "best" else 1_000_000}
     rounds = {  # of 2 rounds (natural, PGD-20)
         0.02: [(0.1, 0.3), (0.2, 0.35)],
         0.05: [(0.6, 0.5), (0.1, 0.1)],
         0.1: [(0.2, 0.2), (0.6, 0.3)],
     }
     for run in plan.choosing.runs:
-        rows = [{"natural": n, "pgd20": p} for n, p in rounds[run.experiment.recipe.train.learning_rate]]
+        rows = [{"natural": n, "pgd20": p} for n, p in rounds[run.experiment.train.learning_rate]]
         finish(run, *rows)
     assert plan_of(text).choices["CalFAT"].best.point[0].value == best
 
@@ -150,7 +150,7 @@ def test_a_lost_run_counts_as_the_worst_not_as_missing(plan_of):
     """0.1 is best where it did not diverge: one of its two runs did, and so it is not chosen."""
     plan = plan_of()
     for run in plan.choosing.runs:
-        rate = run.experiment.recipe.train.learning_rate
+        rate = run.experiment.train.learning_rate
         if rate == 0.1 and run.seed == 101:
             run.lost.parent.mkdir(parents=True, exist_ok=True)
             run.lost.write_text("round 3: not one client delivered a usable update.\n")
@@ -236,7 +236,7 @@ def test_a_cell_may_have_a_grid_of_its_own_and_the_table_says_that_tries_differ(
     assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in markdown(summarise(plan))
     for run in plan.choosing.runs:
         scale = getattr(run.experiment.trainer.options, "scale", 1)
-        finish(run, {"pgd20": run.experiment.recipe.train.learning_rate * (2 if scale == 1 else 1)})
+        finish(run, {"pgd20": run.experiment.train.learning_rate * (2 if scale == 1 else 1)})
     plan = plan_of(CHOOSING.replace(*CALFAT) + OWN)
     assert "learning_rate 0.1, upper edge of the grid; scale 1, lower edge of the grid" in markdown(summarise(plan))
 
@@ -245,7 +245,7 @@ def test_a_grid_of_its_own_may_replace_the_values_of_a_key_so_that_tries_stay_eq
     own = "  own: {CalFAT: {train_args.learning_rate: [0.02], calfat.trainer.scale: [1, 3, 10]}}\n"
     plan = plan_of(CHOOSING.replace(*CALFAT) + own)
     assert {name: len(choice.tries) for name, choice in plan.choices.items()} == {"CalFAT": 3, "FedPGD": 3}
-    assert {run.experiment.recipe.train.learning_rate for run in plan.choices["CalFAT"].runs} == {0.02}
+    assert {run.experiment.train.learning_rate for run in plan.choices["CalFAT"].runs} == {0.02}
 
 
 def test_tables_with_the_same_cell_share_its_choice_runs(plan_of):

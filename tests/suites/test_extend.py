@@ -22,11 +22,11 @@ TEXT = CHOOSING.replace(GRID, GRID + EXTEND)
 def end(plan, values):
     """The choice runs that are left end with the PGD-20 accuracy of their rate."""
     for run in plan.choosing.left:
-        finish(run, {"pgd20": values[run.experiment.recipe.train.learning_rate]})
+        finish(run, {"pgd20": values[run.experiment.train.learning_rate]})
 
 
 def rates(plan, cell="FedPGD"):
-    return [each.runs[0].experiment.recipe.train.learning_rate for each in plan.choices[cell].tries]
+    return [each.runs[0].experiment.train.learning_rate for each in plan.choices[cell].tries]
 
 
 def test_the_grid_of_a_cell_grows_until_the_best_value_has_a_neighbour_on_both_sides(plan_of):
@@ -41,7 +41,7 @@ def test_the_grid_of_a_cell_grows_until_the_best_value_has_a_neighbour_on_both_s
     plan = plan_of(TEXT)
     assert rates(plan) == [0.02, 0.05, 0.1, 0.17, 0.29]
     assert (plan.waiting, plan.choosing.left) == ((), ())
-    assert {run.experiment.recipe.train.learning_rate for run in plan.runs} == {0.17}
+    assert {run.experiment.train.learning_rate for run in plan.runs} == {0.17}
     assert chosen_text(plan.choices["FedPGD"]) == "learning_rate 0.17, 1 step from the upper edge of the grid"
 
 
@@ -57,7 +57,7 @@ def test_below_the_grid_and_of_equal_values_the_first(plan_of):
 def test_each_cell_has_an_end_of_its_own(plan_of):
     for run in plan_of(TEXT).choosing.left:
         best = 0.1 if run.cell.name == "CalFAT" else 0.05
-        finish(run, {"pgd20": 0.5 if run.experiment.recipe.train.learning_rate == best else 0.4})
+        finish(run, {"pgd20": 0.5 if run.experiment.train.learning_rate == best else 0.4})
     plan = plan_of(TEXT)
     assert rates(plan, "CalFAT") == [0.02, 0.05, 0.1, 0.17]
     assert rates(plan) == [0.02, 0.05, 0.1]
@@ -76,7 +76,7 @@ def test_a_grid_does_not_grow_without_end(plan_of, monkeypatch):
     monkeypatch.setattr(tuning, "MOST_TRIES", 5)
     for _ in range(3):
         for run in plan_of(TEXT).choosing.left:
-            finish(run, {"pgd20": run.experiment.recipe.train.learning_rate})
+            finish(run, {"pgd20": run.experiment.train.learning_rate})
     assert rates(plan_of(TEXT)) == [0.02, 0.05, 0.1, 0.17, 0.29]
     assert plan_of(TEXT).waiting == ()
 

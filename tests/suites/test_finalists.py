@@ -22,7 +22,7 @@ RATES = (0.02, 0.05, 0.1)
 def end(plan: SuitePlan, seed: int, *values: float | None) -> None:
     """The choice runs of one seed end, with these PGD-20 accuracies at the three rates in every cell; None: lost."""
     for run in plan.choosing.left:
-        value = dict(zip(RATES, values, strict=True))[run.experiment.recipe.train.learning_rate]
+        value = dict(zip(RATES, values, strict=True))[run.experiment.train.learning_rate]
         if run.seed == seed and value is None:
             run.lost.parent.mkdir(parents=True, exist_ok=True)
             run.lost.write_text("round 1: it diverged\n")
@@ -52,7 +52,7 @@ def test_a_rate_at_which_one_seed_learns_and_the_next_collapses_is_not_chosen(pl
     choice = plan.choices["FedPGD"]
     assert choice.best.name == "learning_rate 0.05"
     snapshot(tries_text(choice))
-    assert {run.experiment.recipe.train.learning_rate for run in plan.left} == {0.05}
+    assert {run.experiment.train.learning_rate for run in plan.left} == {0.05}
 
 
 def test_only_a_finalist_is_chosen(plan_of):

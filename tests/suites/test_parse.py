@@ -223,4 +223,4 @@ def test_fractions_of_the_suite_file_stay_exact(tmp_path):
     from calfat_plugin.suites.plan import make_plan
 
     plan = make_plan(parse(tmp_path, text), Registry.load(entry_points=False))
-    assert plan.cells[0].experiment.recipe.threat.eps == Fraction(8, 255)
+    assert plan.cells[0].experiment.threat.eps == Fraction(8, 255)

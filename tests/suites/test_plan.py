@@ -50,7 +50,7 @@ def test_every_cell_runs_with_every_seed_and_seed_by_seed(tmp_path, registry):
     assert str(plan.runs[-1].directory) == "runs/suites/tiny/0.3_fedpgd/seed-1"
     assert plan.left == plan.runs
     experiment = plan.cells[-1].experiment
-    assert (experiment.trainer.name, experiment.recipe.data.partition_alpha, experiment.num_rounds) == (
+    assert (experiment.trainer.name, experiment.data.partition_alpha, experiment.num_rounds) == (
         "fedpgd",
         0.3,
         1,
@@ -183,7 +183,7 @@ def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, regi
     base = BASE + "  reported: {source: Table 1, natural: 64.69}\n"
     text = SUITE + "reported: {source: Table 2, percent: {CalFAT: {natural: 57.31}}}\n"
     plan = make_plan(load_suite(write_suite(tmp_path, text, base=base)), registry)
-    calfat, fedpgd = (cell.experiment.recipe.reported for cell in plan.cells)
+    calfat, fedpgd = (cell.experiment.reported for cell in plan.cells)
     assert (calfat.source, calfat.percent) == ("Table 2", {"natural": 57.31})
     assert (fedpgd.source, fedpgd.percent) == ("", {})
     assert command(plan, plan.runs[1])[-7:-4] == ["calfat.trainer=fedpgd", "--set", "calfat.reported={}"]

@@ -72,14 +72,14 @@ def test_the_paper_s_setting_holds_where_a_table_does_not_change_it(registry):
     """methods.md 3.1: five clients, all in every round, 150 rounds, lr 0.01, momentum 0.9, eps 8/255, K 10."""
     for name in TABLES:
         for cell in plan_of(name, registry).cells:
-            recipe = cell.experiment.recipe
-            train, threat = recipe.train, recipe.threat
+            run = cell.experiment
+            train, threat = run.train, run.threat
             assert (train.comm_round, train.epochs, train.learning_rate, train.momentum) == (150, 1, 0.01, 0.9)
             assert (str(threat.eps), str(threat.step_size), threat.steps) == ("8/255", "2/255", 10)
-            assert recipe.clients_per_round == train.client_num_in_total
+            assert run.clients_per_round == train.client_num_in_total
             assert train.client_num_in_total == (int(cell.labels[0]) if name == "table7" else 5)
-            assert train.weight_decay == (2e-3 if recipe.data.dataset in ("cifar10", "cifar100") else 2e-4)
-            assert recipe.data.partition_alpha == (float(cell.labels[0]) if name in ("table8", "table9") else 0.1)
+            assert train.weight_decay == (2e-3 if run.data.dataset in ("cifar10", "cifar100") else 2e-4)
+            assert run.data.partition_alpha == (float(cell.labels[0]) if name in ("table8", "table9") else 0.1)
 
 
 def test_reported_numbers_are_those_of_the_paper():
@@ -112,7 +112,7 @@ def test_twins_choose_learning_rates_by_the_same_rules(name, registry):
     (rates,) = {tuple(each.point[0].value for each in choice.tries) for choice in plan.choices.values()}
     digits = name.startswith("digits")
     assert rates == ((0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if digits else (0.003, 0.01, 0.03, 0.1, 0.3))
-    assert {run.experiment.recipe.data.validation_share for run in plan.choosing.runs} <= {0.1, 0.2}
+    assert {run.experiment.data.validation_share for run in plan.choosing.runs} <= {0.1, 0.2}
     assert {run.experiment.evaluators for run in plan.choosing.runs} == {()}
     assert plan.suite.seconds_per_round
 

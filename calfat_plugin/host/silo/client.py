@@ -40,7 +40,7 @@ class SiloClient(OnTransport, ClientMasterManager):
     """
 
     def __init__(self, args: Any, worker: Worker, transport: Transport, task: ClientTask) -> None:
-        self._task, self._settings = task, task.experiment.recipe.silo.settings
+        self._task, self._settings = task, task.experiment.silo
         self._fingerprint, self._trainer = fingerprint(task.experiment), WorkerTrainer(worker, args)
         adapter = TrainerDistAdapter(
             args,
@@ -54,7 +54,7 @@ class SiloClient(OnTransport, ClientMasterManager):
             self._trainer,
         )
         self._session = secrets.token_hex(16)
-        parties = task.experiment.recipe.silo.parties
+        parties = task.experiment.silo.addresses
         self._server = f"the server (rank 0{f', {parties[0]}' if parties else ''})"
         self._answering: dict[str, Any] = {}
         self._finished = self._noted = False

@@ -58,7 +58,7 @@ def serve(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) ->
             arguments = silo_arguments(experiment, rank=0)
             run_host(arguments, task.device, lambda args: SiloServer(args, server, transport, task, shutdown))
         else:
-            patience = experiment.recipe.silo.settings.start_deadline if all_come else TO_ASK
+            patience = experiment.silo.start_deadline if all_come else TO_ASK
             shutdown.say({}, range(1, experiment.num_clients + 1), patience)
         evaluations = server.final_evaluation(task.scratch)
         shutdown.wait()
@@ -75,12 +75,12 @@ def work(task: ClientTask, open_transport: OpenTransport) -> None:
     experiment, rank = task.experiment, task.rank
     worker = Worker(experiment, task.dataset, {rank - 1: task.data}, task.device, RunObserver())
     with open_transport(rank, _max_message(experiment, worker.model_bytes)) as transport:
-        transport.patience = experiment.recipe.silo.settings.server_deadline
+        transport.patience = experiment.silo.server_deadline
         run_host(
             silo_arguments(experiment, rank=rank), task.device, lambda args: SiloClient(args, worker, transport, task)
         )
 
 
 def _max_message(experiment: Experiment, model_bytes: int) -> int:
-    limit = experiment.recipe.silo.settings.max_message_mb
+    limit = experiment.silo.max_message_mb
     return _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000

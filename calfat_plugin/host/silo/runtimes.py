@@ -30,14 +30,14 @@ class CrossSilo(Runtime):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        recipe = self.experiment.recipe
-        if recipe.train.federated_optimizer != "FedAvg":
+        experiment = self.experiment
+        if experiment.train.federated_optimizer != "FedAvg":
             raise self._error(
                 ("train_args", "federated_optimizer"),
-                f"'{recipe.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg only. "
-                "Write FedAvg and name the algorithm in calfat.aggregator.",
+                f"'{experiment.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg "
+                "only. Write FedAvg and name the algorithm in calfat.aggregator.",
             )
-        if not recipe.silo.settings.insecure:
+        if not experiment.silo.insecure:
             self._refuse_insecure()
 
     @abstractmethod
@@ -59,7 +59,7 @@ class CrossSilo(Runtime):
     def security_warnings(self, rank: int) -> Iterator[str]:
         if self.is_unprotected and rank == 0:
             yield UNPROTECTED
-        if not self.is_mpi_job and (tls := self.experiment.recipe.silo.tls) is not None:
+        if not self.is_mpi_job and (tls := self.experiment.silo.tls) is not None:
             from calfat_plugin.host.transports.certificates import exposed_key
 
             yield from filter(None, [exposed_key(tls, rank)])
@@ -80,10 +80,10 @@ class _Listening(CrossSilo):
     """Backends whose recipe may say where each party listens."""
 
     def _refuse_insecure(self) -> None:
-        silo = self.experiment.recipe.silo
-        exposed = [str(address) for address in silo.parties if not address.is_loopback]
-        if silo.settings.bind is not None and not Address(silo.settings.bind, 1).is_loopback:
-            exposed.append(silo.settings.bind)
+        silo = self.experiment.silo
+        exposed = [str(address) for address in silo.addresses if not address.is_loopback]
+        if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
+            exposed.append(silo.bind)
         if exposed and silo.tls is None:
             raise self._error(
                 ("calfat", "silo"),
@@ -100,16 +100,16 @@ class CrossSiloGRPC(_Listening):
 
     @property
     def lacks_addresses(self) -> bool:
-        return not self.experiment.recipe.silo.parties
+        return not self.experiment.silo.addresses
 
     @property
     def is_unprotected(self) -> bool:
-        return self.experiment.recipe.silo.tls is None
+        return self.experiment.silo.tls is None
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.grpc import GRPCTransport
 
-        return GRPCTransport(rank, self.experiment.recipe.silo, max_message)
+        return GRPCTransport(rank, self.experiment.silo, max_message)
 
 
 class CrossSiloMPI(_Listening):
@@ -131,15 +131,15 @@ class CrossSiloMQTT(CrossSilo):
 
     @property
     def is_unprotected(self) -> bool:
-        return self.experiment.recipe.silo.tls is None and self.experiment.recipe.silo.mqtt.username is None
+        return self.experiment.silo.tls is None and self.experiment.silo.mqtt.username is None
 
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport
 
-        return MQTTTransport(rank, self.num_processes, self.experiment.recipe.silo, max_message)
+        return MQTTTransport(rank, self.num_processes, self.experiment.silo, max_message)
 
     def _refuse_insecure(self) -> None:
-        silo = self.experiment.recipe.silo
+        silo = self.experiment.silo
         broker = silo.mqtt.address
         if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
             raise self._error(

@@ -68,7 +68,7 @@ class SiloServer(OnTransport, FedMLServerManager):
     """
 
     def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
-        self.server, self._silo, self._on_round = server, task.experiment.recipe.silo, task.on_round
+        self.server, self._silo, self._on_round = server, task.experiment.silo, task.on_round
         self._fingerprint, self._used, self._shutdown = fingerprint(task.experiment), dict(task.used), shutdown
         self._ranks = range(1, args.client_num_in_total + 1)
         self._sessions: dict[int, str] = {}
@@ -88,7 +88,7 @@ class SiloServer(OnTransport, FedMLServerManager):
 
     def handle_message_connection_ready(self, msg_params: Message) -> None:
         """Ask every client whether it is there: those that came first, and those a restarted server has to find."""
-        self.com_manager.wake_at = time.monotonic() + self._silo.settings.start_deadline
+        self.com_manager.wake_at = time.monotonic() + self._silo.start_deadline
         for rank in self._ranks:
             self.send_message_check_client_status(rank, rank - 1)
 
@@ -117,7 +117,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         if self._round is not None:
             self._old_tickets = dict.fromkeys(self._round.tickets.values(), self._round.number)
         tickets = {rank: secrets.token_hex(16) for rank in ranks}
-        self._round = Round(number, ranks, tickets, time.monotonic() + self._silo.settings.round_deadline)
+        self._round = Round(number, ranks, tickets, time.monotonic() + self._silo.round_deadline)
         self.com_manager.wake_at = self._round.deadline
         for rank in ranks:
             self._send_model(rank)
@@ -153,7 +153,7 @@ class SiloServer(OnTransport, FedMLServerManager):
             self.com_manager.wake_at = self._current.deadline
 
     def _start_without_all(self) -> None:
-        settings = self._silo.settings
+        settings = self._silo
         missing = [rank for rank in self._ranks if rank not in self._sessions]
         wanted = settings.min_clients or len(self._ranks)
         who = self._listed(missing)
@@ -173,7 +173,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         Raises:
             HostError: at the deadline without a quorum.
         """
-        now, settings = self._current, self._silo.settings
+        now, settings = self._current, self._silo
         open_ranks = [rank for rank in now.ranks if rank - 1 not in now.answers]
         quorum = min(settings.min_clients or len(now.ranks), len(now.ranks))
         enough = len(now.answers) >= quorum
@@ -209,14 +209,14 @@ class SiloServer(OnTransport, FedMLServerManager):
         if rank not in self._sessions:
             return f"client {rank - 1}: never came"
         gone = ", and no sign of life" if rank in self._missed else ""
-        return f"client {rank - 1}: no answer within {self._silo.settings.round_deadline:g} s{gone}"
+        return f"client {rank - 1}: no answer within {self._silo.round_deadline:g} s{gone}"
 
     # --- sending and letting in ---
 
     def send_message(self, message: Message) -> None:
         """Add what the client asks a message to show, and queue it."""
         rank, type_ = message.get_receiver_id(), message.get_type()
-        patience = self._silo.settings.start_deadline
+        patience = self._silo.start_deadline
         if rank in self._sessions:
             message.add_params("session", self._sessions[rank])
         if type_ in _MODEL_TYPES:
@@ -280,5 +280,5 @@ class SiloServer(OnTransport, FedMLServerManager):
         return self._round
 
     def _listed(self, ranks: list[int]) -> str:
-        parties = self._silo.parties
+        parties = self._silo.addresses
         return ", ".join(f"rank {rank}" + (f" ({parties[rank]})" if parties else "") for rank in ranks)

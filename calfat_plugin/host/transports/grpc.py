@@ -59,9 +59,9 @@ class GRPCTransport(Transport):
     """
 
     def __init__(self, rank: int, silo: Silo, max_message: int) -> None:
-        self._parties, self._max_message = silo.parties, max_message
+        self._parties, self._max_message = silo.addresses, max_message
         self._certificates = None if silo.tls is None else Certificates.read(silo.tls, rank)
-        room = connections_allowed(len(silo.parties))
+        room = connections_allowed(len(silo.addresses))
         self._options = [
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", max_message + _FRAMING),
@@ -82,7 +82,7 @@ class GRPCTransport(Transport):
         capacity = self._num_threads - _SPARE_THREADS
         per_caller = capacity if self._certificates is None else _CALLS_OF_A_PARTY  # an address may be that of several
         self._calls = CallGuard(capacity, per_caller, _FIRST_MESSAGE + max_message / _BYTES_PER_SECOND)
-        self._server = self._listen(own if silo.settings.bind is None else Address(silo.settings.bind, own.port), rank)
+        self._server = self._listen(own if silo.bind is None else Address(silo.bind, own.port), rank)
         self._channels: dict[int, Any] = {}
         super().__init__(rank, num_parties)
         self._connections = ConnectionGuard(own.port, num_parties, room, self.refusals.add)

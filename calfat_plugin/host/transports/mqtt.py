@@ -358,7 +358,7 @@ class MQTTTransport(Transport):
         super().__init__(rank, num_parties)
         self._store = ObjectStore(silo.s3, silo.mqtt.run)
         self._broker = Broker(silo, rank, self._arrived)
-        until = time.monotonic() + silo.settings.start_deadline
+        until = time.monotonic() + silo.start_deadline
         try:
             self._broker.wait(until)
             self._wait_for_store(until)

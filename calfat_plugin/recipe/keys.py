@@ -1,0 +1,148 @@
+"""What a key of a recipe may hold beside a single value: sections and plugins.
+
+A key is declared once, as a field of the class of its section: ``option`` for a single value, :func:`key` for these.
+Parser, recipe as run, JSON schema and reference go by that declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from calfat_plugin import entries
+from calfat_plugin.options import OptionInfo, describe_options, no_option, options_to_plain, other_fields, to_plain
+from calfat_plugin.recipe.document import KeyPath
+
+E = TypeVar("E", bound=entries.Entry)
+
+
+@dataclass(frozen=True)
+class Plugin(Generic[E]):
+    """A plugin that a recipe names: its entry and its typed options.
+
+    Attributes:
+        entry: what the plugin offers under that name.
+        options: an instance of ``entry.config``; the raw mapping in the recipe of a finished run whose plugin is not
+            installed.
+        name: as the recipe spells it (``pgd20``).
+        label: what its results are called.
+        path: its key path in the recipe.
+        loss: of a local trainer: the loss modifier that it composes with.
+    """
+
+    entry: E
+    options: Any
+    name: str
+    label: str
+    path: KeyPath
+    loss: Plugin[entries.ModifierEntry] | None = None
+
+    def as_run(self) -> dict[str, Any]:
+        """The plugin as a recipe writes it in full."""
+        plain = {"name": self.name, **self.plain_options()}
+        if self.label != self.name:
+            plain["label"] = self.label
+        if self.loss is not None and isinstance(self.entry, entries.TrainerEntry) and self.entry.modifiers:
+            plain["loss"] = self.loss.as_run()
+        return plain
+
+    def plain_options(self) -> dict[str, Any]:
+        """The options as a recipe writes them."""
+        return dict(self.options) if isinstance(self.options, Mapping) else options_to_plain(self.options)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that holds more than a single value.
+
+    Attributes:
+        help: one line for the reference; empty where the section has a table of its own there.
+    """
+
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class Section(Key):
+    """A section with the keys of an options class; ``may_lack``: it is None where the recipe has none."""
+
+    config: type = object
+    may_lack: bool = False
+
+
+@dataclass(frozen=True)
+class Sections(Key):
+    """Sections with the keys of an options class, each under a name of its own; ``named``: what the names are of."""
+
+    config: type = object
+    named: str = ""
+
+
+@dataclass(frozen=True)
+class Others(Key):
+    """Every further key of a section, each with a value that ``info`` describes."""
+
+    info: OptionInfo = dataclasses.field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class OnePlugin(Key):
+    """A plugin by name, or with its options."""
+
+    kind: type[entries.Entry] = entries.Entry
+    default: str = ""
+
+
+@dataclass(frozen=True)
+class Plugins(Key):
+    """A list of plugins, each with a label of its own."""
+
+    kind: type[entries.Entry] = entries.Entry
+    default: tuple[str, ...] = ()
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class OptionsOf(Key):
+    """The options of a plugin that the key at ``named_by`` names."""
+
+    kind: type[entries.Entry] = entries.Entry
+    named_by: tuple[str, str] = ("", "")
+
+
+def key(what: Key, default_factory: Callable[[], Any] | None = None) -> Any:
+    """Declare a field of a section's class that holds ``what``."""
+    how = {} if default_factory is None else {"default_factory": default_factory}
+    return no_option(meta=what, kw_only=True, **how)
+
+
+def keys_of(config: type) -> dict[str, Key]:
+    """The fields of a section's class that :func:`key` declares, by name."""
+    return other_fields(config, Key)
+
+
+def as_plain(section: Any, config: type) -> dict[str, Any]:
+    """A section with the keys of ``config`` as a recipe writes it in full: its options, then its other keys."""
+    plain = {info.name: to_plain(getattr(section, info.name)) for info in describe_options(config)}
+    for name, what in keys_of(config).items():
+        value = getattr(section, name)
+        if isinstance(what, Others):
+            plain |= value
+        else:
+            plain[name] = _plain(what, value)
+    return plain
+
+
+def _plain(what: Key, value: Any) -> Any:
+    match what:
+        case Section():
+            return None if value is None else as_plain(value, what.config)
+        case Sections():
+            return {name: each.as_run() for name, each in value.items()}
+        case Plugins():
+            return [plugin.as_run() for plugin in value]
+        case OptionsOf():
+            return value.plain_options()
+    return value.as_run()
