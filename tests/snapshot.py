@@ -84,7 +84,7 @@ class TextSnapshot:
 def snapshot(request: pytest.FixtureRequest) -> Iterator[TextSnapshot]:
     tests, name = request.config.rootpath / "tests", _entry_of(request.node)
     file = tests / "snapshots" / request.path.relative_to(tests).with_suffix(".yaml")
-    stored = (yaml.safe_load(file.read_text()) or {}) if file.exists() else {}
+    stored = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
     collected = request.config.stash[COLLECTED].get(request.path, [])
     update = request.config.getoption("--update-snapshots")
     if unused := collected and not update and stored.keys() - set(collected):
@@ -102,4 +102,5 @@ def snapshot(request: pytest.FixtureRequest) -> Iterator[TextSnapshot]:
     stored[name] = shot.given[0] if len(shot.given) == 1 else shot.given
     stored = {key: stored[key] for key in collected or stored if stored.get(key, []) != []}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6))
+    text = yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+    file.write_text(text, encoding="utf-8")

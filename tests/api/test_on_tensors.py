@@ -184,10 +184,9 @@ def test_a_list_with_a_tensor_is_named_on_one_short_line(model: nn.Module) -> No
     assert complaint == f"got a tensor of shape (60, 1, 8, 8), expected {wanted}"
 
 
-def test_what_makes_no_examples_is_refused(model: nn.Module) -> None:
-    with pytest.raises(calfat.OptionError) as caught:
+def test_what_makes_no_examples_is_refused(model: nn.Module, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(calfat.OptionError):
         calfat.attack("natural", model, X, Y)
-    assert str(caught.value) == "evaluator 'natural' makes no adversarial examples; name an attack, such as pgd20."
 
 
 # --- several budgets, loaders, data sets ------------------------------------------------------------------------------
@@ -329,16 +328,13 @@ def test_a_restart_goes_on_with_what_is_not_classified_as_its_target(model: nn.M
     assert not bool((once[~reached] == twice[~reached]).flatten(1).all(dim=1).any())
 
 
-def test_only_attacks_that_can_aim_take_targets(model: nn.Module) -> None:
+def test_only_attacks_that_can_aim_take_targets(model: nn.Module, snapshot: TextSnapshot) -> None:
     registry = calfat.Registry.load(entry_points=False)
     able = {entry.name for entry, _ in registry.offers(calfat.EvaluatorEntry) if takes_targets(entry)}
     assert able == set(TAKES_TARGETS)
     for name in ("autoattack", "deepfool", "corruptions", "panel"):
-        with pytest.raises(calfat.OptionError) as caught:
+        with snapshot.raises(calfat.OptionError):
             calfat.evaluate(model, X, Y, ["natural", name], eps=0.1, targets=TARGETS)
-        assert str(caught.value) == (
-            f"evaluator '{name}' makes no targeted attacks. Those that do: {', '.join(TAKES_TARGETS)}."
-        )
 
 
 def takes_targets(entry: calfat.EvaluatorEntry) -> bool:

@@ -20,6 +20,7 @@ from calfat_plugin.loggers.wandb import Wandb, WandbOptions
 from calfat_plugin.results import RunInfo, RunResult
 from tests.report.made import evaluation, record
 from tests.report.real import RealRun
+from tests.snapshot import TextSnapshot
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
@@ -145,11 +146,10 @@ def test_tensorboard_writes_where_it_is_reported(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_tensorboard_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PluginError) as caught:
+    with snapshot.raises(PluginError):
         TensorBoard(TensorBoardOptions())
-    assert str(caught.value) == ("the package tensorboard is not installed: pip install 'calfat-plugin[tensorboard]'.")
 
 
 # --- W&B --------------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_a_resumed_directory_is_the_same_wandb_run(tmp_path: Path, begun: list[F
 
 
 def test_wandb_online_without_a_key_does_not_wait_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[FakeRun]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: list[FakeRun], snapshot: TextSnapshot
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -224,9 +224,8 @@ def test_wandb_online_without_a_key_does_not_wait_for_one(
     import wandb
 
     monkeypatch.setattr(wandb, "api", wandb.apis.InternalApi())
-    with pytest.raises(PluginError) as caught:
+    with snapshot.raises(PluginError):
         Wandb(WandbOptions(mode="online"))
-    assert str(caught.value) == ("mode: online needs an API key: run `wandb login` once, or set WANDB_API_KEY.")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setattr(wandb, "api", wandb.apis.InternalApi())
     Wandb(WandbOptions(mode="online")).calfat_run_started(info(tmp_path))

@@ -137,23 +137,18 @@ def test_a_path_without_runs(tmp_path: Path, snapshot: TextSnapshot) -> None:
         find_runs(tmp_path)
     with snapshot.raises(RunError):
         find_runs(tmp_path / "no")
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         read_run(tmp_path)
-    assert str(caught.value) == f"{tmp_path}: there is no run in this directory (no recipe.yaml)."
 
 
-def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = made_run(tmp_path / "a", final={"natural": 0.9})
     (path / "results.json").write_text('{"evaluations": [')
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         read_run(path)
-    assert str(caught.value) == (
-        f"{path / 'results.json'}: cannot be read (Expecting value: line 1 column 18 (char 17)). {RESTORE}"
-    )
     (path / "results.json").write_text("[]")
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         read_run(path)
-    assert str(caught.value) == f"{path / 'results.json'}: holds no JSON mapping; it was changed by hand. {RESTORE}"
     (path / "results.json").unlink()
     (path / "rounds.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(RunError, match=r"rounds\.csv: cannot be read \('utf-8' codec"):
@@ -201,8 +196,7 @@ def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) ->
     assert str(caught.value) == f"{recipe}: {what}. {REMEDY}"
 
 
-def test_a_suite_that_calfat_did_not_write_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_suite_that_calfat_did_not_write_is_refused_with_its_place(tmp_path: Path, snapshot: TextSnapshot) -> None:
     (tmp_path / "suite.json").write_text(json.dumps({"cells": [{"runs": []}]}))
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         find_runs(tmp_path)
-    assert str(caught.value) == f"{tmp_path / 'suite.json'}: cells[0] has no 'name'. {REMEDY}"

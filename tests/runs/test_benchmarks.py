@@ -33,49 +33,6 @@ from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.runs.processes import ROOT
 
 # Code of our own with the names that the authors' fat.py and utils.py have.
-FAT = """\
-import argparse, sys
-import torch
-from tensorboardX import SummaryWriter
-from utils import Net
-parser = argparse.ArgumentParser()
-for name in ("--dataset", "--lr", "--local_bs", "--local_ep"):
-    parser.add_argument(name)
-args = parser.parse_args()
-cfgs = {"steps": 20}
-seen = []
-class LocalUpdate:
-    def __init__(self, args, dataset, idxs):
-        self.examples = [dataset[index] for index in idxs]
-    def pgd_train(self, model, criterion):
-        seen.append((args.dataset, args.cls_num_list, len(self.examples)))
-        return model.cuda()(torch.stack([x for x, _ in self.examples]).cuda())
-def get_model(args):
-    return Net().cuda()
-"""
-UTILS = """\
-import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.renamed = torch.nn.Linear(3, 10)
-    def forward(self, x):
-        return self.renamed(x.mean((2, 3)))
-def eval_adv_test_whitebox(model, test_loader, cfgs, dataset):
-    wrong = sum((model(x.cuda()).argmax(1) != y.cuda()).sum() for x, y in test_loader)
-    return wrong, wrong
-"""
-
-
-@pytest.fixture
-def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout in which ``fat.py`` is ours."""
-    for name in ("fat", "utils", "tensorboardX"):
-        monkeypatch.setitem(sys.modules, name, sys)  # so that it is put back as it was
-        monkeypatch.delitem(sys.modules, name)
-    (tmp_path / "fat.py").write_text(FAT)
-    (tmp_path / "utils.py").write_text(UTILS)
-    return tmp_path
 
 
 @pytest.fixture
@@ -162,17 +119,9 @@ def test_the_plain_loop_is_calfat() -> None:
 # --- every benchmark runs ---------------------------------------------------------------------------------------------
 
 
-def test_local_epoch(tmp_path: Path, official: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "numbers.json"
     sizes = ["--images", "2", "--model-images", "1", "--repeats", "1", "--json", str(path)]
-    beside = [*sizes, "--parts", "calfat", "--official", str(official)]
-    with pytest.raises(SystemExit):
-        local_epoch.main([*beside, "--steps", "1"])
-    assert "--steps: the official code takes ten" in capsys.readouterr().err
-    local_epoch.main(beside)
-    found = tables(capsys.readouterr().out)
-    assert [row[0] for row in found["loop"]] == ["official code", "calfat_plugin, fp32", "floor, fp32"]
-    assert sys.modules["fat"].seen == [("cifar10", [1, 1, 0, 0, 0, 0, 0, 0, 0, 0], 2)]
     chosen = ["--methods", "fedpgd,standard", "--models", "vgg8", "--steps", "1"]
     local_epoch.main([*sizes, "--parts", "methods,models", *chosen])
     found = tables(capsys.readouterr().out)
@@ -186,7 +135,7 @@ def test_local_epoch(tmp_path: Path, official: Path, capsys: pytest.CaptureFixtu
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
 
 
-def test_evaluation(official: Path, few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--images", "2", "--autoattack-images", "2", "--epochs", "1", "--repeats", "1"]
     evaluation.main([*sizes, "--parts", "autoattack"])
     found = tables(capsys.readouterr().out)

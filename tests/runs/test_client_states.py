@@ -16,7 +16,6 @@ from calfat_plugin.runs import client_states
 from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
 from calfat_plugin.runs.client_states import ClientStateFile, ClientStateFiles, ClientStates
 from calfat_plugin.runs.tensor_files import read_tensors
-from tests.runs.old_format import as_format_1
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
 
@@ -271,27 +270,6 @@ def test_killed_anywhere_and_resumed_leaves_behind_what_an_uninterrupted_run_doe
     resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert everything(recipe.parent / "run") == everything(whole)
-
-
-@pytest.mark.parametrize("round", [1, 3])
-def test_a_run_of_an_earlier_version_is_resumed_to_the_same_bits(
-    warm: WarmServer, whole: Path, recipe: Path, round: int
-) -> None:
-    """Its checkpoints, of format 1, have the states of all clients within."""
-    run = recipe.parent / "run"
-    assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage("row", round + 1)).code == -9
-    as_format_1(run)
-    assert not (run / "checkpoints" / "clients").exists()
-    resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
-    assert (resumed.code, resumed.err) == (0, "")
-    ours, theirs = everything(run), everything(whole)
-    assert all(ours[name] == theirs[name] for name in ("rounds.csv", "results.json"))
-    one, other = (load_checkpoint(each / "checkpoints" / "last.safetensors")[0] for each in (run, whole))
-    assert one.client_states.keys() == other.client_states.keys()
-    states = [(one.client_states[client], other.client_states[client]) for client in other.client_states]
-    for mine, its in [(one.global_state, other.global_state), (one.server_state, other.server_state), *states]:
-        assert mine.keys() == its.keys()
-        assert all(torch.equal(mine[name], its[name]) for name in its)
 
 
 def test_a_missing_state_is_found_before_anything_changes(warm: WarmServer, recipe: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import save
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.runs.checkpoints import load_checkpoint
@@ -164,15 +164,6 @@ def test_no_flipped_bit_of_a_checkpoint_gets_through(folder: Path, at: int) -> N
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"last\.safetensors: (the|not a) checkpoint"):
         load_checkpoint(path)
-
-
-def test_a_checkpoint_without_a_digest_is_still_read(folder: Path) -> None:
-    path = folder / "run" / LAST
-    before, notes = load_checkpoint(path)
-    facts = {"format": 1, "round": before.round, "clients": sorted(before.client_states), "notes": notes}
-    save_file(load_file(path), path, {"calfat": json.dumps(facts)})
-    after, same_notes = load_checkpoint(path)
-    assert (after.round, same_notes) == (before.round, notes)
 
 
 def test_an_environment_that_cannot_be_read_is_reported_and_made_again(warm: WarmServer, folder: Path) -> None:

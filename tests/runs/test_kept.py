@@ -27,7 +27,7 @@ AGAIN = "Restore it from a copy, or start the run again in another directory."
 C = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
 
 
-def snapshot() -> Snapshot:
+def filled() -> Snapshot:
     """With everything that a snapshot can hold; SCAFFOLD's c is kept and sent, and one tensor is a transposed view."""
     return Snapshot(
         round=7,
@@ -43,7 +43,7 @@ def same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
 
 
 def test_a_checkpoint_gives_back_all_that_was_saved(tmp_path: Path) -> None:
-    saved, notes = snapshot(), {"best": {"best-natural": {"round": 3, "accuracy": 0.5}}}
+    saved, notes = filled(), {"best": {"best-natural": {"round": 3, "accuracy": 0.5}}}
     save_checkpoint(tmp_path / "last.safetensors", saved, notes)
     loaded, kept = load_checkpoint(tmp_path / "last.safetensors")
     assert kept == notes
@@ -56,7 +56,7 @@ def test_a_checkpoint_gives_back_all_that_was_saved(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_a_state_dict_with_more_beside_it(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "last.safetensors", snapshot(), {})
+    save_checkpoint(tmp_path / "last.safetensors", filled(), {})
     assert sorted(load_file(tmp_path / "last.safetensors")) == [
         "broadcast/fedrbn/at/0/norm.mean",
         "broadcast/scaffold/c/conv.weight",
@@ -66,14 +66,13 @@ def test_a_checkpoint_is_a_state_dict_with_more_beside_it(tmp_path: Path) -> Non
         "norm.num_batches_tracked",
         "server/scaffold/c/conv.weight",
     ]
-    save_checkpoint(tmp_path / "again.safetensors", snapshot(), {})
+    save_checkpoint(tmp_path / "again.safetensors", filled(), {})
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "last.safetensors").read_bytes()
 
 
-def test_a_checkpoint_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunError) as error:
+def test_a_checkpoint_that_is_not_there_is_reported(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RunError):
         load_checkpoint(tmp_path / "last.safetensors")
-    assert str(error.value) == f"{tmp_path}/last.safetensors: no such checkpoint."
 
 
 def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
@@ -86,7 +85,7 @@ def digest_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
 
 def test_the_metadata_of_a_checkpoint_says_what_it_holds(tmp_path: Path) -> None:
     path, notes = tmp_path / "last.safetensors", {"best": 0.5}
-    save_checkpoint(path, snapshot(), notes)
+    save_checkpoint(path, filled(), notes)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     facts = {"format": 2, "round": 7, "clients": [1, 3, 10], "files": [], "notes": notes}
@@ -103,41 +102,25 @@ def test_parameters_that_are_being_trained_are_saved_by_value(tmp_path: Path) ->
     assert same(loaded.server_state, {})
 
 
-def test_a_checkpoint_whose_facts_or_tensors_were_changed_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_facts_or_tensors_were_changed_is_refused(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = tmp_path / "last.safetensors"
-    save_checkpoint(path, snapshot(), {"best": 0.5})
+    save_checkpoint(path, filled(), {"best": 0.5})
     content = path.read_bytes()
     for changed in (content.replace(b"0.5", b"0.6"), content[:-1] + bytes([content[-1] ^ 1])):
         assert len(changed) == len(content) != changed
         path.write_bytes(changed)
-        with pytest.raises(RunError) as error:
+        with snapshot.raises(RunError):
             load_checkpoint(path)
-        assert str(error.value) == (
-            f"{path}: the checkpoint is damaged: its content is not what was written (SHA-256). {AGAIN}"
-        )
-
-
-def test_a_checkpoint_of_a_version_without_digests_is_read(tmp_path: Path) -> None:
-    facts = {"format": 1, "round": 3, "clients": [2], "notes": {"best": 0.5}}
-    tensors = {"w": C, "client/2/personal/n": C + 1, "client/20/n": C + 4, "server/m": C + 2, "broadcast/b/c": C + 3}
-    save_file(tensors, tmp_path / "last.safetensors", {"calfat": json.dumps(facts)})
-    loaded, notes = load_checkpoint(tmp_path / "last.safetensors")
-    assert (loaded.round, notes, list(loaded.client_states)) == (3, {"best": 0.5}, [2])
-    assert same(loaded.global_state, {"w": C})
-    assert same(loaded.client_states[2], {"personal/n": C + 1})
-    assert same(loaded.server_state, {"m": C + 2})
-    assert same(loaded.broadcast, {"b/c": C + 3})
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"calfat": '{"format": 3, "round": 1}'}])
-def test_another_safetensors_file_is_no_checkpoint(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+def test_another_safetensors_file_is_no_checkpoint(
+    tmp_path: Path, metadata: dict[str, str] | None, snapshot: TextSnapshot
+) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"w": C}, path, metadata)
-    with pytest.raises(RunError) as error:
+    with snapshot.raises(RunError):
         load_checkpoint(path)
-    assert str(error.value) == (
-        f"{path}: not a checkpoint of calfat_plugin (no 'calfat' of format 1 or 2 in its metadata)."
-    )
 
 
 @pytest.mark.parametrize(
@@ -160,19 +143,16 @@ def test_facts_of_another_shape_are_reported(tmp_path: Path, facts: str, reason:
     assert str(error.value) == f"{path}: the checkpoint cannot be read ({reason}). {AGAIN}"
 
 
-def test_what_is_no_safetensors_file_is_reported(tmp_path: Path) -> None:
+def test_what_is_no_safetensors_file_is_reported(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = tmp_path / "last.safetensors"
     path.write_bytes(b"")
-    with pytest.raises(RunError) as error:
+    with snapshot.raises(RunError):
         load_checkpoint(path)
-    assert str(error.value) == (
-        f"{path}: the checkpoint cannot be read (Error while deserializing header: header too small). {AGAIN}"
-    )
 
 
 def test_a_disk_that_refuses_a_checkpoint_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"/gone/last\.safetensors: cannot be written \(.*No such file or directory"):
-        save_checkpoint(tmp_path / "gone/last.safetensors", snapshot(), {})
+        save_checkpoint(tmp_path / "gone/last.safetensors", filled(), {})
 
 
 def rounds_file(folder: Path, count: int) -> RoundsFile:

@@ -21,6 +21,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.rounds import read_rounds
 from tests.runs.processes import RECIPE, SABOTEUR, Finished, WarmServer, sabotage
+from tests.snapshot import TextSnapshot
 
 ARGUMENTS = (
     *("run", "tiny.yaml", "--seed", "5", "--run-dir", "run"),
@@ -61,17 +62,9 @@ def experiment_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     return assemble(read_document(run / "recipe.yaml"), Registry.load(entry_points=False))
 
 
-def test_rounds_csv(run: Path) -> None:
+def test_rounds_csv(run: Path, snapshot: TextSnapshot) -> None:
     header, *_ = (run / "rounds.csv").read_text().splitlines()
-    assert header == (
-        "round,natural,natural_release,fgsm,fgsm_release,heterogeneity,clients,refused,"
-        "loss_0,loss_1,loss_2,loss_3,loss_4,"
-        "update_norm_0,update_norm_1,update_norm_2,update_norm_3,update_norm_4,"
-        "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,"
-        "natural_worst_class,natural_worst_clients,fgsm_worst_class,fgsm_worst_clients,"
-        "num_examples_0,num_examples_1,num_examples_2,num_examples_3,num_examples_4,"
-        "weight_0,weight_1,weight_2,weight_3,weight_4"
-    )
+    snapshot(header)
     rows = read_rounds(run / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
     monitored = [

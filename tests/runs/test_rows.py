@@ -14,6 +14,7 @@ from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.runs.rounds import RoundsFile, alarms_of, last_used, read_rounds, seconds_of
 from tests.report.made import evaluation, record
+from tests.snapshot import TextSnapshot
 
 OF_CLIENTS = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2"
 HEADER = (
@@ -61,7 +62,7 @@ def written(path: Path, *records: RoundRecord) -> RoundsFile:
 
 
 @pytest.mark.usefixtures("plain_locale")
-def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
+def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path, snapshot: TextSnapshot) -> None:
     file = written(
         tmp_path,
         of_three_clients(
@@ -74,12 +75,7 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
         ),
         of_three_clients(2, evaluations={}, refused={}, alarms=()),
     )
-    assert file.path.read_bytes().decode() == (  # bytes: reading a text would take any end of line for \n
-        f"{HEADER}"
-        "1,0.5,0.51,0.125,0 2,1: client 1: 1 < \u221e; 7: lost,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,"
-        "long; longer,812.5,,0.05,0.25,0.375,30,,20,0.6,,0.4\n"
-        "2,,,0.125,0 2,,0.5,,0.3333333333333333,0.25,,2.0,1000,1100,2.250,,,,,,,,,,,,\n"
-    )
+    snapshot(file.path.read_bytes().decode())
     first, second = read_rounds(file.path)
     assert (first["refused"], first["natural"], second["natural"]) == ("1: client 1: 1 < \u221e; 7: lost", "0.5", "")
     assert (seconds_of(file.path), last_used(file.path)) == (4.5, {0: 2, 2: 2})
@@ -87,18 +83,8 @@ def test_a_row_holds_all_that_a_round_found_on_one_line(tmp_path: Path) -> None:
     assert [row["round"] for row in read_rounds(file.path)] == ["1"]
 
 
-@pytest.mark.parametrize(
-    "lacks",
-    [
-        f",{OF_CLIENTS}",
-        f",natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
-        f",learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
-        f",peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
-        f",peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
-        f",alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}",
-    ],
-)
-def test_a_file_of_a_version_without_the_last_columns_gets_them(lacks: str, tmp_path: Path) -> None:
+def test_a_file_of_a_version_without_the_last_columns_gets_them(tmp_path: Path) -> None:
+    lacks = f",{OF_CLIENTS}"
     rounds = (of_three_clients(round, alarms=(), evaluations={}) for round in (1, 2))
     file = written(tmp_path, *rounds)
     now = file.path.read_text(encoding="utf-8")
@@ -175,7 +161,9 @@ def test_a_damaged_row_is_named(tmp_path: Path, old: str, new: str, reason: str)
     assert str(error.value) == f"{file.path}: row 2 is damaged ({reason}). {AGAIN}"
 
 
-def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(
+    tmp_path: Path, snapshot: TextSnapshot
+) -> None:
     file = written(tmp_path, of_three_clients(1), of_three_clients(2))
     text = file.path.read_text(encoding="utf-8")
     file.path.write_text(text.replace(",1000", ",a thousand"), encoding="utf-8")
@@ -185,9 +173,8 @@ def test_a_damaged_row_is_named_on_resume_and_so_is_a_column_that_is_missing(tmp
     assert str(error.value) == f"{file.path}: row 1 is damaged ({reason}). {AGAIN}"
 
     file.path.write_text(text.replace("seconds", "hours"), encoding="utf-8")
-    with pytest.raises(RunError) as error:
+    with snapshot.raises(RunError):
         read_rounds(file.path)
-    assert str(error.value) == f"{file.path}: row 1 is damaged (no column 'seconds'). {AGAIN}"
 
 
 def test_a_column_of_any_length_is_kept_on_resume(tmp_path: Path) -> None:
@@ -206,7 +193,7 @@ def test_what_plugins_measure_has_its_columns(tmp_path: Path) -> None:
     assert [(row["distance"], row["kept"]) for row in rows] == [("0.3333333333333333", "2.0"), ("", "")]
 
 
-def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = tmp_path / "rounds.csv"
     path.write_bytes(b"round,\xff\n")
     with pytest.raises(RunError) as error:
@@ -215,9 +202,8 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     assert str(error.value) == f"{path}: cannot be read ({reason}). {AGAIN}"
     path.unlink()
     path.mkdir()
-    with pytest.raises(RunError) as error:
+    with snapshot.raises(RunError):
         read_rounds(path)
-    assert str(error.value) == f"{path}: cannot be read (Is a directory). {AGAIN}"
 
 
 def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:

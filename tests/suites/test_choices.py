@@ -265,7 +265,7 @@ def test_a_changed_cell_is_refused(plan_of):
     )
 
 
-def test_a_finished_choice_run_without_its_metric_is_reported(plan_of):
+def test_a_finished_choice_run_without_its_metric_is_reported(plan_of, snapshot):
     run = plan_of().choosing.runs[0]
     finish(run, {"pgd20": 0.5})
     rounds = Path(run.directory, "rounds.csv")
@@ -273,11 +273,8 @@ def test_a_finished_choice_run_without_its_metric_is_reported(plan_of):
     for damaged in (written.replace("pgd20", "other"), written.replace(",0.5,", ",nan,")):
         assert damaged != written
         rounds.write_text(damaged)
-        with pytest.raises(RunError) as caught:
+        with snapshot.raises(RunError):
             plan_of()
-        assert str(caught.value) == (
-            f"{rounds}: there is no value of pgd20 in it. Move {run.directory} away to run it again."
-        )
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,9 @@ def test_only_some_cells_are_run_and_all_are_shown(tmp_path, registry):
     assert len(plan.cells) == 4
 
 
-def test_a_selector_that_matches_nothing_is_refused(tmp_path, registry):
-    with pytest.raises(OptionError) as caught:
+def test_a_selector_that_matches_nothing_is_refused(tmp_path, registry, snapshot):
+    with snapshot.raises(OptionError):
         plan_of(tmp_path, registry, GRID, only=["CalFTA"])
-    assert str(caught.value) == "--only: 'CalFTA' matches no cell. Did you mean 'CalFAT'?"
 
 
 def test_skipped_cells_are_not_even_resolved(tmp_path, registry):

@@ -177,11 +177,10 @@ def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
     assert folders == [summary.plan.directory, out]
 
 
-def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path, snapshot):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError):
         write_tables(summary, tmp_path / "file")
-    assert str(caught.value) == f"{tmp_path / 'file'}: the tables cannot be written (File exists)."
 
 
 @pytest.mark.parametrize(
