@@ -23,7 +23,7 @@ from benchmarks.loops import images, network
 from benchmarks.measuring import Report, Spread, alternated_quantities, command, machine, numbers, words
 from benchmarks.round_overhead import run
 from benchmarks.work import work_of
-from calfat_plugin.runs.rounds import read_rounds
+from calfat_plugin.rounds_csv import read_rounds
 
 SHAPE = (1, 28, 28)
 RECIPE = """\

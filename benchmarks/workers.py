@@ -20,8 +20,8 @@ import torch
 
 from benchmarks.measuring import ROOT, Report, alternated_quantities, command, machine, words
 from benchmarks.round_overhead import run
+from calfat_plugin.rounds_csv import seconds_of
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.rounds import seconds_of
 
 _ROUNDS, _WHOLE = "seconds of all rounds", "seconds of the command"
 

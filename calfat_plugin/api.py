@@ -23,7 +23,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult, evaluation_from_json
-from calfat_plugin.rounds_csv import TEXT_COLUMNS, read_rounds
+from calfat_plugin.rounds_csv import read_rounds, text_columns
 from calfat_plugin.runs.request import Request, checked_experiment
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class Run:
         Accuracies are fractions in [0, 1]; what was not measured in a round is None (in a DataFrame: nan).
         """
         texts = read_rounds(self.directory / "rounds.csv")
-        rows = [{column: _cell(column, text) for column, text in row.items()} for row in texts]
+        words = text_columns()
+        rows = [{name: text if name in words else _number(text) for name, text in row.items()} for row in texts]
         try:
             import pandas
         except ImportError:
@@ -83,9 +84,7 @@ class Run:
         return f"<div><p>{escape(str(self.directory))}</p><table>{rows}</table>{alarms}</div>"
 
 
-def _cell(column: str, text: str) -> Any:
-    if column in TEXT_COLUMNS:
-        return text
+def _number(text: str) -> float | None:
     return None if text == "" else int(text) if text.isdigit() else float(text)
 
 

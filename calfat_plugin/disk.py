@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import errno
+import fcntl
 import json
 import os
-import select
 import shutil
-import stat
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +16,8 @@ from typing import Any
 
 from calfat_plugin.errors import RunError
 
-try:
-    import fcntl
-except ImportError:  # Windows: no locks
-    fcntl = None  # type: ignore[assignment]
-
 #: What to do about a damaged file that a command can make again.
 RESTORE = "Restore it from a copy, or remove it and make it again."
-_PIPE_PATIENCE = 10.0  # seconds
 _MOST_SYNCS = 32  # threads
 _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 
@@ -106,23 +98,11 @@ def long_csv_fields() -> Iterator[None]:
 def read_bytes(path: Path, limit: int) -> bytes:
     """The first ``limit + 1`` bytes of a file, a device or a pipe: more than ``limit`` says that there are more.
 
-    A named pipe that nobody opens for writing is given up after ten seconds.
-
     Raises:
         OSError: it cannot be read.
     """
-    content = b""
-    # Without O_NONBLOCK, opening a named pipe would wait for its writer for ever.
-    with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        number = file.fileno()
-        if stat.S_ISFIFO(os.fstat(number).st_mode):
-            if not select.select([number], [], [], _PIPE_PATIENCE)[0]:
-                with suppress(BlockingIOError):  # somebody has it open and may take its time to write
-                    content = os.read(number, limit + 1)
-                    if not content:
-                        raise OSError(errno.EPIPE, f"a named pipe, and nobody wrote to it for {_PIPE_PATIENCE:g} s")
-            os.set_blocking(number, True)
-        return content + file.read(limit + 1 - len(content))
+    with path.open("rb") as file:
+        return file.read(limit + 1)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -185,14 +165,12 @@ def sync_together(paths: Collection[Path]) -> None:
 def lock(handle: int) -> bool:
     """Claim an open file or folder until it is closed or the process ends; False if another process has it.
 
-    Where there are no locks (Windows, some network file systems), everyone gets it.
+    Where there are no locks (some network file systems), everyone gets it.
     """
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a network file system without locks
+    except OSError:
         return True
     return True

@@ -1,21 +1,320 @@
-"""Reads ``rounds.csv``: for runs that continue, for reports and for Python. ``runs/rounds.py`` writes it."""
+"""``rounds.csv``, a row a round: its columns, each declared once, how rows are written, and how they are read.
+
+What is added to :data:`COLUMNS` is written and read, and refused as a label of an evaluator; it is on the page, and
+given to loggers and suites, as its declaration says. ``python tests/runs/columns.py`` adds it to docs/run_directory.md.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from calfat_plugin.disk import long_csv_fields
-from calfat_plugin.earlier import RELEASE, WORST, round_as_today
+from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
+from calfat_plugin.results import EvaluationResult, RoundRecord
 
-ALARMS = "alarms"
-TEXT_COLUMNS = ("clients", "refused", ALARMS)
-#: What the columns of a monitored evaluator have after its label, beside the column of its accuracy.
-SUFFIXES = (RELEASE, *WORST)
+LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
 _LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, or one for each monitored evaluator, client or metric of a plugin, whose name has a placeholder.
+
+    Attributes:
+        name: with the placeholder, if it has one.
+        value: what a round has for it, or by label, client or metric; None where nothing was measured.
+        about: what it holds, in Markdown.
+        kind: ``number``, ``share`` (a number from 0 to 1 that pages show in percent) or ``text``.
+        written: makes the text of a value.
+        page: its heading in the page's table of rounds; empty: it is not there.
+        logged: its name for loggers, which get a number, and of a text the number of its entries; empty: it has none.
+        in_results: whether ``results.json`` has the last round's number, under which suites find it.
+        is_cost: whether two runs of one recipe and seed may differ in it.
+        key: what took the placeholder's place.
+    """
+
+    name: str
+    value: Callable[[RoundRecord], Any]
+    about: str
+    kind: str = "number"
+    written: Callable[[Any], str] = str
+    page: str = ""
+    logged: str = ""
+    in_results: bool = False
+    is_cost: bool = False
+    key: str | int | None = None
+
+    @property
+    def place(self) -> str:
+        """The placeholder in its name; empty without one."""
+        return next((place for place in (LABEL, CLIENT, METRIC) if place in self.name), "")
+
+    def of(self, key: str | int) -> Column:
+        """The column of one label, client or metric."""
+        named = {field: getattr(self, field).replace(self.place, str(key)) for field in ("name", "page", "logged")}
+        return dataclasses.replace(self, key=key, **named)
+
+    def found(self, record: RoundRecord) -> Any:
+        """Its value in a round; None where nothing was measured."""
+        value = self.value(record)
+        return value if self.key is None else value.get(self.key)
+
+
+def _of_each(number: Callable[[EvaluationResult], Any]) -> Callable[[RoundRecord], dict[str, Any]]:
+    return lambda record: {label: number(result) for label, result in record.evaluations.items()}
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("round", lambda record: record.round, "number of the round, from 1"),
+    Column(
+        "<label>",
+        _of_each(lambda result: result.accuracy),
+        "accuracy of the global model after the round: the share of examples that are classified correctly both clean "
+        "and under attack, of the validation split if there is one, else of the test split. Empty in rounds that are "
+        "not monitored",
+        kind="share",
+        page="<label> %",
+        logged="accuracy/<label>",
+    ),
+    Column(
+        "<label>_release",
+        _of_each(lambda result: result.accuracy_release),
+        "the share that is classified correctly under attack, whatever the clean image: the [convention of the CalFAT "
+        "release](evaluation.md#evaluators)",
+        kind="share",
+        logged="accuracy/<label>_release",
+    ),
+    Column(
+        "heterogeneity",
+        lambda record: record.heterogeneity,
+        "s² of the CalFAT paper, section 3.2, before aggregation ([methods.md](methods.md))",
+        page="s²",
+        logged="heterogeneity",
+    ),
+    Column(
+        "clients",
+        lambda record: record.clients,
+        "numbers of the clients whose updates were used, separated by spaces",
+        kind="text",
+        written=lambda clients: " ".join(map(str, clients)),
+    ),
+    Column(
+        "refused",
+        lambda record: record.refused,
+        "clients whose updates were not used, each with the reason: `3: reason; 5: reason`",
+        kind="text",
+        # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
+        written=lambda refused: " ".join("; ".join(f"{who}: {why}" for who, why in refused.items()).split()),
+        logged="refused",
+    ),
+    Column(
+        "loss_<k>",
+        lambda record: record.losses,
+        "mean training loss of client k in its last local epoch; with `local_steps`, in the round. It is what the "
+        "client claims",
+        logged="loss/client_<k>",
+    ),
+    Column(
+        "update_norm_<k>",
+        lambda record: record.update_norms,
+        "L2 norm of client k's update over the trainable parameters",
+        logged="update_norm/client_<k>",
+    ),
+    Column(
+        METRIC,
+        lambda record: record.metrics,
+        "what a plugin declares: `train/<name>` of the trainer, `server/<name>` of the aggregator, `<label>/<name>` of "
+        "an evaluator ([beyond_two_losses.md](beyond_two_losses.md))",
+        page=METRIC,
+        logged=METRIC,
+        in_results=True,
+    ),
+    Column(
+        "bytes_down", lambda record: record.bytes_down, "bytes of the tensors sent to all clients", logged="bytes/down"
+    ),
+    Column(
+        "bytes_up", lambda record: record.bytes_up, "bytes of the tensors received from all clients", logged="bytes/up"
+    ),
+    Column(
+        "seconds",
+        lambda record: record.seconds,
+        "wall-clock time of the round, with its evaluation",
+        written="{:.3f}".format,
+        page="seconds",
+        logged="seconds",
+        is_cost=True,
+    ),
+    Column(
+        "alarms",
+        lambda record: record.alarms,
+        "findings about clients whose updates were used, each a code and a sentence (`large-update: the update of …`), "
+        "separated by `; ` ([evaluation.md](evaluation.md#alarms))",
+        kind="text",
+        written="; ".join,
+    ),
+    Column(
+        "peak_memory_mb",
+        lambda record: record.peak_memory_mb,
+        "peak of memory in MB (10^6 bytes); [speed.md](speed.md#memory)",
+        written="{:.1f}".format,
+        page="peak memory, MB",
+        logged="peak_memory_mb",
+        is_cost=True,
+    ),
+    Column(
+        "peak_gpu_memory_mb",
+        lambda record: record.peak_gpu_memory_mb,
+        "the same of the GPU's memory",
+        written="{:.1f}".format,
+        page="peak on the GPU, MB",
+        logged="peak_gpu_memory_mb",
+        is_cost=True,
+    ),
+    Column(
+        "learning_rate",
+        lambda record: record.learning_rate,
+        "learning rate of the round, by `train_args`. A trainer of a plugin may have another one if the recipe has no "
+        "schedule",
+        logged="learning_rate",
+    ),
+    Column(
+        "<label>_worst_class",
+        _of_each(lambda result: result.worst_class and result.worst_class.accuracy),
+        "lowest accuracy of a class, by the counting of `<label>`",
+        kind="share",
+        page="<label>, worst class %",
+    ),
+    Column(
+        "<label>_worst_clients",
+        _of_each(lambda result: result.worst_clients and result.worst_clients.accuracy),
+        "mean accuracy of the worst 10 % of clients ([evaluation.md](evaluation.md#worst-classes-and-clients)). Empty "
+        "in a cross-silo run, where the server does not know the clients' labels",
+        kind="share",
+        page="<label>, worst clients %",
+    ),
+    Column(
+        "num_examples_<k>",
+        lambda record: record.num_examples,
+        "number of training examples that client k claims",
+    ),
+    Column(
+        "weight_<k>",
+        lambda record: record.weights,
+        "share of the average that client k's update got, from 0 to 1. Empty where the aggregator of a plugin does not "
+        "say",
+    ),
+)
+"""In the order of the file, in which the columns of a label follow each other."""
+COST_COLUMNS = tuple(column.name for column in COLUMNS if column.is_cost)
+
+
+def columns_of(labels: Iterable[str], clients: Iterable[int] = (), metrics: Iterable[str] = ()) -> list[Column]:
+    """The columns of a run, in the order of the file.
+
+    Args:
+        labels: of its monitored evaluators.
+        clients: their numbers.
+        metrics: names of what its plugins measure.
+    """
+    keys: dict[str, list[Any]] = {LABEL: list(labels), CLIENT: list(clients), METRIC: list(metrics)}
+    found: list[Column] = []
+    for _, group in groupby(COLUMNS, key=lambda column: column.place == LABEL or column.name):
+        together = list(group)
+        if place := together[0].place:
+            found += [column.of(key) for key in keys[place] for column in together]
+        else:
+            found += together
+    return found
+
+
+def text_columns() -> set[str]:
+    """Names of the columns that hold no numbers."""
+    return {column.name for column in COLUMNS if column.kind == "text"}
+
+
+def owner_of(label: str, labels: Collection[str]) -> str:
+    """Whose column has the name of an evaluator's label: ``of every run``, ``of 'pgd20'``; empty where it is free."""
+    for column in COLUMNS:
+        if column.place == LABEL and column.name != LABEL:
+            owner = label.removesuffix(column.name.removeprefix(LABEL))
+            if owner in labels and owner != label:
+                return f"of '{owner}'"
+    others = (column.name for column in COLUMNS if column.place in ("", CLIENT))
+    pattern = "|".join(re.escape(name).replace(CLIENT, "[0-9]+") for name in others)
+    return "of every run" if re.fullmatch(pattern, label) else ""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class RoundsFile:
+    """Appends rows.
+
+    Args:
+        path: the file.
+        labels: monitored evaluators.
+        num_clients: clients in total.
+        metrics: what plugins measure (``RoundRecord.metrics``).
+
+    Attributes:
+        in_results: the columns whose last numbers ``results.json`` has.
+    """
+
+    def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:
+        self.path, self.labels = path, tuple(labels)
+        self._columns = columns_of(labels, range(num_clients), metrics)
+        of_evaluators = tuple(f"{label}/" for label in labels)  # the final evaluation has its own
+        found = (column for column in self._columns if column.in_results)
+        self.in_results = [column for column in found if not column.name.startswith(of_evaluators)]
+
+    @property
+    def columns(self) -> list[str]:
+        """The header."""
+        return [column.name for column in self._columns]
+
+    def append(self, record: RoundRecord) -> None:
+        """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not.
+
+        Raises:
+            RunError: the disk refuses.
+        """
+        found = ((column, column.found(record)) for column in self._columns)
+        row = ["" if value is None else column.written(value) for column, value in found]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([row] if self.path.exists() else [self.columns, row])
+        with reporting_disk_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+
+    def keep_until(self, last_round: int) -> None:
+        """Drop rows after ``last_round``: a crash between row and checkpoint leaves one too many, or half a row.
+
+        Raises:
+            RunError: rows up to ``last_round`` are missing.
+        """
+        kept = _text_of(self.path).splitlines(keepends=True)[: last_round + 1]
+        rounds = [line.partition(",")[0] for line in kept if line.endswith("\n")]
+        if rounds != ["round", *map(str, range(1, last_round + 1))]:
+            raise RunError(
+                f"{self.path}: the rows of rounds 1 to {last_round}, which the checkpoint continues from, are not all "
+                "there; the file was changed by hand. Start the run again without --resume."
+            )
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_rows_of(self.path, kept))
+        write_text(self.path, text.getvalue())
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_rounds(path: Path) -> list[dict[str, str]]:
@@ -24,17 +323,23 @@ def read_rounds(path: Path) -> list[dict[str, str]]:
     Raises:
         RunError: it cannot be read, or is damaged.
     """
-    lines = text_of(path).splitlines(keepends=True)
+    lines = _text_of(path).splitlines(keepends=True)
     # The last line may be without its end: it is being written, or was cut by a crash.
-    return rows_of(path, [line for line in lines if line.endswith("\n")])
+    return _rows_of(path, [line for line in lines if line.endswith("\n")])
 
 
-def text_of(path: Path) -> str:
-    """What is in the file; nothing before the first round is finished.
+def seconds_of(path: Path) -> float:
+    """Wall-clock seconds of all rounds in the file together; 0 without one."""
+    return sum(float(row["seconds"]) for row in read_rounds(path))
 
-    Raises:
-        RunError: it cannot be read.
-    """
+
+def last_used(path: Path) -> dict[int, int]:
+    """Client to the last round in which its update was used; without clients whose updates never were."""
+    return {int(client): int(row["round"]) for row in read_rounds(path) for client in row["clients"].split()}
+
+
+def _text_of(path: Path) -> str:
+    """What is in the file; nothing before the first round is finished."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -44,31 +349,40 @@ def text_of(path: Path) -> str:
         raise RunError(f"{path}: cannot be read ({reason}). {_REMEDY}") from None
 
 
-def rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of the file's lines, each with a value for every column of today, numbers where numbers belong.
-
-    Raises:
-        RunError: a row is otherwise.
-    """
+def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of the file's lines, each with as many values as there are columns, and numbers where they belong."""
     rows: list[dict[str, str]] = []
+    texts = text_columns()
     try:
         with long_csv_fields():
             reader = csv.DictReader(lines, strict=True)
             for row in reader:
-                _check_row(row, len(reader.fieldnames or ()))
-                rows.append(round_as_today(row))
+                if None in row or None in row.values():
+                    raise ValueError(f"expected {len(reader.fieldnames or ())} values")
+                int(row["round"]), [int(client) for client in row["clients"].split()]
+                for name in row.keys() - texts:
+                    float(row[name] or 0)
+                if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
+                    raise ValueError(f"seconds is {row['seconds']}")
+                rows.append(_as_today(row))
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     return rows
 
 
-def _check_row(row: Mapping[str, str], columns: int) -> None:
-    """Refuse with ``ValueError`` or ``KeyError``."""
-    if None in row or None in row.values():
-        raise ValueError(f"expected {columns} values")
-    int(row["round"]), [int(client) for client in row["clients"].split()]
-    for column in row.keys() - set(TEXT_COLUMNS):
-        float(row[column] or 0)
-    if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # a sum of others would not fit into results.json
-        raise ValueError(f"seconds is {row['seconds']}")
+def _as_today(row: Mapping[str, str]) -> dict[str, str]:
+    """A row of a version that counted as the CalFAT release does (docs/run_directory.md, Format 1).
+
+    Where both counts agree, they are of the same images, and so are the worst of them.
+    """
+    labels = [name.removesuffix("_strict") for name in row if name.endswith("_strict")]
+    labels = [label for label in labels if label in row and f"{label}_release" not in row]
+    changed = dict(row)
+    for label in labels:
+        changed[f"{label}_strict"], changed[label] = row[label], row[f"{label}_strict"]
+        if row[label] != row[f"{label}_strict"]:
+            worst = (f"{label}_worst_class", f"{label}_worst_clients")
+            changed |= {name: "" for name in worst if name in row}
+    names = {f"{label}_strict": f"{label}_release" for label in labels}
+    return {names.get(name, name): value for name, value in changed.items()}

@@ -15,6 +15,7 @@ from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.schema import Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
+from calfat_plugin.rounds_csv import columns_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,8 @@ class Experiment(Recipe):
     @property
     def final_metrics(self) -> tuple[str, ...]:
         """What a finished run knows beside accuracies: the last round's numbers, and the final evaluators'."""
-        return self._metrics(self.evaluators)
+        columns = [column.name for column in columns_of(()) if column.in_results]
+        return (*columns, *self._metrics(self.evaluators))
 
     def _metrics(self, evaluators: tuple[Plugin[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
         measuring: dict[str, Plugin[Any]] = {"train": self.trainer, "server": self.aggregator}

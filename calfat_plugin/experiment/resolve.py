@@ -22,13 +22,10 @@ from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import failing_at, options_at, section_at
 from calfat_plugin.recipe.training import check_training
 from calfat_plugin.registry import Registry
-from calfat_plugin.rounds_csv import SUFFIXES
+from calfat_plugin.rounds_csv import owner_of
 
 E = TypeVar("E", bound=entries.Entry)
 
-_OTHER_COLUMN = re.compile(
-    r"round|heterogeneity|clients|refused|alarms|bytes_(down|up)|seconds|peak_(gpu_)?memory_mb|learning_rate|(loss|update_norm|num_examples|weight)_[0-9]+"
-)
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
@@ -312,10 +309,7 @@ def _refuse_twin_columns(experiment: Experiment) -> None:
     monitored, document = experiment.monitor.evaluators, experiment.document
     labels = [plugin.label for plugin in monitored]
     for plugin in monitored:
-        taken = "of every run" if _OTHER_COLUMN.fullmatch(plugin.label) else ""
-        for owner in {plugin.label.removesuffix(suffix) for suffix in SUFFIXES} & {*labels} - {plugin.label}:
-            taken = f"of '{owner}'"
-        if taken:
+        if taken := owner_of(plugin.label, labels):
             raise document.error(
                 plugin.path,
                 f"the label '{plugin.label}' is the name of a column {taken} in rounds.csv; give it another 'label'.",

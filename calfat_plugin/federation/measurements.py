@@ -61,7 +61,7 @@ class Measurements:
         return self._measured(state, self._test, self._experiment.evaluators, 0, on_progress, scratch)
 
     def try_all(self, state: State) -> None:
-        """Let every evaluator measure a few images; nobody is told the results."""
+        """Let every evaluator measure a few images; and discard the results."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
         for picks in (self._experiment.monitor.evaluators, self._experiment.evaluators):
             self._measured(state, few, picks, 0, lambda label, done, total, correct: None)

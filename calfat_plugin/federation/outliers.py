@@ -1,4 +1,4 @@
-"""Clients out of proportion: what they send is used, for no rule here takes a vote away, but never in silence.
+"""Outliers among clients: they are aggregated and logged, for no rule here takes a client's vote away.
 
 A finding is a code and a sentence, ``large-update: the update of client 3 has ...``.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 
+from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.maths.metrics import plausible_losses
+from calfat_plugin.rounds_csv import read_rounds
 
 #: Times the median norm from which an update is reported: a choice, not a measured bound. Honest norms differ with
 #: their number of steps and their classes; an update scaled to replace the mean of n clients is n times as long.
@@ -17,6 +20,14 @@ RATIO = 10.0
 _FEWEST = 3  # clients; of two, nobody can say which is out of proportion
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
+_LISTED = 5  # rounds whose alarms are quoted on the page
+_LARGE_UPDATE = "large-update"
+_ADVICE = {
+    _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
+    "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
+    "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
+    "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
+}
 
 
 def norm_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
@@ -82,3 +93,21 @@ def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
         for client, loss in losses.items()
         if client not in kept and (kept or math.isfinite(loss))
     )
+
+
+def alarms_of(path: Path) -> tuple[Alarm, ...]:
+    """The findings of all rounds in a ``rounds.csv``, an alarm for each kind; none without any."""
+    found: dict[str, dict[str, list[str]]] = {code: {} for code in _ADVICE}  # code to round to sentences
+    for row in read_rounds(path):
+        for finding in filter(None, row.get("alarms", "").split("; ")):
+            code, _, text = finding.partition(": ")
+            if code not in _ADVICE:  # before there were others
+                code, text = _LARGE_UPDATE, finding
+            found[code].setdefault(row["round"], []).append(text)
+    alarms = []
+    for code, rounds in found.items():
+        listed = [f"round {number}: {'; '.join(texts)}" for number, texts in rounds.items()]
+        more = f" (and {len(listed) - _LISTED} more rounds in rounds.csv)" if len(listed) > _LISTED else ""
+        if listed:
+            alarms.append(Alarm(code, f"{'; '.join(listed[:_LISTED])}{more}. {_ADVICE[code]}", ()))
+    return tuple(alarms)

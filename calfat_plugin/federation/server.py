@@ -212,7 +212,7 @@ class Server:
         return tuple(self._measurements.final(self.state, scratch).values())
 
     def try_evaluators(self) -> None:
-        """Measure a few images for nobody: a mistake in an evaluator shows before the first round.
+        """Measure a few images and discard the results: a mistake in an evaluator shows before the first round.
 
         Raises:
             CalfatError: as :meth:`final_evaluation` would.

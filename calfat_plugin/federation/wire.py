@@ -151,4 +151,4 @@ def _check_namespaces(state: Mapping[str, Tensor], extras: Mapping[str, Tensor])
         )
     taken = [name for name in extras if name.startswith(_RESERVED)]
     if taken:
-        raise UpdateError(f"the extra '{taken[0]}' is misnamed: {', '.join(_RESERVED)} mean something here already.")
+        raise UpdateError(f"the extra '{taken[0]}' is misnamed: {', '.join(_RESERVED)} are reserved.")

@@ -5,25 +5,17 @@ from __future__ import annotations
 import math
 
 from calfat_plugin.results import EvaluationResult, RoundRecord
+from calfat_plugin.rounds_csv import columns_of
 
 
 def round_scalars(record: RoundRecord) -> dict[str, float]:
     """One finished round as name to number. Accuracies are fractions; what is not finite is left out."""
-    numbers = {
-        "heterogeneity": record.heterogeneity,
-        "seconds": record.seconds,
-        "bytes/down": float(record.bytes_down),
-        "bytes/up": float(record.bytes_up),
-        "refused": float(len(record.refused)),
-    }
-    for result in record.evaluations.values():
-        numbers |= accuracies("accuracy", result)
-    numbers |= record.metrics
-    measured = ("learning_rate", "peak_memory_mb", "peak_gpu_memory_mb")
-    numbers |= {name: value for name in measured if (value := getattr(record, name)) is not None}
-    numbers["loss/mean"] = record.loss
-    numbers |= {f"loss/client_{client}": loss for client, loss in record.losses.items()}
-    numbers |= {f"update_norm/client_{client}": norm for client, norm in record.update_norms.items()}
+    clients = sorted({*record.losses, *record.update_norms})
+    numbers = {"loss/mean": record.loss}
+    for column in columns_of(record.evaluations, clients, record.metrics):
+        value = column.found(record) if column.logged else None
+        if value is not None:
+            numbers[column.logged] = float(len(value) if column.kind == "text" else value)
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 

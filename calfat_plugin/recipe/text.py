@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
 from calfat_plugin.disk import read_bytes
@@ -14,7 +13,7 @@ _MAX_SHOWN = 120  # characters of a path in a message
 
 
 def read_text(path: Path, kind: str) -> str:
-    """The text of a recipe or a suite, from a file, a device or a pipe; in UTF-8, or in UTF-16 with its mark.
+    """The text of a recipe or a suite, from a file, a device or a pipe; in UTF-8, with or without its mark.
 
     Args:
         path: where it is.
@@ -23,20 +22,6 @@ def read_text(path: Path, kind: str) -> str:
     Raises:
         RecipeError: it is no file, cannot be read, is too large, or is no text.
     """
-    content, shown = _read(path, kind), str(path)
-    # YAML allows UTF-16, which the shell of Windows writes; both kinds of text may begin with a byte order mark.
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    try:
-        return content.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        name = encoding.removesuffix("-sig").upper()
-        raise RecipeError(
-            f"{shown}:{line}: byte {error.start} is not {name} text; expected a YAML {kind}, not a binary file."
-        ) from None
-
-
-def _read(path: Path, kind: str) -> bytes:
     shown = str(path)
     try:
         if path.is_dir():
@@ -52,7 +37,13 @@ def _read(path: Path, kind: str) -> bytes:
     if len(content) > _MAX_BYTES:
         size = path.stat().st_size or f"more than {_MAX_BYTES}"  # a pipe has no size
         raise RecipeError(f"{shown}: {size} bytes are too many for a {kind} ({_MAX_BYTES // 1000} kB at most).")
-    return content
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError(
+            f"{shown}:{line}: byte {error.start} is not UTF-8 text; expected a YAML {kind}, not a binary file."
+        ) from None
 
 
 def _instead_of(path: Path) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin.disk import RESTORE, read_json
-from calfat_plugin.earlier import best_as_today, evaluation_as_today
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT
-from calfat_plugin.rounds_csv import SUFFIXES, TEXT_COLUMNS, read_rounds
+from calfat_plugin.results import RESULTS_FORMAT, best_as_today, evaluation_as_today
+from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
 PER_CLASS = "per_class.json"
@@ -137,7 +136,7 @@ class RunFiles:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Columns of what plugins measured beside: ``train/margin``, ``pgd20/ece``; those that hold numbers."""
-        accuracies = {column for label in self.monitored for column in (label, *map(label.__add__, SUFFIXES))}
+        accuracies = {column.name for column in columns_of(self.monitored)}
         columns = (column for column in (self.rounds[0] if self.rounds else {}) if "/" in column)
         return tuple(column for column in columns if column not in accuracies and self.curve(column))
 
@@ -169,11 +168,11 @@ def read_run(path: Path) -> RunFiles:
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
     recipe = read_document(path / RECIPE).data
     check_shape(recipe, shapes.RECIPE, path / RECIPE)
-    rows = read_rounds(path / "rounds.csv")
+    rows, texts = read_rounds(path / "rounds.csv"), text_columns()
     run = RunFiles(
         path=path,
         recipe=recipe,
-        rounds=[{name: _number(text) for name, text in row.items() if name not in TEXT_COLUMNS} for row in rows],
+        rounds=[{name: _number(text) for name, text in row.items() if name not in texts} for row in rows],
         refused=sum(bool(row.get("refused")) for row in rows),
         results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.earlier import WORST
 from calfat_plugin.exact import parse_number
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
@@ -38,11 +37,10 @@ from calfat_plugin.report.numbers import (
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
 from calfat_plugin.report.profile_table import cells, spending
 from calfat_plugin.report.reading import NATURAL, RunFiles
+from calfat_plugin.rounds_csv import Column, columns_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_WORST = dict(zip(WORST, ("worst class", "worst clients"), strict=True))
 
 
 def run_page(run: RunFiles, figures: Path) -> str:
@@ -163,23 +161,20 @@ def _rounds(run: RunFiles) -> dict[str, Any] | None:
     """Every round in numbers."""
     if not run.rounds:
         return None
-    accuracies = {label: f"{label} %" for label in run.monitored}
-    accuracies |= {f"{label}{suffix}": f"{label}, {who} %" for label in run.monitored for suffix, who in _WORST.items()}
-    names = {**accuracies, "heterogeneity": "s²", "seconds": "seconds"}
-    names |= {"peak_memory_mb": "peak memory, MB", "peak_gpu_memory_mb": "peak on the GPU, MB"}
-    names |= {column: column for column in run.metrics}
-    columns = [column for column in names if run.curve(column)]
+    columns = [column for column in columns_of(run.monitored, metrics=run.metrics) if column.page]
+    columns = [column for column in columns if run.curve(column.name)]
+    columns.sort(key=lambda column: 0 if column.kind == "share" else 1 if column.key is None else 2)
 
-    def shown(column: str, value: float | None) -> str:
-        return bare_percent(value) if value is None or column in accuracies else f"{value:.4g}"
+    def shown(column: Column, value: float | None) -> str:
+        return bare_percent(value) if value is None or column.kind == "share" else f"{value:.4g}"
 
     return {
         "total": counted(len(run.rounds), "round"),
         "duration": duration(sum(seconds for _, seconds in run.curve("seconds"))),
         "refused": run.refused,
-        "head": ["round", *(names[column] for column in columns)],
+        "head": ["round", *(column.page for column in columns)],
         "rows": [
-            (f"{row.get('round') or 0:.0f}", "", [shown(column, row.get(column)) for column in columns])
+            (f"{row.get('round') or 0:.0f}", "", [shown(column, row.get(column.name)) for column in columns])
             for row in run.rounds
         ],
     }

@@ -3,7 +3,7 @@
 The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a model that loads
 (leave out the names with a slash). What else a resumed run needs is stored beside them under ``server/``,
 ``broadcast/`` and, for a client that keeps its own checkpoints, ``client/<id>/``; the facts say round and what was
-measured, and name the files of all other clients. Format 1 had the states of all clients within.
+measured, and name the files of all other clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from calfat_plugin.runs.tensor_files import (
     write_tensors,
 )
 
-_FORMAT, _READABLE = 2, (1, 2)
+_FORMAT = 2
 
 
 def save_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -> None:
@@ -79,10 +79,9 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
     """
     try:
         tensors, facts = read_tensors(path)
-        if facts.get("format") not in _READABLE:
+        if facts.get("format") != _FORMAT:
             raise RunError(
-                f"{path}: not a checkpoint of calfat_plugin (no '{KEY}' of format "
-                f"{' or '.join(map(str, _READABLE))} in its metadata)."
+                f"{path}: not a checkpoint of calfat_plugin (no '{KEY}' of format {_FORMAT} in its metadata)."
             )
         number, within, named = int(facts["round"]), list(facts["clients"]), _named(facts)
         notes: dict[str, Any] = facts["notes"]

@@ -32,8 +32,8 @@ from calfat_plugin.disk import lock, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
+from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import RoundsFile
 
 D = TypeVar("D", bound="RunDirectory")
 
@@ -68,6 +68,11 @@ class RunDirectory:
     def checkpoint(self, name: str) -> Path:
         """Path of one of :data:`CHECKPOINTS`."""
         return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def rounds_file(self, experiment: Experiment) -> RoundsFile:
+        """``rounds.csv`` with the columns of this experiment."""
+        labels = [pick.label for pick in experiment.monitor.evaluators]
+        return RoundsFile(self.rounds, labels, experiment.num_clients, experiment.metric_columns)
 
     @property
     def finished(self) -> bool:
@@ -200,7 +205,7 @@ class RunDirectory:
             RunError: rows of finished rounds are missing.
         """
         if last_round > 0:
-            RoundsFile.of(self.rounds, experiment).keep_until(last_round)
+            self.rounds_file(experiment).keep_until(last_round)
         else:
             self.rounds.unlink(missing_ok=True)
         self.results.unlink(missing_ok=True)  # it continues, so it is not finished

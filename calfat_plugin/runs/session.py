@@ -15,7 +15,7 @@ from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
-from calfat_plugin.rounds_csv import read_rounds
+from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.client_states import ClientStateFiles
@@ -26,7 +26,6 @@ from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import last_used, seconds_of
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:

@@ -49,7 +49,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(tensors, facts) of a file; the facts of one that we did not write are empty.
 
-    The digest is among the facts, as :data:`DIGEST`; files of early versions have none.
+    The digest is among the facts, as :data:`DIGEST`.
 
     Raises:
         RunError: its content is not what was written.

@@ -32,7 +32,7 @@ _PRELOADED = [
     "calfat_plugin.builtin",
     "calfat_plugin.host.transports.pipes",
 ]
-_FOR_US = (signal.SIGINT, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGINT,)
+_FOR_US = (signal.SIGINT, signal.SIGHUP)
 _GRACE = 5.0  # seconds that a worker has to end after SIGTERM
 
 
@@ -101,10 +101,8 @@ def prepare() -> None:
     """Begin to start workers: they import what they need while this process does.
 
     Raises:
-        HostError: this system has no such processes.
+        HostError: the system starts no more processes.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        raise HostError("--workers needs Linux or macOS. Here a run has one process, or those of an MPI job (mpiexec).")
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     try:
         resource_tracker.ensure_running()  # it would let the signals through again

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import put_in_place, reporting_disk_errors
-from calfat_plugin.earlier import best_as_today
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.evaluators.base import STEP_SIZE
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, evaluation_as_json
+from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, best_as_today, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import named_files, write_checkpoint
 from calfat_plugin.runs.client_states import ClientStates, Named
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile, alarms_of
 
 NATURAL = "natural"
 CONVENTIONS = {
@@ -63,7 +62,7 @@ class RunWriter:
         resume_from: Snapshot | None = None,
     ) -> None:
         self.directory, self.experiment = directory, experiment
-        self._rounds = RoundsFile.of(directory.rounds, experiment)
+        self._rounds = directory.rounds_file(experiment)
         labels = self._rounds.labels
         robust = [label for label in labels if label != NATURAL]
         # The last attack of the list counts as the robust one: recipes list them from weak to strong.
@@ -71,8 +70,10 @@ class RunWriter:
         if robust:
             self._selectors["best-robust"] = robust[-1]
         self.best: dict[str, Mapping[str, Any]] = best_as_today(best or {}, read_rounds(directory.rounds))
-        self._metrics: Mapping[str, float] = {} if resume_from is None else self._metrics_before()
-        self.client_states = _client_states(directory, resume_from)
+        self._last: Mapping[str, float | None] = {} if resume_from is None else self._last_before()
+        done = 0 if resume_from is None else resume_from.round
+        checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
+        self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)
         self._disk = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: _UnderWay | None = None
 
@@ -95,7 +96,7 @@ class RunWriter:
         """
         self.settle()
         self._rounds.append(record)
-        self._metrics = record.metrics
+        self._last = {column.name: column.found(record) for column in self._rounds.in_results}
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             write_checkpoint(self.directory.checkpoint(name), snapshot, notes)
@@ -136,15 +137,15 @@ class RunWriter:
         with reporting_disk_errors(paths[-1]):
             put_in_place(paths, also=[self.directory.rounds, self.directory.path, *states])
 
-    def _metrics_before(self) -> dict[str, float]:
-        """What the last row of the file has of plugins' metrics: all rounds of the run may be behind it."""
-        rows = read_rounds(self.directory.rounds)
-        columns = self.experiment.metric_columns if rows else ()
-        return {column: float(rows[-1][column]) for column in columns if rows[-1].get(column)}
+    def _last_before(self) -> dict[str, float | None]:
+        """What the last row of the file has of the numbers for ``results.json``: all rounds may be behind it."""
+        rows = read_rounds(self.directory.rounds)[-1:]
+        names = [column.name for column in self._rounds.in_results]
+        return {name: float(row[name]) for row in rows for name in names if row.get(name)}
 
-    def _last_metrics(self) -> dict[str, dict[str, float | None]]:
+    def _metrics(self) -> dict[str, dict[str, float | None]]:
         """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
-        last = {name: value for name, value in self._metrics.items() if name.startswith(("train/", "server/"))}
+        last = {name: value for name, value in self._last.items() if value is not None}
         return {"metrics": {n: value if math.isfinite(value) else None for n, value in last.items()}} if last else {}
 
     def _test_images_used(self) -> tuple[Alarm, ...]:
@@ -180,7 +181,7 @@ class RunWriter:
                 "model": "global model after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
-                **self._last_metrics(),
+                **self._metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 f"{self.experiment.data.monitored_split}_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
@@ -191,14 +192,3 @@ class RunWriter:
             },
         )
         shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use
-
-
-def _client_states(directory: RunDirectory, resume_from: Snapshot | None) -> ClientStates:
-    """The states at the end of the round to continue from; files that a killed process left are removed."""
-    done, kept = (0, {}) if resume_from is None else (resume_from.round, resume_from.client_states)
-    checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
-    states = ClientStates(directory.client_states, checkpoints, done)
-    for client in kept.keys() - states.keys():  # a checkpoint of format 1 has them within
-        states[client] = kept[client]
-    states.round = done + 1
-    return states

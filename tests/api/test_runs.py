@@ -13,9 +13,9 @@ import calfat_plugin as calfat
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server
 from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.rounds_csv import COST_COLUMNS
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import COST_COLUMNS
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import COMMAND, python
 from tests.snapshot import TextSnapshot

@@ -29,8 +29,8 @@ if "tests" not in sys.modules:  # started as a program; an installed package may
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["tests"] = package
 
+from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
 from tests import reaper
 from tests.runs.processes import RECIPE, Finished, WarmServer
 from tests.silo.federation import Federation, global_model

@@ -15,12 +15,12 @@ import torch
 
 from calfat_plugin.cli.progress import PlainProgress, _scores
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.outliers import loss_alarms, norm_alarms, weight_alarms
+from calfat_plugin.federation.outliers import alarms_of, loss_alarms, norm_alarms, weight_alarms
 from calfat_plugin.loggers.scalars import round_scalars
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
+from calfat_plugin.rounds_csv import RoundsFile, read_rounds
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile, alarms_of, read_rounds
 from calfat_plugin.runs.writer import RunWriter
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation

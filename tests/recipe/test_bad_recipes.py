@@ -14,8 +14,8 @@ from calfat_plugin import __version__, registry
 from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile
 from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python
 from tests.snapshot import TextSnapshot
 

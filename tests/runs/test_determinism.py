@@ -55,7 +55,7 @@ def test_same_recipe_same_bits_whatever_else_differs(
 
 def test_only_the_seed_differs_between_seeds(warm: WarmServer, recipe: Path) -> None:
     """The split of the data is the same for every seed of a study, unless the recipe ties it to the seed."""
-    from calfat_plugin.runs.rounds import read_rounds
+    from calfat_plugin.rounds_csv import read_rounds
 
     tied = ("--set", "calfat.partition.seed=null")
     for name, more in (("a", ()), ("b", ("--seed", "1")), ("c", ("--seed", "1", *tied))):

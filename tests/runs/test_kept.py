@@ -17,8 +17,8 @@ from torch import Tensor
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment.compare import changes, flat, same_but_rounds, why_not
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds_of
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.rounds import RoundsFile, last_used, read_rounds, seconds_of
 from calfat_plugin.runs.tensor_files import read_facts, write_tensors
 from tests.report.made import record
 from tests.snapshot import TextSnapshot
@@ -126,11 +126,11 @@ def test_another_safetensors_file_is_no_checkpoint(
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ('{"format": 1, "clients": [], "notes": {}}', "'round'"),
-        ('{"format": 1, "round": 1, "notes": {}}', "'clients'"),
-        ('{"format": 1, "round": 1, "clients": []}', "'notes'"),
-        ('{"format": 1, "round": "one", "clients": []}', "invalid literal for int() with base 10: 'one'"),
-        ('{"format": 1, "round": 1, "clients": 3}', "'int' object is not iterable"),
+        ('{"format": 2, "clients": [], "notes": {}}', "'round'"),
+        ('{"format": 2, "round": 1, "notes": {}}', "'clients'"),
+        ('{"format": 2, "round": 1, "clients": []}', "'notes'"),
+        ('{"format": 2, "round": "one", "clients": []}', "invalid literal for int() with base 10: 'one'"),
+        ('{"format": 2, "round": 1, "clients": 3}', "'int' object is not iterable"),
         ("[]", "'list' object has no attribute 'get'"),
         ("{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ],

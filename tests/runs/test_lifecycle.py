@@ -20,11 +20,11 @@ from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs import session
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
-from calfat_plugin.runs.rounds import read_rounds
 from calfat_plugin.runs.session import run
 from tests.report.made import record
 from tests.runs.processes import SABOTEUR, TIMEOUT

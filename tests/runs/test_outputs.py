@@ -18,8 +18,8 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.rounds import read_rounds
 from tests.runs.processes import RECIPE, SABOTEUR, Finished, WarmServer, sabotage
 from tests.snapshot import TextSnapshot
 

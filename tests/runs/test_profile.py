@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from calfat_plugin.profiling import Profile, begin_part, profiling, timed, timed_each
 from calfat_plugin.report import write_run_report
 from calfat_plugin.report.profile_table import ELSE, spending, spending_text
-from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
+from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from tests.report.pages import Page
 from tests.runs.processes import RECIPE, Finished, WarmServer, sabotage
 

@@ -14,8 +14,8 @@ import torch
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
+from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.rounds import RoundsFile
 from tests.report.made import experiment, made_run
 from tests.runs.processes import RECIPE, TIMEOUT, Finished, WarmServer, sabotage
 from tests.snapshot import TextSnapshot

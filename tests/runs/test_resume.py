@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
 from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, cold, environment, sabotage
 
 ALL = ("--set", "train_args.client_num_per_round=5")

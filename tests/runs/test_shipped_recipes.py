@@ -12,7 +12,7 @@ from calfat_plugin.entries import DatasetEntry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.rounds import read_rounds
+from calfat_plugin.rounds_csv import read_rounds
 from tests.inputs import on_disk
 from tests.runs.processes import ROOT, WarmServer
 

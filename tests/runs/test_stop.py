@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.runs.rounds import read_rounds
+from calfat_plugin.rounds_csv import read_rounds
 from tests.runs.processes import TIMEOUT, Finished, WarmServer, environment, sabotage
 from tests.snapshot import TextSnapshot
 

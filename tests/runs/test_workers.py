@@ -32,10 +32,10 @@ from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.report.profile_table import spending, spending_text
 from calfat_plugin.results import RoundRecord
+from calfat_plugin.rounds_csv import COST_COLUMNS
 from calfat_plugin.runs.compute import pick_device
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
-from calfat_plugin.runs.rounds import COST_COLUMNS
 from calfat_plugin.runs.session import run
 from calfat_plugin.runs.workers import number_of_workers
 from tests.cli.runner import Ended, calfat

@@ -147,8 +147,8 @@ def choice_run(folder: Path) -> tuple[str, list[object], str]:
     digest of its data)."""
     from calfat_plugin.observer import RunObserver
     from calfat_plugin.registry import Registry
+    from calfat_plugin.rounds_csv import COST_COLUMNS, read_rounds
     from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.rounds import COST_COLUMNS, read_rounds
     from calfat_plugin.runs.session import run
     from calfat_plugin.suites import load_suite
     from calfat_plugin.suites.plan import make_plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import ssl
 from dataclasses import dataclass
@@ -56,7 +55,7 @@ def exposed_key(settings: TLSSettings, rank: int) -> str:
         mode = path.stat().st_mode & 0o777
     except OSError:  # it cannot be read either, which :meth:`Certificates.read` reports
         return ""
-    if os.name != "posix" or not mode & 0o077:
+    if not mode & 0o077:
         return ""
     return (
         f"calfat.silo.tls.key: {path} is open to other users of this machine (mode {mode:03o}). Whoever reads it can "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import threading
 import time
@@ -18,11 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.errors import HostError
-
-try:
-    import resource
-except ImportError:  # Windows: no such limit
-    resource = None  # type: ignore[assignment]
 
 _ENOUGH = 65_536  # descriptors
 _RESERVED = 256  # of them for the files and libraries of this process
@@ -44,8 +40,6 @@ def connections_allowed(num_parties: int) -> int:
         HostError: the system allows too few descriptors.
     """
     wanted = num_parties + _SPARE_CONNECTIONS
-    if resource is None:
-        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < limit:
@@ -120,7 +114,7 @@ class ConnectionGuard:
     def _connections(self) -> Iterator[tuple[Peer, int]]:
         try:
             handles = [int(name) for name in os.listdir(_DESCRIPTORS)]
-        except OSError:  # Windows
+        except OSError:  # no such folder: a sandbox
             return
         for handle in handles:
             with suppress(OSError), _socket(handle) as connection:
