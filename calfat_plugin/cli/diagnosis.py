@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlparse
 from calfat_plugin import __version__
 from calfat_plugin.cli.launcher import is_linked, scripts, which_launcher
 from calfat_plugin.errors import PluginError
-from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.host.arguments import TESTED_VERSIONS
 from calfat_plugin.recipe.schema import DataArgs
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.host.arguments import TESTED_VERSIONS
 
 Launcher = Literal["none", "host", "former"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.cli.errors import coloured
-from calfat_plugin.host.runtime import Runtime
+from calfat_plugin.host.runtimes import Runtime
 
 _COLOURS = (36, 32, 33, 35, 34, 31)
 _MPI_ABORT = "Abort("

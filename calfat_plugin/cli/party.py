@@ -16,7 +16,7 @@ from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.cli.resume_hint import ResumeHint
-    from calfat_plugin.host.runtime import Runtime
+    from calfat_plugin.host.runtimes import Runtime
     from calfat_plugin.runs.request import Request
 
 ALL = -1

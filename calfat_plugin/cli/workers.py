@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from calfat_plugin.experiment import Experiment
-    from calfat_plugin.host.runtime import Runtime
+    from calfat_plugin.host.runtimes import Runtime
     from calfat_plugin.runs.request import Request
 
 

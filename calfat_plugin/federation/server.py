@@ -78,7 +78,7 @@ class Server:
     """
 
     def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver) -> None:
-        self.experiment, self.device, self.observer = experiment, device, observer
+        self.experiment, self.dataset, self.device, self.observer = experiment, dataset, device, observer
         self._trainer = experiment.build_trainer()
         self._aggregator = experiment.build_aggregator()
         self._model = experiment.build_model(dataset, self._trainer)
@@ -96,12 +96,16 @@ class Server:
         self._model.to(device).eval()
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Continue after ``snapshot.round``.
+    def begin(self, snapshot: Snapshot | None) -> None:
+        """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show.
 
         Raises:
             UpdateError: when the snapshot does not fit this experiment's model.
+            CalfatError: as :meth:`final_evaluation` would.
         """
+        if snapshot is None:
+            self._measurements.try_all(self.state)
+            return
         check_update(snapshot.global_state, self.state, who="checkpoint")
         self.state, self.server_state = snapshot.global_state, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
@@ -210,14 +214,6 @@ class Server:
         """
         begin_part("final evaluation")
         return tuple(self._measurements.final(self.state, scratch).values())
-
-    def try_evaluators(self) -> None:
-        """Measure a few images and discard the results: a mistake in an evaluator shows before the first round.
-
-        Raises:
-            CalfatError: as :meth:`final_evaluation` would.
-        """
-        self._measurements.try_all(self.state)
 
     def _usable(
         self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]

@@ -1,7 +1,7 @@
-"""Recipe to the flat ``args`` object that the host reads.
+"""What a process of a run is given: what it is to do, and the flat ``args`` object that the host reads.
 
-Only the host's own sections go there. The ``calfat:`` section never does: the host flattens everything onto one
-object, where an attack's ``epsilon`` would land on the ``epsilon`` of its differential privacy.
+Only the host's own sections of a recipe go into ``args``. The ``calfat:`` section never does: the host flattens
+everything onto one object, where an attack's ``epsilon`` would land on the ``epsilon`` of its differential privacy.
 """
 
 from __future__ import annotations
@@ -9,11 +9,90 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin import __version__
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.results import RoundRecord, State
+
+if TYPE_CHECKING:
+    from calfat_plugin.datasets import ImageData
+    from calfat_plugin.federation.server import Server, Snapshot
+    from calfat_plugin.federation.worker import Worker
+    from calfat_plugin.host.transports.base import Transport
+
+#: Of FedML; the patches in ``launch.py`` are for these.
+TESTED_VERSIONS = ("0.9.6",)
+_LIMIT_FACTOR = 8  # an update may bring control variates, several sets of statistics and the like
+_LIMIT_FLOOR = 1_000_000
+#: Opens this process's transport from its rank and the largest message that it accepts, in bytes.
+OpenTransport = Callable[[int, int], "Transport"]
+
+
+class WorkerProcess(NamedTuple):
+    """A process on this machine that trains clients, and the pipe to it."""
+
+    process: BaseProcess
+    pipe: Connection
+
+
+@dataclass(frozen=True)
+class ServerTask:
+    """All remaining rounds of an experiment, then its final evaluation.
+
+    Attributes:
+        server: at the end of the last finished round; its device is that of training, too, if this process trains.
+        on_round: called with each record and a snapshot to save, before observers are informed of the round.
+        shards: client id to its training examples, on its device; empty where each party has its own.
+        client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
+        used: client to the last round in which its update was used, for a resumed cross-silo run.
+        scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
+        workers: the processes that train instead of this one, where a simulation was given some.
+        warn: shows the user a finding that does not stop the run.
+    """
+
+    server: Server
+    on_round: Callable[[RoundRecord, Snapshot], None]
+    shards: Mapping[int, ImageData] = field(default_factory=dict)
+    client_states: MutableMapping[int, State] = field(default_factory=dict)
+    used: Mapping[int, int] = field(default_factory=dict)
+    scratch: Path | None = None
+    workers: Sequence[WorkerProcess] = ()
+    warn: Callable[[str], None] = logging.getLogger(__name__).warning
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """A client's part of a cross-silo run: train whenever the server asks, until it says that the run is over.
+
+    A round that is trained again (the server was restarted, the update came too late) begins from the state that
+    belongs to the model, so SCAFFOLD's variates never run ahead of the server's.
+
+    Attributes:
+        worker: trains this client; the server's experiment must be the same.
+        rank: 1 to the number of clients; the client's id is one less.
+        state_after: what the client keeps after the round that the server last used; 0 is before the first round.
+        keep_state: stores (round, what the client keeps after it, round last used), and forgets all other rounds.
+        on_round: called for each round with (number, what happens).
+        on_notice: called with what the server has to say to the user.
+        on_finished: called when the server says that the run is over, before that is acknowledged; afterwards the
+            server may leave, and a client that was killed would wait for it. Runs in a receiving thread.
+    """
+
+    worker: Worker
+    rank: int
+    state_after: Callable[[int], State]
+    keep_state: Callable[[int, State, int], None]
+    on_round: Callable[[int, str], None]
+    on_notice: Callable[[str], None]
+    on_finished: Callable[[], None]
 
 
 def host_arguments(experiment: Experiment) -> SimpleNamespace:
@@ -64,3 +143,9 @@ def fingerprint(experiment: Experiment) -> str:
         plugin.pop("file")  # a copy of the same content lies elsewhere with each party
     text = json.dumps([__version__, plain], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def max_message(experiment: Experiment, model_bytes: int) -> int:
+    """Size of the largest message that a party accepts, in bytes, from the size of the model."""
+    limit = experiment.silo.max_message_mb
+    return _LIMIT_FACTOR * model_bytes + _LIMIT_FLOOR if limit is None else limit * 1_000_000

@@ -1,12 +1,19 @@
-"""How every run is handed to the host: FedML imported in silence, started with our arguments, and put back after."""
+"""How every run is handed to the host: FedML imported in silence, started with our arguments, and put back after.
+
+The host's defects that reach our users are patched while a run lasts. Each patch is named after its defect, says why it
+is there, and applies only to the host versions it was tested with.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from calfat_plugin.compat import all_entry_points, make_torchvision_importable
 
@@ -22,9 +29,10 @@ with warnings.catch_warnings():
     import fedml
 
 from calfat_plugin.errors import HostError  # noqa: E402
-from calfat_plugin.host import patches  # noqa: E402
+from calfat_plugin.federation.global_rng import generators_kept  # noqa: E402
+from calfat_plugin.host.arguments import TESTED_VERSIONS  # noqa: E402
 
-__all__ = ["fedml", "run_host"]
+__all__ = ["fedml", "host_command", "run_host"]
 
 
 def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[Any], Any]) -> None:
@@ -38,8 +46,8 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     Raises:
         HostError: the installed host is of an untested version, or cannot start its tracking.
     """
-    patches.check_version(fedml.__version__)
-    with patches.reseeds_the_world(), patches.no_telemetry(), patches.logs_every_step():
+    check_version(fedml.__version__)
+    with reseeds_the_world(), no_telemetry(), logs_every_step():
         args = _init(args)
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
 
@@ -55,3 +63,76 @@ def _init(args: SimpleNamespace) -> Any:
             f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
             f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
         ) from error
+
+
+def host_command() -> None:
+    """Run the host's own ``fedml`` with this process's arguments."""
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+    from fedml.cli.cli import cli
+
+    cli()
+
+
+def check_version(version: str) -> None:
+    """Refuse a host that the patches were not tested with.
+
+    Raises:
+        HostError: with the versions that work.
+    """
+    if version not in TESTED_VERSIONS:
+        raise HostError(
+            f"fedml {version} is installed; calfat_plugin is tested with {', '.join(TESTED_VERSIONS)}. "
+            f"Install it with: pip install fedml=={TESTED_VERSIONS[-1]}"
+        )
+
+
+@contextmanager
+def no_telemetry() -> Iterator[None]:
+    """Keep ``fedml.init`` off the network and out of the home directory.
+
+    Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out),
+    creates ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name
+    is kept in ``~/.fedml`` too; here it lives in this process's environment only. Its runner leaves a file named after
+    the process there for the vendor's agent, which no one else reads.
+    """
+
+    def no_fetch(args: Any, version: str = "release") -> None:
+        args.version = args.config_version = version
+
+    with (
+        mock.patch.dict(os.environ),
+        mock.patch.object(fedml, "set_env_kv", os.environ.__setitem__),
+        mock.patch.object(fedml, "load_env", return_value=None),
+        mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch),
+        mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def logs_every_step() -> Iterator[None]:
+    """Keep the host from logging twice for each client and each aggregation that it has begun or ended something.
+
+    These are the events of the vendor's platform. Without it, which is how we run, nobody else gets them.
+    """
+    with mock.patch.object(fedml.mlops, "event", _nothing):
+        yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What such an event comes to."""
+
+
+@contextmanager
+def reseeds_the_world() -> Iterator[None]:
+    """Give the caller's global random generators back as they were.
+
+    ``fedml.init`` seeds Python's, numpy's and torch's global generators with the run's seed. Our streams are derived
+    and need none of it; a notebook that runs a recipe should not find its own randomness reset.
+    """
+    deterministic = torch.backends.cudnn.deterministic
+    with generators_kept():
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.deterministic = deterministic

@@ -31,10 +31,8 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import Wire, add_client_state, is_refusal, take_client_state
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.task import ServerTask
-from calfat_plugin.host.trainer import WorkerTrainer
+from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
+from calfat_plugin.host.arguments import ServerTask, host_arguments
 from calfat_plugin.host.transports.base import Transport
 from calfat_plugin.host.transports.pool import (
     FINISH,
@@ -240,7 +238,7 @@ class SimulationWorker(OnTransport, FedAVGClientManager):
         self.finish()
 
 
-def lead(task: ServerTask, workers: Workers) -> tuple[EvaluationResult, ...]:
+def run_server(task: ServerTask, workers: Workers) -> tuple[EvaluationResult, ...]:
     """Run all remaining rounds with these workers, then the final evaluation.
 
     Raises:
@@ -248,21 +246,20 @@ def lead(task: ServerTask, workers: Workers) -> tuple[EvaluationResult, ...]:
         UpdateError: a round without a single usable update.
         WorkerError: a bug showed in a worker.
     """
-    server = task.start_server()
-    args = host_arguments(task.experiment)
-    args.comm_round = task.experiment.num_rounds - server.round
-    counts = {client: len(shard) for client, shard in task.shards.items()}
+    server = task.server
+    args = host_arguments(server.experiment)
+    args.comm_round = server.experiment.num_rounds - server.round
 
     def manager(args: Any) -> SimulationServer:
         return SimulationServer(args, Rounds(args, server, task.client_states, task.on_round), pool)
 
-    with Pool(workers, counts, task.warn) as pool:
+    with Pool(workers, {client: len(shard) for client, shard in task.shards.items()}, task.warn) as pool:
         if args.comm_round > 0:  # else the run was stopped in its final evaluation
-            run_host(args, task.device, manager)
+            run_host(args, server.device, manager)
     return server.final_evaluation(task.scratch)
 
 
-def assist(
+def run_worker(
     experiment: Experiment,
     dataset: Dataset,
     shards: Mapping[int, ImageData],

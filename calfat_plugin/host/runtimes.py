@@ -6,20 +6,244 @@ of the host that other packages need to start a run. Neither torch nor FedML is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.runtime import BACKEND, Package, Runtime
-from calfat_plugin.host.silo.runtimes import CrossSiloGRPC, CrossSiloMPI, CrossSiloMQTT
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
-from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
-    from calfat_plugin.host.task import ServerTask
+    from calfat_plugin.host.arguments import ClientTask, ServerTask
+    from calfat_plugin.host.transports.base import Transport
     from calfat_plugin.results import EvaluationResult
+
+BACKEND: KeyPath = ("comm_args", "backend")
+
+
+class Package(NamedTuple):
+    """What a backend needs to be installed: its top-level module, its distribution, and our extra that brings it."""
+
+    module: str
+    distribution: str
+    extra: str
+
+
+class Runtime(ABC):
+    """One way to run an experiment. A subclass is final and holds nothing but the experiment.
+
+    Attributes:
+        is_cross_silo: whether each process is a party with data of its own, and not a worker for any client.
+        is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
+        package: what the backend needs beside the host.
+    """
+
+    is_cross_silo: ClassVar[bool] = False
+    is_mpi_job: ClassVar[bool] = False
+    package: ClassVar[Package | None] = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    @property
+    @abstractmethod
+    def num_processes(self) -> int:
+        """Processes of a run, the server's included."""
+
+    @property
+    def process_names(self) -> list[str]:
+        """What each process is called on the console, by rank; empty where only the server has much to report."""
+        return [""] * self.num_processes
+
+    @property
+    def lacks_addresses(self) -> bool:
+        """Whether processes listen on addresses that the recipe leaves open."""
+        return False
+
+    @property
+    def is_unprotected(self) -> bool:
+        """Whether a process can take part that nobody invited."""
+        return False
+
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        """What the user of party ``rank`` should know before it starts."""
+        yield from ()
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what the host, or this version of the plugin, cannot do.
+
+        Raises:
+            RecipeError: with place, key path and what to write instead.
+        """
+        if self.package is not None and importlib.util.find_spec(self.package.module) is None:
+            raise self._error(
+                BACKEND,
+                f"{self.experiment.comm.backend} needs the package {self.package.distribution}: "
+                f"pip install 'calfat-plugin[{self.package.extra}]'.",
+            )
+
+    @abstractmethod
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        """Be the process that holds the global model: all remaining rounds, then the final evaluation.
+
+        Raises:
+            HostError: the installed host is of an untested version, or the other processes do not come.
+            UpdateError: a round without a single usable update.
+        """
+
+    def _error(self, path: KeyPath, complaint: str) -> Exception:
+        return self.experiment.document.error(path, complaint)
+
+
+# --- cross-silo: a client stays where its data is ---------------------------------------------------------------------
+
+
+class CrossSilo(Runtime):
+    """FedML's cross-silo runtime: a process for each party, over one of the backends below."""
+
+    is_cross_silo = True
+
+    @property
+    def num_processes(self) -> int:
+        return self.experiment.num_clients + 1
+
+    @property
+    def process_names(self) -> list[str]:
+        return ["server", *(f"client {client}" for client in range(self.experiment.num_clients))]
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        experiment = self.experiment
+        if experiment.train.federated_optimizer != "FedAvg":
+            raise self._error(
+                ("train_args", "federated_optimizer"),
+                f"'{experiment.train.federated_optimizer}' cannot be run: the host's cross-silo runtime knows FedAvg "
+                "only. Write FedAvg and name the algorithm in calfat.aggregator.",
+            )
+        if not experiment.silo.insecure:
+            self._refuse_insecure()
+
+    @abstractmethod
+    def _refuse_insecure(self) -> None:
+        """Refuse addresses that other machines can reach, or be asked for, without TLS."""
+
+    @abstractmethod
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        """This process's end of the backend.
+
+        Args:
+            rank: of this process; 0 is the server's.
+            max_message: largest message that is accepted, in bytes.
+
+        Raises:
+            HostError: it cannot be opened.
+        """
+
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        if self.is_unprotected and rank == 0:
+            yield UNPROTECTED
+        if not self.is_mpi_job and (tls := self.experiment.silo.tls) is not None:
+            from calfat_plugin.host.transports.certificates import exposed_key
+
+            yield from filter(None, [exposed_key(tls, rank)])
+
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        from calfat_plugin.host.silo.server import run_server
+
+        return run_server(task, self.open_transport, all_come=self.is_mpi_job)
+
+    def run_client(self, task: ClientTask) -> None:
+        """Be a client until the server says that the run is over; see ``host.silo.client.run_client``."""
+        from calfat_plugin.host.silo.client import run_client
+
+        run_client(task, self.open_transport)
+
+
+class _Listening(CrossSilo):
+    """Backends whose recipe may say where each party listens."""
+
+    def _refuse_insecure(self) -> None:
+        silo = self.experiment.silo
+        exposed = [str(address) for address in silo.addresses if not address.is_loopback]
+        if silo.bind is not None and not Address(silo.bind, 1).is_loopback:
+            exposed.append(silo.bind)
+        if exposed and silo.tls is None:
+            raise self._error(
+                ("calfat", "silo"),
+                f"{exposed[0]} can be reached from other machines, and there are no certificates. Name them in "
+                "calfat.silo.tls (`calfat certs DIR` makes a test set), or write calfat.silo.insecure: true for a "
+                "network in which everyone may read and join.",
+            )
+
+
+class CrossSiloGRPC(_Listening):
+    """Parties that call each other over gRPC."""
+
+    package = Package("grpc", "grpcio", "grpc")
+
+    @property
+    def lacks_addresses(self) -> bool:
+        return not self.experiment.silo.addresses
+
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.silo.tls is None
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.grpc import GRPCTransport
+
+        return GRPCTransport(rank, self.experiment.silo, max_message)
+
+
+class CrossSiloMPI(_Listening):
+    """Parties that are the processes of one MPI job."""
+
+    is_mpi_job = True
+    package = Package("mpi4py", "mpi4py", "mpi")
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.mpi import MPITransport
+
+        return MPITransport(rank, self.num_processes, max_message)
+
+
+class CrossSiloMQTT(CrossSilo):
+    """Parties that only connect outwards: to an MQTT broker and an S3-compatible store."""
+
+    package = Package("paho", "paho-mqtt", "mqtt-s3")
+
+    @property
+    def is_unprotected(self) -> bool:
+        return self.experiment.silo.tls is None and self.experiment.silo.mqtt.username is None
+
+    def open_transport(self, rank: int, max_message: int) -> Transport:
+        from calfat_plugin.host.transports.mqtt import MQTTTransport
+
+        return MQTTTransport(rank, self.num_processes, self.experiment.silo, max_message)
+
+    def _refuse_insecure(self) -> None:
+        silo = self.experiment.silo
+        broker = silo.mqtt.address
+        if not (broker.is_loopback or silo.tls or silo.mqtt.tls):
+            raise self._error(
+                ("calfat", "silo"),
+                f"messages would cross the network to the broker {broker} in the open. Name certificates in "
+                "calfat.silo.tls (`calfat certs DIR --broker HOST` makes a test set), or write calfat.silo.mqtt.tls: "
+                "true for a broker with a certificate of its own, or calfat.silo.insecure: true for a network in which "
+                "everyone may read and join.",
+            )
+        if not silo.s3.is_safe:
+            raise self._error(
+                ("calfat", "silo", "s3", "endpoint"),
+                f"models would cross the network to {silo.s3.endpoint} in the open. Give the store a certificate and "
+                "write https://, or write calfat.silo.insecure: true for a network in which everyone may read along.",
+            )
+
 
 _PARTITION: KeyPath = ("data_args", "partition_method")
 
@@ -34,18 +258,15 @@ class Simulation(Runtime):
     def num_processes(self) -> int:
         return 1
 
-    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        if task.workers:
-            from calfat_plugin.host.mpi_simulation import lead
-            from calfat_plugin.host.transports.pipes import PipeWorkers
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        if not task.workers:
+            from calfat_plugin.host.simulation import simulate
 
-            return lead(task, PipeWorkers(task.workers))
-        return self._lead_without(task)
+            return simulate(task)
+        from calfat_plugin.host.mpi_simulation import run_server
+        from calfat_plugin.host.transports.pool import PipeWorkers
 
-    def _lead_without(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        from calfat_plugin.host.simulation import simulate
-
-        return simulate(task)
+        return run_server(task, PipeWorkers(task.workers))
 
 
 class MPISimulation(Simulation):
@@ -58,11 +279,13 @@ class MPISimulation(Simulation):
     def num_processes(self) -> int:
         return self.experiment.clients_per_round + 1  # of those that --local starts; mpiexec may start others
 
-    def _lead_without(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
-        from calfat_plugin.host.mpi_simulation import lead
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        if task.workers:
+            return super().run_server(task)
+        from calfat_plugin.host.mpi_simulation import run_server
         from calfat_plugin.host.transports.mpi import MPIWorkers
 
-        return lead(task, MPIWorkers())
+        return run_server(task, MPIWorkers())
 
 
 # --- which one --------------------------------------------------------------------------------------------------------

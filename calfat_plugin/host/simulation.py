@@ -17,12 +17,10 @@ from calfat_plugin.host.launch import run_host  # before all else of fedml, whos
 # isort: split
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-from calfat_plugin.federation.server import Server
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.arguments import host_arguments
-from calfat_plugin.host.task import ServerTask
-from calfat_plugin.host.trainer import WorkerTrainer
+from calfat_plugin.host.adapters import WorkerTrainer
+from calfat_plugin.host.arguments import ServerTask, host_arguments
 from calfat_plugin.results import EvaluationResult
 
 
@@ -31,25 +29,25 @@ class SimulationAPI(FedAvgAPI):
 
     Args:
         args: the host's arguments; ``comm_round`` counts the rounds still to do.
-        server, worker: the parties.
-        task: their device, data and ``on_round``.
+        worker: trains.
+        task: the server, and ``on_round``.
     """
 
-    def __init__(self, args: Any, server: Server, worker: Worker, task: ServerTask) -> None:
-        self.server, self.worker, self.on_round = server, worker, task.on_round
-        dataset = task.dataset
+    def __init__(self, args: Any, worker: Worker, task: ServerTask) -> None:
+        self.server, self.worker, self.on_round = task.server, worker, task.on_round
+        dataset = self.server.dataset
         self.trainer = WorkerTrainer(worker, args)
         self.clients: tuple[int, ...] = ()
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
         super().__init__(
             args,
-            task.device,
+            self.server.device,
             [sum(counts.values()), len(dataset.test), None, None, counts, nothing, nothing, dataset.num_classes],
             torch.nn.Identity(),  # the host builds a trainer of its own around it, which is then replaced
         )
         self.model_trainer = self.trainer
-        self.trainer.set_model_params(server.downlink())
+        self.trainer.set_model_params(self.server.downlink())
 
     def _setup_clients(self, num_dict: Any, train_dict: Any, test_dict: Any, model_trainer: Any) -> None:
         super()._setup_clients(num_dict, train_dict, test_dict, self.trainer)
@@ -83,11 +81,10 @@ def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
         HostError: the installed host is of an untested version.
         UpdateError: a round without a single usable update.
     """
-    experiment, server = task.experiment, task.start_server()
-    worker = Worker(experiment, task.dataset, task.shards, task.device, task.observer, task.client_states)
-    remaining = experiment.num_rounds - server.round
-    if remaining > 0:
-        args = host_arguments(experiment)
-        args.comm_round = remaining
-        run_host(args, task.device, lambda args: SimulationAPI(args, server, worker, task))
+    server = task.server
+    worker = Worker(server.experiment, server.dataset, task.shards, server.device, server.observer, task.client_states)
+    args = host_arguments(server.experiment)
+    args.comm_round = server.experiment.num_rounds - server.round
+    if args.comm_round > 0:  # else the run was stopped in its final evaluation
+        run_host(args, server.device, lambda args: SimulationAPI(args, worker, task))
     return server.final_evaluation(task.scratch)

@@ -96,7 +96,7 @@ def new_profile(device: torch.device) -> Profile:
     return Profile(wait) if device.type == "cuda" else Profile()
 
 
-def settled(experiment: Experiment) -> Experiment:
+def with_resolved_precision(experiment: Experiment) -> Experiment:
     """The experiment with ``calfat.runtime.precision: auto`` replaced by what it means here.
 
     A run is recorded with that: it cannot be resumed, and no party can join it, in another arithmetic.

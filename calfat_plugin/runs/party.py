@@ -26,8 +26,9 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.host.silo.runtimes import CrossSilo
+from calfat_plugin.host.arguments import ClientTask
+from calfat_plugin.host.runtimes import CrossSilo, runtime_of
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
@@ -124,16 +125,13 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         environment = describe_environment(device, experiment.registry, request.command, precision)
         directory.write_json(directory.environment, environment)
 
-        from calfat_plugin.host.task import ClientTask
+        from calfat_plugin.federation.worker import Worker
 
         states = _States(directory.last_checkpoint.parent, client)
         say(f"client {client} of {name}: {len(data)} examples, waiting for the server")
         task = ClientTask(
-            experiment,
-            dataset,
-            data.to(device),
+            Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver()),
             rank,
-            device,
             state_after=states.after,
             keep_state=states.keep,
             on_round=lambda round, what: say(f"round {round}/{experiment.num_rounds}  {what}"),
@@ -145,7 +143,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         )
         profile = new_profile(device) if request.profile else None
         with profiling(profile):
-            runtime.work(task)
+            runtime.run_client(task)
         if profile is not None:
             from calfat_plugin.report.profile_table import spending_text
 
@@ -173,14 +171,14 @@ def run_worker(request: Request, rank: int) -> None:
         CalfatError: with what to fix.
     """
     with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
-        from calfat_plugin.host.mpi_simulation import assist  # first: it prepares FedML's import
+        from calfat_plugin.host import mpi_simulation  # first: it prepares FedML's import
         from calfat_plugin.host.transports import mpi_job
         from calfat_plugin.host.transports.mpi import MPITransport
 
         with MPITransport(rank, mpi_job.size(), max_message=sys.maxsize) as transport:
             transport.patience = math.inf  # processes of one job live and die together
             with _ready_to_train(request.experiment, mpi_job.rank_on_machine(), request.profile) as ready:
-                assist(*ready, transport)
+                mpi_simulation.run_worker(*ready, transport)
 
 
 def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path, profile: bool) -> None:
@@ -194,14 +192,13 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
         profile: whether to tell the server where the time goes.
     """
     with log_to(log_file):
-        from calfat_plugin.host.mpi_simulation import assist  # as above
-        from calfat_plugin.host.transports.pipes import PipeTransport
-        from calfat_plugin.host.transports.pool import trouble
+        from calfat_plugin.host import mpi_simulation  # as above
+        from calfat_plugin.host.transports.pool import PipeTransport, trouble
 
         with PipeTransport(rank, pipe) as transport:
             try:
                 with _ready_to_train(checked_experiment(document), rank - 1, profile) as ready:
-                    assist(*ready, transport)
+                    mpi_simulation.run_worker(*ready, transport)
             except Exception as error:
                 transport.send_now(trouble(rank, error), _LAST_WORDS)
 

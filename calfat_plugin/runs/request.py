@@ -11,7 +11,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import settled
+from calfat_plugin.runs.compute import with_resolved_precision
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Request:
     profile: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "experiment", settled(self.experiment))
+        object.__setattr__(self, "experiment", with_resolved_precision(self.experiment))
 
 
 def checked_experiment(

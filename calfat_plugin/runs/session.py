@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
@@ -59,8 +59,8 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         device = (pick_device if runtime.is_cross_silo else device_to_train)(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
 
+        from calfat_plugin.federation.server import Server
         from calfat_plugin.federation.worker import shards_of
-        from calfat_plugin.host.task import ServerTask
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
@@ -90,19 +90,6 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
             with timed("loggers"):
                 listeners.round_finished(info, record)
 
-        task = ServerTask(
-            experiment,
-            dataset,
-            device,
-            observer,
-            on_round,
-            shards=shards,
-            resume_from=snapshot,
-            client_states=writer.client_states,
-            used=last_used(directory.rounds),
-            scratch=directory.evaluation,
-            warn=warn,
-        )
         profile = new_profile(device) if request.profile else None
         try:
             with (
@@ -110,7 +97,13 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 workers.running(request, directory.log) as processes,
                 writer,
             ):
-                evaluations = runtime.lead(replace(task, workers=processes))
+                server = Server(experiment, dataset, device, observer)
+                server.begin(snapshot)
+                used = last_used(directory.rounds)
+                task = ServerTask(
+                    server, on_round, shards, writer.client_states, used, directory.evaluation, processes, warn
+                )
+                evaluations = runtime.run_server(task)
             evaluations = tuple(evaluation.with_worst_clients(counts) for evaluation in evaluations)
             result = RunResult(evaluations, experiment.num_rounds, earlier + time.perf_counter() - started)
             writer.run_finished(result)

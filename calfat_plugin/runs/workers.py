@@ -19,8 +19,8 @@ from unittest import mock
 
 from calfat_plugin.errors import HostError, RunError
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.runtime import Runtime
-from calfat_plugin.host.task import WorkerProcess
+from calfat_plugin.host.arguments import WorkerProcess
+from calfat_plugin.host.runtimes import Runtime
 from calfat_plugin.runs.request import Request
 
 AUTO, OPTION = "auto", "--workers"
@@ -30,7 +30,6 @@ _PRELOADED = [
     "calfat_plugin.runs.party",
     "calfat_plugin.host.mpi_simulation",
     "calfat_plugin.builtin",
-    "calfat_plugin.host.transports.pipes",
 ]
 _FOR_US = (signal.SIGINT, signal.SIGHUP)
 _GRACE = 5.0  # seconds that a worker has to end after SIGTERM

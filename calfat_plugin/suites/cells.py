@@ -13,7 +13,7 @@ from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rou
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import settled
+from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.parse import SEED_PATH
 from calfat_plugin.suites.record import Key, Recorded, digest, read_record
@@ -150,7 +150,7 @@ def _state(run: PlannedRun) -> tuple[State, str]:
         then = assemble(read_document(directory.recipe), experiment.registry).as_run()
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
-    now = settled(experiment).as_run()
+    now = with_resolved_precision(experiment).as_run()
     section, key = SEED_PATH
     now[str(section)][key] = run.seed
     keys = same_but_rounds(then, now)

@@ -31,7 +31,7 @@ class TinyFederation:
         self.server = Server(experiment, dataset, CPU, RunObserver())
         self.worker = Worker(experiment, dataset, shards, CPU, RunObserver())
         if snapshot is not None:
-            self.server.restore(snapshot)
+            self.server.begin(snapshot)
             self.worker.client_states.update(snapshot.client_states)
 
     def play(self) -> RoundRecord:

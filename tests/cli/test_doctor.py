@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from calfat_plugin import __version__, registry
 from calfat_plugin.cli import diagnosis, doctor
 from calfat_plugin.cli.diagnosis import Declared, Finding, declared
-from calfat_plugin.host.patches import TESTED_VERSIONS
+from calfat_plugin.host.arguments import TESTED_VERSIONS
 from calfat_plugin.registry import Provider
 from tests.cli.runner import ROOT, Ended, calfat
 from tests.inputs import on_disk

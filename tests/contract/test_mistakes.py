@@ -37,7 +37,7 @@ from calfat_plugin import (
 )
 from calfat_plugin.entries import Entry
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.host.task import ServerTask
+from calfat_plugin.federation.server import Server
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import KINDS
@@ -74,7 +74,7 @@ def experiment(entry: Entry) -> Experiment:
 def play(entry: Entry) -> None:
     """All that a run does, in this process: evaluators tried, a round, the final evaluation."""
     federation = Federation(experiment(entry))
-    federation.server.try_evaluators()
+    federation.server.begin(None)
     federation.play()
     federation.server.final_evaluation()
 
@@ -250,11 +250,11 @@ def test_an_evaluator_without_a_budget_is_not_checked_against_one() -> None:
 
 def test_a_new_run_tries_its_evaluators_and_a_resumed_one_does_not() -> None:
     run = experiment(evaluator(lambda self, task, x, y, noise: None))
-    task = ServerTask(run, helpers.small_digits(), helpers.CPU, RunObserver(), lambda record, snapshot: None)
+    server = Server(run, helpers.small_digits(), helpers.CPU, RunObserver())
     with pytest.raises(PluginError, match="craft returned nothing"):
-        task.start_server()
-    snapshot = Federation(run).server.snapshot()
-    assert dataclasses.replace(task, resume_from=snapshot).start_server().round == 0
+        server.begin(None)
+    server.begin(Federation(run).server.snapshot())
+    assert server.round == 0
 
 
 def test_a_plugin_without_a_hook_is_refused_by_name(snapshot: TextSnapshot) -> None:

@@ -44,7 +44,7 @@ def experiment() -> Experiment:
 
 def test_a_final_evaluation_continues_where_it_was_killed(experiment, digits_model, tmp_path, monkeypatch):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
-    server.restore(Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}))
+    server.begin(Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}))
     whole = server.final_evaluation()[-1]
     done: list[int] = []
     perturb = SubAttacks.perturb
@@ -111,7 +111,7 @@ def test_findings_are_written_and_the_state_continuesce_the_results_are_there(ex
 def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, digits_model, tmp_path):
     snapshot = Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()})
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
-    server.restore(snapshot)
+    server.begin(snapshot)
     run = RunDirectory.create(experiment, tmp_path / "run")
     run.write_recipe(experiment)
     save_checkpoint(run.last_checkpoint, snapshot, {})

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-import calfat_plugin.host.silo.run  # noqa: F401 (brings in FedML the way that works)
+import calfat_plugin.host.silo.server  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Server
-from calfat_plugin.host.transports.messages import MODEL, RefusedError, decode, read_envelope
+from calfat_plugin.host.transports.base import MODEL, RefusedError, decode, read_envelope
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry

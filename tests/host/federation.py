@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import shards_of
+from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.simulation import simulate
-from calfat_plugin.host.task import ServerTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
@@ -63,16 +63,8 @@ def run(
         ran.records.append(record)
         ran.snapshots.append(dataclasses.replace(snapshot, client_states=dict(snapshot.client_states)))
 
-    ran.evaluations = simulate(
-        ServerTask(
-            experiment,
-            dataset,
-            CPU,
-            observer or RunObserver(),
-            on_round,
-            shards=shards_of(experiment, dataset, CPU),
-            resume_from=resume_from,
-            client_states={} if resume_from is None else dict(resume_from.client_states),
-        )
-    )
+    server = Server(experiment, dataset, CPU, observer or RunObserver())
+    server.begin(resume_from)
+    states = {} if resume_from is None else dict(resume_from.client_states)
+    ran.evaluations = simulate(ServerTask(server, on_round, shards_of(experiment, dataset, CPU), states))
     return ran

@@ -14,7 +14,7 @@ def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
     """Each goodbye has a thread of its own; two that wrote ``finished.json`` at once took each other's file away."""
     make_torchvision_importable()  # FedML imports it
     from calfat_plugin.host.silo.client import MyMessage, SiloClient
-    from calfat_plugin.host.transports.messages import Envelope
+    from calfat_plugin.host.transports.base import Envelope
 
     noted = []
 

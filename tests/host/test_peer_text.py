@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.transports.base import RefusalLog
-from calfat_plugin.host.transports.messages import RefusedError, read_envelope
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host.transports.base import RefusalLog, RefusedError, read_envelope
 from calfat_plugin.peer_text import MAX_TEXT, peer_text
 
 

@@ -15,7 +15,7 @@ from fedml.core.distributed.communication.message import Message
 from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.messages import decode, encode, read_envelope
+from calfat_plugin.host.transports.base import decode, encode, read_envelope
 from calfat_plugin.host.transports.pool import FINISH, HELLO, Pool, Workers
 from tests.silo.federation import wait_for
 from tests.snapshot import TextSnapshot

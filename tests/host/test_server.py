@@ -254,7 +254,7 @@ def test_a_snapshot_of_another_model_is_refused() -> None:
     assert server.snapshot(kept).client_states == kept
     other = {**snapshot.global_state, "classifier.bias": torch.zeros(3)}
     with pytest.raises(UpdateError) as error:
-        server.restore(Snapshot(2, other))
+        server.begin(Snapshot(2, other))
     assert str(error.value) == "checkpoint: tensor 'classifier.bias' has shape (3,), expected (10,)"
     assert server.round == 4
 

@@ -18,7 +18,7 @@ from calfat_plugin.federation import measurements
 from calfat_plugin.federation.server import Server, sample_clients
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host import launch, patches, simulation  # before all else of fedml
+from calfat_plugin.host import launch, simulation  # before all else of fedml
 
 # isort: split
 from fedml.simulation.sp.fedavg.client import Client
@@ -216,9 +216,9 @@ def test_what_goes_out_is_an_ordered_dict(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
-    patches.check_version("0.9.6")
+    launch.check_version("0.9.6")
     with snapshot.raises(HostError):
-        patches.check_version("0.9.7")
+        launch.check_version("0.9.7")
 
 
 @pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])

@@ -129,8 +129,9 @@ def test_state_of_clients_that_sit_out_a_round_stays_theirs():
     ],
 )
 def test_the_host_gives_the_same_bits(trainer, aggregator):
+    from calfat_plugin.federation.server import Server
+    from calfat_plugin.host.arguments import ServerTask
     from calfat_plugin.host.simulation import simulate
-    from calfat_plugin.host.task import ServerTask
     from calfat_plugin.observer import RunObserver
     from tests.methods.helpers import CPU, small_digits
 
@@ -140,16 +141,8 @@ def test_the_host_gives_the_same_bits(trainer, aggregator):
     for _ in range(2):
         direct.play()
     snapshots = []
-    simulate(
-        ServerTask(
-            settings,
-            small_digits(),
-            CPU,
-            RunObserver(),
-            lambda record, snapshot: snapshots.append(snapshot),
-            shards=shards,
-        )
-    )
+    server = Server(settings, small_digits(), CPU, RunObserver())
+    simulate(ServerTask(server, lambda record, snapshot: snapshots.append(snapshot), shards))
     assert snapshots[-1].round == 2
     assert same_bits(snapshots[-1].global_state, direct.server.state)
     assert all(same_bits(snapshots[-1].client_states[c], direct.worker.client_states[c]) for c in range(3))

@@ -19,7 +19,7 @@ from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.runs.compute import settled
+from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.request import Request
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
@@ -70,7 +70,7 @@ def test_auto_is_settled_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) ->
         assert request.experiment.as_run()["calfat"]["runtime"]["precision"] == expected
     named = experiment("fedpgd", calfat__runtime={"precision": "bf16"})
     processor(monkeypatch)
-    assert settled(named) is named
+    assert with_resolved_precision(named) is named
 
 
 def test_parties_must_compute_alike() -> None:

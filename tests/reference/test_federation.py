@@ -17,10 +17,10 @@ from calfat_plugin.datasets.data import Augmentation
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.entries import AggregatorEntry, TrainerEntry
 from calfat_plugin.experiment import assemble
-from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import shards_of
+from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.simulation import simulate
-from calfat_plugin.host.task import ServerTask
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
@@ -115,9 +115,9 @@ def runs(setting: Setting, changes: Mapping[str, Any] | None = None) -> Ran:
     for key, value in values.items():
         document = document.with_value(tuple(key.split(".")), value, f"--set {key}={value}")
     experiment = assemble(document, Registry.load(entry_points=False))
-    ran, shards = Ran(), shards_of(experiment, digits(), CPU)
-    task = ServerTask(experiment, digits(), CPU, RunObserver(), lambda *now: ran.rounds.append(now), shards=shards)
-    ran.evaluations = simulate(task)
+    ran, server = Ran(), Server(experiment, digits(), CPU, RunObserver())
+    shards = shards_of(experiment, digits(), CPU)
+    ran.evaluations = simulate(ServerTask(server, lambda *now: ran.rounds.append(now), shards))
     return ran
 
 

@@ -14,8 +14,8 @@ from calfat_plugin import disk
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.host.runtime import Runtime
-from calfat_plugin.host.task import ServerTask
+from calfat_plugin.host.arguments import ServerTask
+from calfat_plugin.host.runtimes import Runtime
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
@@ -146,7 +146,7 @@ class OneRound(Runtime):
         super().__init__(experiment)
         self.last, self.seen, self.gate = directory / "checkpoints" / "last.safetensors", -1, threading.Event()
 
-    def lead(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         later = threading.Timer(0.3, self.gate.set)
         if self.is_cross_silo or self.experiment.registry.listeners():
             later.start()

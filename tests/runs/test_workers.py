@@ -26,8 +26,8 @@ from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.launch import run_host  # noqa: F401 (before all else of fedml, whose import it prepares)
 from calfat_plugin.host.runtimes import runtime_of
-from calfat_plugin.host.transports.messages import read_envelope
-from calfat_plugin.host.transports.pipes import PipeWorkers
+from calfat_plugin.host.transports.base import read_envelope
+from calfat_plugin.host.transports.pool import PipeWorkers
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.report.profile_table import spending, spending_text

@@ -38,7 +38,7 @@ _context.set_forkserver_preload(
         "calfat_plugin.models.building",
         "calfat_plugin.report",
         "calfat_plugin.runs.party",
-        "calfat_plugin.host.silo.run",  # but not gRPC, which must not be loaded before a fork
+        "calfat_plugin.host.silo.server",  # but not gRPC, which must not be loaded before a fork
         "calfat_plugin.host.simulation",
     ]
 )

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
 
     import calfat_plugin.cli.progress
     import calfat_plugin.host.mpi_simulation
-    import calfat_plugin.host.silo.run
+    import calfat_plugin.host.silo.server
     import calfat_plugin.runs.party  # noqa: F401
     from calfat_plugin.cli.main import main as calfat
 

@@ -20,12 +20,10 @@ import pytest
 
 from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
-from calfat_plugin.host.transports import guard
-from calfat_plugin.host.transports.base import UnreachableError
+from calfat_plugin.host.transports.base import Message, UnreachableError, encode
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.messages import Message, encode
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import Federation, free_ports, wait_for
 from tests.snapshot import TextSnapshot
@@ -287,7 +285,7 @@ def connections_to(port: int) -> set[int]:
 def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one router, each with a certificate: who opens too many loses its own oldest, and no other's."""
     closed: list[str] = []
-    watch = guard.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(f"{peer}: {reason}"))
+    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: closed.append(f"{peer}: {reason}"))
     peers = [("10.0.0.9", port) for port in range(100, 120)]
     open_now = peers[:18]
     monkeypatch.setattr(watch, "_connections", lambda: ((peer, -1) for peer in open_now))
@@ -320,19 +318,19 @@ def test_room_for_connections(
     made: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda which, new: made.append(new[0]))
-    assert guard.connections_allowed(parties) == room
+    assert transports.connections_allowed(parties) == room
     assert made == ([] if raised is None else [raised])
 
 
 def test_too_few_descriptors_for_the_parties(monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (512, 512))
     with snapshot.raises(HostError):
-        guard.connections_allowed(100)
+        transports.connections_allowed(100)
 
 
 def test_the_greediest_caller_loses_its_oldest_call() -> None:
     ended: list[str] = []
-    calls = guard.CallGuard(capacity=5, per_caller=3, seconds=60)
+    calls = transports.CallGuard(capacity=5, per_caller=3, seconds=60)
     with ExitStack() as stack:
         for name in ("a1", "a2", "a3", "b1", "b2"):
             stack.enter_context(calls.waiting(name[0], lambda name=name: ended.append(name)))

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from calfat_plugin.federation.wire import pack_update
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.transports.messages import MODEL, RefusedError, decode, read_envelope
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host.transports.base import MODEL, RefusedError, decode, read_envelope
 from calfat_plugin.interfaces import State
 from calfat_plugin.results import LocalUpdate, RoundRecord
 from tests.host.federation import experiment
@@ -43,7 +43,7 @@ def honest(state: State, aggregator: str, shift: float) -> dict[str, Tensor]:
 def round_with(aggregator: str, num_examples: Any, changes: Mapping[Any, Any]) -> RoundRecord:
     """A round in which client 1's message is an honest one with these changes."""
     now, start = federation(aggregator)
-    now.server.restore(start)
+    now.server.begin(start)
     state = now.server.state
     wires: dict[int, Any] = {client: honest(state, aggregator, 0.01 * client) for client in range(3)}
     wires[1].update(changes)

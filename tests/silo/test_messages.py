@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.transports.messages import FIELDS, MODEL, Message, RefusedError, decode, encode, read_envelope
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host.transports.base import FIELDS, MODEL, Message, RefusedError, decode, encode, read_envelope
 
 
 def written() -> bytes:

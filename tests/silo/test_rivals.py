@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
-from calfat_plugin.host.silo.presence import Presence
-from calfat_plugin.host.transports.messages import PostponedError, RefusedError
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host.silo.server import Presence
+from calfat_plugin.host.transports.base import PostponedError, RefusedError
 from tests.silo.federation import Federation, assert_same_bits
 
 TAKEN = (

@@ -19,13 +19,11 @@ import trustme
 
 from calfat_plugin.cli.certs import make_certificates
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.silo import run as cross_silo  # noqa: F401 (brings in FedML the way that works)
+from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports import grpc as transports
-from calfat_plugin.host.transports import guard
-from calfat_plugin.host.transports.base import UnreachableError
+from calfat_plugin.host.transports.base import MODEL, Message, RefusedError, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.grpc import GRPCTransport
-from calfat_plugin.host.transports.messages import MODEL, Message, RefusedError
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
 from tests.silo.federation import free_ports, wait_for
 
@@ -154,7 +152,7 @@ def test_a_silent_stranger_does_not_keep_a_party_from_ending(certificates: Path)
 
 
 def test_no_more_connections_than_it_can_bear(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_SPARE_CONNECTIONS", 1)  # beside one for each of the two parties
+    monkeypatch.setattr(transports, "_SPARE_CONNECTIONS", 1)  # beside one for each of the two parties
     place = silo(certificates)
     with party(0, place) as server, party(1, place) as client:
         client.send_now(update(), 60)

@@ -7,6 +7,11 @@ import threading
 import time
 from typing import Any
 
+from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
+
+# isort: split
+
+
 import torch
 from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
@@ -14,17 +19,13 @@ from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapte
 from fedml.cross_silo.client.message_define import MyMessage
 
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
-from calfat_plugin.federation.worker import Worker
-from calfat_plugin.host.arguments import fingerprint
-from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.silo.presence import BEAT
-from calfat_plugin.host.task import ClientTask
-from calfat_plugin.host.trainer import WorkerTrainer
-from calfat_plugin.host.transports.base import FAILED, Transport, UnreachableError
-from calfat_plugin.host.transports.messages import Envelope, RefusedError
+from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
+from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
+from calfat_plugin.host.transports.base import FAILED, Envelope, RefusedError, Transport, UnreachableError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 
+BEAT = 2.0  # seconds between two signs of life of a client
 MODEL_TYPES = frozenset({MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT})
 _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMessage.MSG_TYPE_S2C_FINISH}
 
@@ -34,28 +35,28 @@ class SiloClient(OnTransport, ClientMasterManager):
 
     Args:
         args: the host's arguments.
-        worker: trains this client.
         transport: the backend.
-        task: the experiment, with deadlines, and this client's memory.
+        task: what trains, and this client's memory.
     """
 
-    def __init__(self, args: Any, worker: Worker, transport: Transport, task: ClientTask) -> None:
-        self._task, self._settings = task, task.experiment.silo
-        self._fingerprint, self._trainer = fingerprint(task.experiment), WorkerTrainer(worker, args)
+    def __init__(self, args: Any, transport: Transport, task: ClientTask) -> None:
+        worker, client = task.worker, task.rank - 1
+        silo, num_examples = worker.experiment.silo, worker.num_examples(client)
+        self._task, self._settings = task, silo
+        self._fingerprint, self._trainer = fingerprint(worker.experiment), WorkerTrainer(worker, args)
         adapter = TrainerDistAdapter(
             args,
-            task.device,
+            worker.device,
             task.rank,
             torch.nn.Identity(),  # the worker has the model; the host only wants to move one to the device
-            len(task.data),
-            {task.rank - 1: len(task.data)},
-            {task.rank - 1: None},
+            num_examples,
+            {client: num_examples},
+            {client: None},
             None,
             self._trainer,
         )
         self._session = secrets.token_hex(16)
-        parties = task.experiment.silo.addresses
-        self._server = f"the server (rank 0{f', {parties[0]}' if parties else ''})"
+        self._server = f"the server (rank 0{f', {silo.addresses[0]}' if silo.addresses else ''})"
         self._answering: dict[str, Any] = {}
         self._finished = self._noted = False
         self._noting = threading.Lock()
@@ -189,3 +190,16 @@ class SiloClient(OnTransport, ClientMasterManager):
             except CalfatError as error:  # the disk refuses; the user learns it from the loop
                 self._fail(str(error))
             self._noted = True
+
+
+def run_client(task: ClientTask, open_transport: OpenTransport) -> None:
+    """Be a client until the server says that the run is over.
+
+    Raises:
+        HostError: the port is taken, the server does not come, stays away or refuses this client, or its model does
+            not fit.
+    """
+    experiment, arguments = task.worker.experiment, silo_arguments(task.worker.experiment, rank=task.rank)
+    with open_transport(task.rank, max_message(experiment, task.worker.model_bytes)) as transport:
+        transport.patience = experiment.silo.server_deadline
+        run_host(arguments, task.worker.device, lambda args: SiloClient(args, transport, task))

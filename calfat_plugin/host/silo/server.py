@@ -1,30 +1,167 @@
-"""The host's cross-silo server manager with our server inside, and with deadlines."""
+"""The host's cross-silo server manager with our server inside, and with deadlines; who is which party; and the end."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
+
+# isort: split
 
 from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.federation.server import Server
-from calfat_plugin.federation.wire import Wire
-from calfat_plugin.host.arguments import fingerprint
-from calfat_plugin.host.manager import OnTransport
-from calfat_plugin.host.silo.presence import BEAT, Presence
-from calfat_plugin.host.silo.shutdown import RECONNECT_SECONDS, Shutdown, check_sign_of_life
-from calfat_plugin.host.task import ServerTask
-from calfat_plugin.host.transports.base import ALARM, Transport
-from calfat_plugin.host.transports.messages import Envelope, RefusedError
+from calfat_plugin.federation.wire import Wire, num_bytes
+from calfat_plugin.host.adapters import OnTransport
+from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
+from calfat_plugin.host.silo.client import BEAT
+from calfat_plugin.host.transports.base import ALARM, Envelope, PostponedError, RefusedError, Transport
+from calfat_plugin.results import EvaluationResult
 
 log = logging.getLogger(__name__)
+
+_GONE = 3 * BEAT  # a party that is silent for so long has ended, and may be started again
+_PROOF = 2  # signs of life that a party gives beside another of its rank, before that one is refused for good
+
+
+@dataclass
+class _Holder:
+    """The process that is a party, and another that wants to be it."""
+
+    session: str
+    heard: float
+    beats: int = 0
+    rival: str = ""
+    beats_before: int = 0
+
+
+class Presence:
+    """Signs of life by rank. Callable from any thread.
+
+    Args:
+        on_rival: called with (rank, session of the process that is this party) when another is refused.
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, on_rival: Callable[[int, str], object], now: Callable[[], float] = time.monotonic) -> None:
+        self._on_rival, self._now = on_rival, now
+        self._holders: dict[int, _Holder] = {}
+        self._lock = threading.Lock()
+
+    def sign_of_life(self, rank: int, session: str) -> None:
+        """Take note of a process that says it is this rank.
+
+        Raises:
+            PostponedError: another was this rank a moment ago, and it is not known yet whether it still is.
+            RefusedError: another is this rank, and alive.
+        """
+        with self._lock:
+            holder = self._holders.get(rank)
+            if holder is None or self._now() - holder.heard > _GONE:
+                holder = self._holders[rank] = _Holder(session, self._now())
+            if holder.session == session:
+                holder.heard, holder.beats = self._now(), holder.beats + 1
+                return
+            if holder.rival != session:
+                holder.rival, holder.beats_before = session, holder.beats
+            alive = holder.beats - holder.beats_before >= _PROOF
+        if not alive:
+            raise PostponedError(f"another process was rank {rank} until a moment ago; waiting whether it has ended")
+        self._on_rival(rank, holder.session)
+        raise RefusedError(
+            f"rank {rank} is already in use. Two processes cannot be one party: end one of them, or give "
+            "this one its own --rank"
+        )
+
+
+_TO_LEAVE = 5.0  # seconds in which a client that is alive takes the goodbye
+RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end may be started again and ask
+TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
+
+
+def check_sign_of_life(envelope: Envelope, fingerprint: str) -> str:
+    """The session of a client that says it is there.
+
+    Args:
+        envelope: its message, a client's status.
+        fingerprint: of what the server runs.
+
+    Raises:
+        RefusedError: it names no session, or runs something else.
+    """
+    session = envelope.fields.get("session")
+    if not isinstance(session, str):
+        raise RefusedError("a sign of life without a session")
+    if envelope.fields.get("recipe") != fingerprint:
+        raise RefusedError("it runs another recipe, seed or version than the server; give all parties the same")
+    return session
+
+
+class Shutdown:
+    """Takes the server's transport over when no round is left, and answers every sign of life with the goodbye.
+
+    It does not ask whether another process was that rank a moment ago: nothing is left that two could dispute.
+
+    Args:
+        transport: the server's.
+        fingerprint: of what the server runs.
+    """
+
+    def __init__(self, transport: Transport, fingerprint: str) -> None:
+        self._transport, self._fingerprint = transport, fingerprint
+        self._awaited, self._until = set[int](), 0.0
+        self._informed: set[int] = set()
+        self._changed = threading.Condition()
+
+    def say(self, sessions: Mapping[int, str], awaited: Iterable[int], seconds: float) -> None:
+        """Begin; returns at once.
+
+        Args:
+            sessions: rank to session of the clients that are known, who are informed now.
+            awaited: ranks for which :meth:`wait` stays.
+            seconds: for how long, from now on.
+        """
+        self._awaited, self._until = set(awaited), time.monotonic() + seconds
+        self._transport.admit = self._admit
+        for rank, session in sessions.items():
+            self._inform(rank, session)
+
+    def wait(self) -> None:
+        """Stay until the awaited have taken the goodbye, or their time is over."""
+        if not self._all_informed(time.monotonic() + _TO_LEAVE):
+            missing, left = sorted(self._awaited - self._informed), self._until - time.monotonic()
+            log.info("ranks %s do not know yet that the run is over; waiting up to %.0f s for them", missing, left)
+            self._all_informed(self._until)
+
+    def _all_informed(self, until: float) -> bool:
+        with self._changed:
+            left = max(0.0, min(until, self._until) - time.monotonic())
+            return self._changed.wait_for(lambda: self._awaited <= self._informed, left)
+
+    def _admit(self, envelope: Envelope) -> None:
+        if envelope.type != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
+            raise RefusedError("all rounds are done")
+        self._inform(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
+
+    def _inform(self, rank: int, session: str) -> None:
+        message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
+        message.add_params("session", session)
+        self._transport.send_message(message, RECONNECT_SECONDS, lambda: self._note(rank))
+
+    def _note(self, rank: int) -> None:
+        with self._changed:
+            self._informed.add(rank)
+            self._changed.notify_all()
+
 
 _SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
 _NOTICE = 5.0  # seconds in which a notice must arrive
@@ -61,15 +198,15 @@ class SiloServer(OnTransport, FedMLServerManager):
 
     Args:
         args: the host's arguments.
-        server: holds the global model.
         transport: the backend.
-        task: the experiment, with quorum and deadlines, and who is informed of a round.
+        task: the server, and who is informed of a round.
         shutdown: said after the last round.
     """
 
-    def __init__(self, args: Any, server: Server, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
-        self.server, self._silo, self._on_round = server, task.experiment.silo, task.on_round
-        self._fingerprint, self._used, self._shutdown = fingerprint(task.experiment), dict(task.used), shutdown
+    def __init__(self, args: Any, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
+        self.server, self._on_round, self._used, self._shutdown = task.server, task.on_round, dict(task.used), shutdown
+        self._silo = self.server.experiment.silo
+        self._fingerprint = fingerprint(self.server.experiment)
         self._ranks = range(1, args.client_num_in_total + 1)
         self._sessions: dict[int, str] = {}
         self._heard: dict[int, float] = {}
@@ -77,7 +214,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._round: Round | None = None
         self._presence = Presence(self._report_rival)
         self._old_tickets: dict[str, int] = {}
-        super().__init__(args, server, transport, 0, args.client_num_in_total, args.backend)
+        super().__init__(args, self.server, transport, 0, args.client_num_in_total, args.backend)
         transport.admit = self._admit
 
     def register_message_receive_handlers(self) -> None:
@@ -282,3 +419,38 @@ class SiloServer(OnTransport, FedMLServerManager):
     def _listed(self, ranks: list[int]) -> str:
         parties = self._silo.addresses
         return ", ".join(f"rank {rank}" + (f" ({parties[rank]})" if parties else "") for rank in ranks)
+
+
+def run_server(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) -> tuple[EvaluationResult, ...]:
+    """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
+
+    Args:
+        task: what to do.
+        open_transport: the backend.
+        all_come: whether every client is sure to come, also to a run with only its evaluation left (an MPI job).
+
+    Raises:
+        HostError: the port is taken, too few clients come or answer, or the host is of an untested version.
+        UpdateError: a round without a single usable update.
+    """
+    server, experiment = task.server, task.server.experiment
+    limit = max_message(experiment, num_bytes(server.downlink()))
+    rounds_left = server.round < experiment.num_rounds
+    try:
+        transport = open_transport(0, limit)
+    except HostError as error:
+        if rounds_left:
+            raise
+        log.warning("evaluating without informing clients that the rounds are done: %s", error)
+        return server.final_evaluation(task.scratch)
+    with transport:
+        shutdown = Shutdown(transport, fingerprint(experiment))
+        if rounds_left:
+            arguments = silo_arguments(experiment, rank=0)
+            run_host(arguments, server.device, lambda args: SiloServer(args, transport, task, shutdown))
+        else:
+            patience = experiment.silo.start_deadline if all_come else TO_ASK
+            shutdown.say({}, range(1, experiment.num_clients + 1), patience)
+        evaluations = server.final_evaluation(task.scratch)
+        shutdown.wait()
+    return evaluations

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from calfat_plugin.host.transports import mpi_job
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
-from calfat_plugin.host.transports.messages import RefusedError
+from calfat_plugin.host.transports.base import Outgoing, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.pool import Workers
 
 _POLL = 0.005  # seconds; MPI can only wait by spinning

@@ -32,9 +32,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, Transport, UnreachableError
+from calfat_plugin.host.transports.base import Outgoing, PostponedError, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
-from calfat_plugin.host.transports.messages import PostponedError, RefusedError
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, certificate_name, for_rank
 

@@ -2,27 +2,44 @@
 
 The host wants a process for each client of a round, and numbers them. Here these numbers are places in a queue:
 whichever worker is free takes the next client, and its answer goes to the host under the place's number. What is
-waiting when a worker dies, and what it was training, the other workers take over.
+waiting when a worker dies, and what it was training, the other workers take over. Workers on the server's machine are
+reached over a pipe each, which belongs to its two processes and to nobody else, so there is nothing to protect; and
+each of the two notices at once when the other has ended, however it did.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 import torch
 from fedml.core.distributed.communication.message import Message
 from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.errors import CalfatError, HostError
-from calfat_plugin.host.transports.base import FAILED, Loop
-from calfat_plugin.host.transports.messages import MODEL, decode, encode, read_envelope
+from calfat_plugin.host.arguments import WorkerProcess
+from calfat_plugin.host.transports.base import (
+    FAILED,
+    MODEL,
+    Loop,
+    Outgoing,
+    Transport,
+    UnreachableError,
+    decode,
+    encode,
+    read_envelope,
+)
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.profiling import SpanRows
 
@@ -275,3 +292,74 @@ class Pool(Loop):
 
 def _client(message: Message) -> int:
     return int(message.get(MyMessage.MSG_ARG_KEY_CLIENT_INDEX))
+
+
+_SERVER = frozenset({0})
+
+
+class PipeWorkers(Workers):
+    """The server's ends.
+
+    Args:
+        workers: the processes, each with a pipe to it.
+    """
+
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
+        self._workers = dict(enumerate(workers, start=1))
+
+    @property
+    def numbers(self) -> range:
+        return range(1, len(self._workers) + 1)
+
+    def send(self, worker: int, data: bytes) -> None:
+        with suppress(OSError):  # it has ended, which listen() reports
+            self._workers[worker].pipe.send_bytes(data)
+
+    def listen(self) -> Iterator[tuple[int, bytes | str]]:
+        left = dict(self._workers)
+        while left:
+            ready = wait([worker.pipe for worker in left.values()])
+            for number in [number for number, worker in left.items() if worker.pipe in ready]:
+                try:
+                    yield number, left[number].pipe.recv_bytes()
+                except (EOFError, OSError):
+                    yield number, _how_it_ended(left.pop(number).process)
+
+    def close(self) -> None:
+        """Nothing: the workers end, and with them their pipes."""
+
+
+class PipeTransport(Transport):
+    """A worker's end.
+
+    Args:
+        rank: the worker's number.
+        pipe: to the server.
+    """
+
+    def __init__(self, rank: int, pipe: Connection) -> None:
+        super().__init__(rank, rank + 1)
+        self._pipe = pipe
+        threading.Thread(target=self._receive_all, name="pipe", daemon=True).start()
+
+    def deliver(self, peer: int, outgoing: Outgoing) -> None:
+        try:
+            self._pipe.send_bytes(outgoing.data)
+        except OSError as error:
+            raise UnreachableError(str(error)) from None
+
+    def _receive_all(self) -> None:
+        try:
+            while True:
+                self.receive(self._pipe.recv_bytes(), "the server", _SERVER)
+        except (EOFError, OSError):
+            os._exit(1)  # the server is gone: nobody waits for what is being trained
+
+
+def _how_it_ended(process: BaseProcess) -> str:
+    process.join()
+    code = process.exitcode or 0
+    if code >= 0:
+        return f"(process {process.pid}) ended with status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    return f"(process {process.pid}) was killed by signal {-code} ({name})"

@@ -1,12 +1,16 @@
-"""What our managers of all runtimes do differently from the host's ``FedMLCommManager``."""
+"""The host's interfaces that all runtimes share, with our parts inside: its manager over a transport, its trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
 
+from fedml.core.alg_frame.client_trainer import ClientTrainer
 from fedml.core.distributed.communication.constants import CommunicationConstants
 from fedml.core.distributed.communication.message import Message
+from torch import Tensor
 
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.transports.base import Loop
 
 _READY = CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY
@@ -32,3 +36,24 @@ class OnTransport:
         """Call the handler; the host would report any ``KeyError`` in it as a wrong rank."""
         if msg_type != _READY or msg_type in self.message_handler_dict:
             self.message_handler_dict[msg_type](msg_params)
+
+
+class WorkerTrainer(ClientTrainer):
+    """The host's trainer interface over a :class:`Worker`: parameters in, local training, parameters out."""
+
+    def __init__(self, worker: Worker, args: Any) -> None:
+        super().__init__(None, args)
+        self.worker = worker
+        self.round = 0
+        self._message: Mapping[str, Tensor] = {}
+
+    def get_model_params(self) -> Mapping[str, Tensor]:
+        """The message last received or, after training, the one to send."""
+        return self._message
+
+    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
+        self._message = model_parameters
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Train client ``self.id``, which the host sets before each call."""
+        self._message = self.worker.fit(self.id, self.round, self._message)
