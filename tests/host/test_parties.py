@@ -232,9 +232,7 @@ def test_an_extra_does_not_take_a_name_that_means_something(name: str) -> None:
     ):
         with pytest.raises(UpdateError) as raised:
             pack()
-        assert str(raised.value) == (
-            f"the extra '{name}' is misnamed: metric/, refused/reason, client/ mean something here already."
-        )
+        assert str(raised.value) == (f"the extra '{name}' is misnamed: metric/, refused/reason, client/ are reserved.")
 
 
 # --- randomness of others ---------------------------------------------------------------------------------------------

@@ -116,6 +116,7 @@ def runs(setting: Setting, changes: Mapping[str, Any] | None = None) -> Ran:
         document = document.with_value(tuple(key.split(".")), value, f"--set {key}={value}")
     experiment = assemble(document, Registry.load(entry_points=False))
     ran, server = Ran(), Server(experiment, digits(), CPU, RunObserver())
+    server.begin(None)
     shards = shards_of(experiment, digits(), CPU)
     ran.evaluations = simulate(ServerTask(server, lambda *now: ran.rounds.append(now), shards))
     return ran
