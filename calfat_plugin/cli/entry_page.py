@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from calfat_plugin import entries
 from calfat_plugin.experiment import defined_modifiers
@@ -25,14 +26,49 @@ WHERE: Mapping[type[entries.Entry], str] = {
 
 def entry_page(registry: Registry, entry: entries.Entry) -> str:
     """Everything known about an entry of ``registry`` but who offers it and its BibTeX."""
+    place = f"In recipes: {WHERE[kind_of(entry)]}"
+    return _page(entry, [place, *_facts(registry, entry)], describe_options(entry.config))
+
+
+def kind_section(registry: Registry, kind: type[entries.Entry]) -> str:
+    """Every entry of a kind: as ``entry_page``, but what several of them share is said once, above them."""
+    offered = [(entry, describe_options(entry.config)) for entry, _ in registry.offers(kind)]
+    counts = Counter(_meaning(info) for _, options in offered for info in options)
+    shared: dict[str, tuple[str, str, str]] = {}
+    for meaning, count in counts.most_common():
+        if count > 1:
+            shared.setdefault(meaning[0], meaning)
+    parts = [f"## {kind.kind.capitalize()}s\n", f"In recipes: {WHERE[kind]}.\n"]
+    if shared:
+        parts += ["| shared option | expected | meaning |", "| --- | --- | --- |"]
+        parts += [f"| `{name}` | {cell(expected)} | {cell(help)} |" for name, expected, help in shared.values()]
+        parts.append("")
+    for entry, options in offered:
+        above = [info for info in options if shared.get(info.name) == _meaning(info)]
+        facts = list(_facts(registry, entry))
+        facts += [f"Shared options: {', '.join(map(_with_default, above))}"] if above else []
+        page = _page(entry, facts, [info for info in options if info not in above])
+        parts.append(f"### `{entry.shown_name}`\n\n{page}")
+    return "\n".join(parts)
+
+
+def _page(entry: entries.Entry, facts: Sequence[str], options: Sequence[OptionInfo]) -> str:
     parts = [f"{entry.summary[:1].upper()}{entry.summary[1:]}."]
     parts += [f"    {entry.formula}"] if entry.formula else []
-    parts.append("\n".join(f"- {fact}" for fact in _facts(registry, entry)))
-    options = describe_options(entry.config)
+    parts += ["\n".join(f"- {fact}" for fact in facts)] if facts else []
     parts += [option_table(options)] if options else []
-    parts += [_preset(name, preset) for name, preset in entry.presets.items()]
+    parts += _presets(entry)
     parts += [f"{entry.citation.text}."] if entry.citation is not None else []
     return "\n\n".join(parts) + "\n"
+
+
+def _meaning(info: OptionInfo) -> tuple[str, str, str]:
+    """What two options have in common that are one and the same: name, expected value, meaning."""
+    return info.name, info.expected, f"{info.help}{f' ({info.unit})' if info.unit else ''}"
+
+
+def _with_default(info: OptionInfo) -> str:
+    return f"`{info.name}`" if info.default is None else f"`{info.name}: {written(info.default)}`"
 
 
 def option_table(options: Iterable[OptionInfo]) -> str:
@@ -57,7 +93,6 @@ def methods_of(registry: Registry, modifier: entries.ModifierEntry) -> list[str]
 
 
 def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
-    yield f"In recipes: {WHERE[kind_of(entry)]}"
     if entry.former_names:
         yield f"Formerly: {_names(entry.former_names)}"
     yield from (f"Metric `{name}`: {what}" for name, what in entry.metrics.items())
@@ -77,13 +112,24 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
         yield "alpha: data_args.partition_alpha"
 
 
-def _preset(name: str, preset: entries.Preset) -> str:
-    sets = [f"`{key}: {written(value)}`" for key, value in preset.options.items()]
-    fills = [f"`{key}: {written(value)}`" for key, value in preset.recipe(PRESET_DATASET).items()]
-    lines = [f"Preset `{name}`: {preset.help}." + (f" It sets {', '.join(sets)}." if sets else "")]
-    if fills:
-        lines.append(f"Where the recipe is silent (shown for {PRESET_DATASET}): {', '.join(fills)}.")
-    return " ".join(lines)
+def _presets(entry: entries.Entry) -> list[str]:
+    fills = {
+        name: [f"`{key}: {written(value)}`" for key, value in preset.recipe(PRESET_DATASET).items()]
+        for name, preset in entry.presets.items()
+    }
+    common = [fill for fill in next(iter(fills.values()), []) if all(fill in of for of in fills.values())]
+    common = common if len(fills) > 1 else []
+    parts = []
+    for name, preset in entry.presets.items():
+        sets = [f"`{key}: {written(value)}`" for key, value in preset.options.items()]
+        own = [fill for fill in fills[name] if fill not in common]
+        lines = [f"Preset `{name}`: {preset.help}."]
+        lines += [f"It sets {', '.join(sets)}."] if sets else []
+        lines += [f"Where the recipe is silent (shown for {PRESET_DATASET}): {', '.join(own)}."] if own else []
+        parts.append(" ".join(lines))
+    if common:
+        parts.append(f"Where the recipe is silent, with each preset (shown for {PRESET_DATASET}): {', '.join(common)}.")
+    return parts
 
 
 def _names(names: Iterable[str]) -> str:

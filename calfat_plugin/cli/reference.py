@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.entry_page import cell, entry_page, option_table
+from calfat_plugin.cli.entry_page import cell, kind_section, option_table
 from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.options import describe_options, written
 from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
@@ -39,6 +39,13 @@ Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator
 `{name: pgd, steps: 20}`, and `label2` means two shards per client.
 """
 
+_PLUGINS_HEAD = """\
+# Plugins
+
+The plugins of this package, by kind. `calfat plugins` also lists other installed plugins. Options that several plugins of
+a kind share are in the table above them; each plugin lists those that it has, with the default unless that is null.
+"""
+
 _COMMANDS = """\
 # Command line
 
@@ -55,15 +62,7 @@ def recipe_reference() -> str:
 
 def plugin_reference(registry: Registry) -> str:
     """The page on plugins: everything that ``registry`` holds."""
-    parts = [
-        _MADE_BY,
-        "# Plugins\n",
-        "The plugins of this package, by kind. `calfat plugins` also lists other installed plugins.\n",
-    ]
-    for kind in KINDS:
-        parts.append(f"## {kind.kind.capitalize()}s\n")
-        parts += [f"### `{entry.shown_name}`\n\n{entry_page(registry, entry)}" for entry, _ in registry.offers(kind)]
-    return "\n".join(parts)
+    return "\n".join([_MADE_BY, _PLUGINS_HEAD, *(kind_section(registry, kind) for kind in KINDS)])
 
 
 def command_reference() -> str:

@@ -154,7 +154,7 @@ class BudgetOptions:
     norm: Norm | None = option(None, help="norm of the ball; needs eps beside it; null: that of calfat.threat")
     eps: Fraction | None = option(None, low=0, help="radius of the ball; null: that of calfat.threat", unit=PIXELS)
     max_examples: int | None = option(
-        None, low=1, help="attack a fixed random subset of this many test examples; null: all of them"
+        None, low=1, help="use a fixed random subset of this many test examples; null: all of them"
     )
     batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 

@@ -27,7 +27,7 @@ class CorruptionOptions:
 
     kinds: str = option(", ".join(CORRUPTIONS), help="which corruptions, each at five severities")
     max_examples: int | None = option(
-        None, low=1, help="measure on a fixed random subset of this many test examples; null: all of them"
+        None, low=1, help="use a fixed random subset of this many test examples; null: all of them"
     )
     batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 

@@ -43,7 +43,7 @@ class PanelOptions:
     steps: int = option(20, low=1, help="gradient steps of pgd, each a quarter of eps long")
     restarts: int = option(1, low=1, help="independent starts of pgd")
     max_examples: int | None = option(
-        None, low=1, help="measure on a fixed random subset of this many test examples; null: all of them"
+        None, low=1, help="use a fixed random subset of this many test examples; null: all of them"
     )
     batch_size: int | None = option(None, low=1, help="examples a batch; null: that of calfat.evaluation")
 
