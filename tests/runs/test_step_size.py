@@ -37,7 +37,7 @@ def experiment(threat: str, evaluators: str = "[natural]", trainer: str = "fedpg
 
 def steps_of(found: Experiment) -> dict[str, str]:
     """Label to the step that an evaluator takes, and that of training."""
-    threat = found.recipe.threat
+    threat = found.threat
     own = {pick.label: pick.options.threat(threat).step_size for pick in found.evaluators if pick.label != "natural"}
     return {"training": exact_text(threat.step_size), **{label: exact_text(step) for label, step in own.items()}}
 
@@ -66,7 +66,7 @@ def test_warnings_name_all_whom_a_bad_step_concerns() -> None:
     absolute = "{eps: 0.3, step_size: 0.05, steps: 2}"
     evaluators = EVALUATORS.replace("natural, ", "natural, deepfool, autoattack, ")
     tiny = f"mine.yaml:4: calfat.evaluators[7]: tiny: {LONG}"
-    assert experiment(absolute, evaluators).recipe.warnings == (
+    assert experiment(absolute, evaluators).warnings == (
         f"mine.yaml:3: calfat.threat: training, bim2, pgd2, seen: {SHORT}",
         tiny,
     )
