@@ -297,7 +297,9 @@ def load_run(directory: str | Path) -> Run:
     """
     files = read_run(Path(directory))
     results = map(evaluation_from_json, files.evaluations)
-    return Run(files.path, files.recipe, {result.label: result for result in results}, read_alarms(files.results))
+    return Run(
+        files.path, files.recipe.document.data, {result.label: result for result in results}, read_alarms(files.results)
+    )
 
 
 def load_model(

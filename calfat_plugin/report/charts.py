@@ -192,8 +192,8 @@ def learning_curves(run: RunFiles) -> Chart | None:
         # The first of equals, as the checkpoint best-robust is chosen.
         best = max(run.curve(robust), key=lambda point: (point[1], -point[0]))
         caption += f" Best {robust}: {percent(best[1])} after round {best[0]}."
-    subset = run.value("calfat", "monitor", "max_examples")
-    split = run.monitored_split
+    subset = run.recipe.monitor.max_examples
+    split = run.recipe.data.monitored_split
     caption += f" On a fixed subset of at most {subset} {split} examples." if subset else ""
     caption += " On the validation split." if split == "validation" and not subset else ""
     return line_chart("learning_curves", "Learning curves", caption, lines, "accuracy (%)", percentages=True)

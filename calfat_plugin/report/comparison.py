@@ -132,8 +132,9 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     for group in groups:
         found = settings_of(group.runs[0])
         found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
-        trainer, loss = group.runs[0].value("calfat", "trainer"), group.runs[0].value("calfat", "trainer", "loss")
-        settings.append({"calfat.trainer": pick(trainer) + (f" + {pick(loss)}" if loss else ""), **found})
+        written = group.runs[0].recipe.trainer.as_run()
+        loss = f" + {pick(written['loss'])}" if "loss" in written else ""
+        settings.append({"calfat.trainer": pick(written) + loss, **found})
     keys = dict.fromkeys(key for values in settings for key in values)
     rows = ((key, [plain(values[key]) if key in values else NOTHING for values in settings]) for key in keys)
     return [(key, row) for key, row in rows if len(set(row)) > 1]
@@ -141,9 +142,8 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 def reported_of(run: RunFiles) -> tuple[Mapping[str, float], str]:
     """What a paper reports for one run, by the recipe's ``calfat.reported``: (accuracies as fractions, source)."""
-    section = dict(run.value("calfat", "reported") or {})
-    source = str(section.pop("source", "") or "")
-    return {label: float(value) / 100 for label, value in section.items()}, source
+    reported = run.recipe.reported
+    return {label: percent / 100 for label, percent in reported.percent.items()}, reported.source
 
 
 def _suite_cells(root: Path) -> dict[Path, Group]:
@@ -197,7 +197,7 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
 
 def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups by the problem that they solve, under what sets it apart from the other problems."""
-    problems = [problem_of(group.runs[0].recipe) for group in groups]
+    problems = [problem_of(group.runs[0].settings) for group in groups]
     blocks: dict[str, list[Group]] = {}
     for name, group in zip(problem_names(problems), groups, strict=True):
         blocks.setdefault(name, []).append(group)
@@ -377,9 +377,7 @@ def _distributions(groups: Sequence[Group]) -> list[Chart | None]:
         if run.class_counts and len(seen) < MOST_LINES:
             seen.setdefault(run.class_counts, run)
     return [
-        label_distribution(
-            run, f"labels_{number}", f"{labels.plain(run.value('data_args', 'dataset'))}, {labels.partition(run)}"
-        )
+        label_distribution(run, f"labels_{number}", f"{run.recipe.dataset.name}, {labels.partition(run)}")
         for number, run in enumerate(seen.values(), start=1)
     ]
 

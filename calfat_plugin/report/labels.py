@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.options import options_to_plain, to_plain
+from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.recipe.training import TrainArgs
 from calfat_plugin.report.numbers import counted
-from calfat_plugin.report.reading import NATURAL, RunFiles, label_of
+from calfat_plugin.report.reading import NATURAL, RunFiles
 
 _SECRET = re.compile(r"(?i)((?:key|token|secret|password|passwd|credential)[\w.-]*=)\S+")
 
@@ -37,7 +43,7 @@ def option_words(name: str, value: str) -> str:
 
 
 def pick(value: Any) -> str:
-    """A plugin with its options, as a recipe picks it: ``calfat (scale 10, prior counts)``."""
+    """A plugin with its options, as a recipe writes it in full: ``calfat (scale 10, prior counts)``."""
     if not isinstance(value, Mapping):
         return plain(value)
     return str(value.get("name")) + _options({key: value[key] for key in value if key not in ("name", "loss")})
@@ -45,90 +51,84 @@ def pick(value: Any) -> str:
 
 def method(run: RunFiles) -> str:
     """The local trainer, with the loss modifier when it is not the plain one: ``fedpgd + calibrated``."""
-    trainer = run.value("calfat", "trainer")
-    name = str(trainer.get("name")) if isinstance(trainer, Mapping) else plain(trainer)
-    loss = run.value("calfat", "trainer", "loss", "name")
-    return name if loss in (None, "plain") else f"{name} + {loss}"
+    trainer, loss = run.recipe.trainer, run.recipe.modifier
+    return trainer.name if loss.name == "plain" else f"{trainer.name} + {loss.name}"
 
 
 def aggregator(run: RunFiles) -> str:
     """The aggregator's name."""
-    return str(run.value("calfat", "aggregator", "name"))
+    return run.recipe.aggregator.name
 
 
 def partition(run: RunFiles) -> str:
     """How the data was split: ``dirichlet, β = 0.1``."""
-    name = plain(run.value("data_args", "partition_method"))
-    return f"{name}, β = {plain(run.value('data_args', 'partition_alpha'))}" if "dirichlet" in name else name
+    name = run.recipe.partition.name
+    return f"{name}, β = {plain(run.recipe.data.partition_alpha)}" if "dirichlet" in name else name
 
 
 def headline(run: RunFiles) -> str:
     """The run in a sentence."""
-    clients = counted(int(run.value("train_args", "client_num_in_total") or 0), "client")
     return (
-        f"{method(run)} with {aggregator(run)} on {run.value('data_args', 'dataset')} ({partition(run)}): "
-        f"{clients}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
+        f"{method(run)} with {aggregator(run)} on {run.recipe.dataset.name} ({partition(run)}): "
+        f"{counted(run.recipe.num_clients, 'client')}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
     )
 
 
 def highlights(run: RunFiles) -> dict[str, str]:
     """What was run: term to value."""
-    train = run.value("train_args") or {}
-    total, per_round = train.get("client_num_in_total"), train.get("client_num_per_round")
-    loss, threat = run.value("calfat", "trainer", "loss"), run.value("calfat", "threat") or {}
+    recipe = run.recipe
+    train, threat, per_round = recipe.train, recipe.threat, recipe.clients_per_round
+    step = plain(to_plain(threat.step_size)).replace("eps", "ε")
     found = {
-        "Method": pick(run.value("calfat", "trainer")),
-        "Loss modifier": pick(loss) if loss and method(run) != loss.get("name") else "",
-        "Aggregator": pick(run.value("calfat", "aggregator")),
-        "Data set": plain(run.value("data_args", "dataset")),
-        "Partition": f"{partition(run)}{_options(run.value('calfat', 'partition'))}",
-        "Model": f"{plain(run.value('model_args', 'model'))}{_options(run.value('calfat', 'model'))}",
-        "Clients": f"{total}, {'all' if per_round in (None, total) else per_round} in each round",
-        "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.get('batch_size')}",
-        f"Local {_kind(train)}": _optimizer(train),
-        "Threat": f"{threat.get('norm')}, ε = {plain(threat.get('eps'))}, {threat.get('steps')} training steps of "
-        f"{plain(threat.get('step_size')).replace('eps', 'ε')}",
+        "Method": pick(recipe.trainer.as_run()),
+        "Loss modifier": pick(recipe.modifier.as_run()) if method(run) != recipe.trainer.name else "",
+        "Aggregator": pick(recipe.aggregator.as_run()),
+        "Data set": recipe.dataset.name,
+        "Partition": f"{partition(run)}{_options(recipe.partition.plain_options())}",
+        "Model": f"{recipe.model.name}{_options(recipe.model.plain_options())}",
+        "Clients": f"{recipe.num_clients}, {'all' if per_round == recipe.num_clients else per_round} in each round",
+        "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.batch_size}",
+        f"Local {_OPTIMIZERS[train.client_optimizer]}": _optimizer(train),
+        "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {threat.steps} training steps of {step}",
         "Seed": str(run.seed),
         "Security": UNPROTECTED if _is_unprotected(run) else "",
     }
     return {term: value for term, value in found.items() if value}
 
 
-def _work(train: Mapping[str, Any]) -> str:
+_OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
+def _work(train: TrainArgs) -> str:
     """What a client does in a round."""
-    steps = train.get("local_steps")
-    return f"local epochs {train.get('epochs')}" if steps is None else f"local steps {plain(steps)}"
+    return f"local epochs {train.epochs}" if train.local_steps is None else f"local steps {train.local_steps}"
 
 
-def _optimizer(train: Mapping[str, Any]) -> str:
-    """Settings of the local optimiser that are in force; recipes of earlier versions lack some keys."""
+def _optimizer(train: TrainArgs) -> str:
+    """Settings of the local optimiser that are in force."""
     courses = {
-        "step": f"times {plain(train.get('lr_decay_rate'))} every {plain(train.get('lr_step_size'))} rounds",
-        "cosine": f"cosine to {plain(train.get('learning_rate_min'))}",
+        "step": f"times {plain(train.lr_decay_rate)} every {train.lr_step_size} rounds",
+        "cosine": f"cosine to {plain(train.learning_rate_min)}",
     }
-    warmup, norm = train.get("warmup_rounds"), train.get("max_grad_norm")
-    course = [f"warm-up rounds {plain(warmup)}" if warmup else "", courses.get(str(train.get("lr_schedule")), "")]
-    rate = f"learning rate {plain(train.get('learning_rate'))}"
-    momentum = f"momentum {plain(train.get('momentum'))}{' (Nesterov)' if train.get('nesterov') else ''}"
+    course = [
+        f"warm-up rounds {train.warmup_rounds}" if train.warmup_rounds else "",
+        courses.get(train.lr_schedule, ""),
+    ]
+    rate = f"learning rate {plain(train.learning_rate)}"
+    momentum = f"momentum {plain(train.momentum)}{' (Nesterov)' if train.nesterov else ''}"
     parts = [
         f"{rate} ({', '.join(filter(None, course))})" if any(course) else rate,
-        momentum if _kind(train) == "SGD" else "",
-        f"weight decay {plain(train.get('weight_decay'))}",
-        "" if norm is None else f"gradients clipped to norm {plain(norm)}",
+        momentum if train.client_optimizer == "sgd" else "",
+        f"weight decay {plain(train.weight_decay)}",
+        "" if train.max_grad_norm is None else f"gradients clipped to norm {plain(train.max_grad_norm)}",
     ]
     return ", ".join(filter(None, parts))
 
 
-def _kind(train: Mapping[str, Any]) -> str:
-    """The local optimiser's name."""
-    return {"adam": "Adam", "adamw": "AdamW"}.get(str(train.get("client_optimizer")), "SGD")
-
-
 def _is_unprotected(run: RunFiles) -> bool:
-    """As ``host.runtimes`` decides it, from the recipe as run."""
-    proofs = {"GRPC": ("tls",), "MQTT_S3": ("tls", "mqtt.username")}.get(run.value("comm_args", "backend"), ())
-    across = run.value("common_args", "training_type") == "cross_silo"
-    return across and bool(proofs) and not any(run.value("calfat", "silo", *proof.split(".")) for proof in proofs)
+    with suppress(RecipeError):  # of a backend that is not there any more
+        return runtime_of(run.recipe).is_unprotected
+    return True
 
 
 def _options(value: Any) -> str:
@@ -187,7 +187,7 @@ MORE = "…"
 
 def settings_of(run: RunFiles) -> dict[str, Any]:
     """Dotted key to value, for all that parts runs into settings."""
-    return _settings(run.recipe)
+    return _settings(run.settings)
 
 
 def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,16 +313,18 @@ class Measure:
 
 def monitored(run: RunFiles, label: str) -> Measure:
     """How a column of ``rounds.csv`` was measured."""
-    pick = _pick(run, label, "monitor", "evaluators")
-    limits = (run.value("calfat", "monitor", "max_examples"), pick.get("max_examples"))
+    monitor = run.recipe.monitor
+    pick = _pick(monitor.evaluators, label)
+    limits = (monitor.max_examples, pick.get("max_examples"))
     examples = plain(min((limit for limit in limits if limit is not None), default=_ALL))
-    return _measure(run, label, pick, examples, split=_VALIDATION if run.monitored_split == "validation" else None)
+    on_validation = run.recipe.data.monitored_split == "validation"
+    return _measure(run, label, pick, examples, split=_VALIDATION if on_validation else None)
 
 
 def final(run: RunFiles, evaluation: Mapping[str, Any]) -> Measure:
     """How an entry of the final evaluation was measured."""
     label, number = str(evaluation["label"]), evaluation.get("num_examples")
-    pick = _pick(run, label, "evaluators")
+    pick = _pick(run.recipe.evaluators, label)
     limited = number is not None and (number < _most(run) or number == pick.get("max_examples"))
     return _measure(run, label, pick, f"{number:,}" if limited else _ALL)
 
@@ -407,16 +409,15 @@ def _measure_words(term: str, value: str) -> str:
     return value if term in (_DATA, _SPLIT, "name") else option_words(term, value)
 
 
-def _pick(run: RunFiles, label: str, *section: str) -> Mapping[str, Any]:
-    """An evaluator as the recipe picks it."""
-    picks = run.value("calfat", *section) or ()
-    return next((pick for pick in picks if isinstance(pick, Mapping) and label_of(pick) == label), {})
+def _pick(plugins: Iterable[Plugin[Any]], label: str) -> Mapping[str, Any]:
+    """An evaluator as the recipe writes it in full; empty where it is none of these."""
+    return next((plugin.as_run() for plugin in plugins if plugin.label == label), {})
 
 
 def _measure(run: RunFiles, label: str, pick: Mapping[str, Any], examples: str, split: str | None = None) -> Measure:
-    threat = run.value("calfat", "threat") or {}
+    threat = options_to_plain(run.recipe.threat)
     options = {key: value for key, value in pick.items() if key not in _NOT_THE_NUMBER}
     budget = {} if label == NATURAL else dict.fromkeys(_BUDGET)
     attack = {key: threat.get(key) if value is None else value for key, value in {**budget, **options}.items()}
-    known = {_DATA: run.value("data_args", "dataset"), _SPLIT: split, _EXAMPLES: examples, **attack}
+    known = {_DATA: run.recipe.dataset.name, _SPLIT: split, _EXAMPLES: examples, **attack}
     return Measure(label, tuple((term, plain(value)) for term, value in known.items() if value is not None))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
+from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
 from calfat_plugin.results import RESULTS_FORMAT, best_as_today, evaluation_as_today
@@ -40,7 +42,7 @@ class RunFiles:
 
     Attributes:
         path: the directory.
-        recipe: as run.
+        recipe: as run; a plugin of it that is not installed has untyped options.
         rounds: a row a round: column to number; None where nothing was measured.
         results: ``results.json``; empty while the run is not finished.
         environment: ``environment.json``.
@@ -54,7 +56,7 @@ class RunFiles:
     """
 
     path: Path
-    recipe: Mapping[str, Any]
+    recipe: Experiment
     rounds: Sequence[Mapping[str, float | None]]
     results: Mapping[str, Any]
     environment: Mapping[str, Any]
@@ -66,17 +68,10 @@ class RunFiles:
     attacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refused: int = 0
 
-    def value(self, *keys: str) -> Any:
-        """A recipe value; None where it is not written."""
-        value: Any = self.recipe
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return value
-
-    @property
-    def monitored_split(self) -> str:
-        """What rounds were measured on, as ``recipe.schema.DataArgs`` has it: ``validation`` or ``test``."""
-        return "validation" if self.value("data_args", "validation_share") else "test"
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The recipe as plain values, by section."""
+        return self.recipe.as_run()
 
     @property
     def name(self) -> str:
@@ -86,12 +81,12 @@ class RunFiles:
     @property
     def seed(self) -> int:
         """The run's seed."""
-        return int(self.value("common_args", "random_seed") or 0)
+        return self.recipe.seed
 
     @property
     def num_rounds(self) -> int:
         """Rounds asked for."""
-        return int(self.value("train_args", "comm_round") or 0)
+        return self.recipe.num_rounds
 
     @property
     def finished(self) -> bool:
@@ -130,8 +125,8 @@ class RunFiles:
     @cached_property
     def monitored(self) -> tuple[str, ...]:
         """Labels of the evaluators that were measured during the run, in the recipe's order."""
-        labels = map(label_of, self.value("calfat", "monitor", "evaluators") or ())
-        return tuple(label for label in labels if label and self.curve(label))
+        labels = (plugin.label for plugin in self.recipe.monitor.evaluators)
+        return tuple(label for label in labels if self.curve(label))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -152,9 +147,9 @@ class RunFiles:
         return [(int(number), value) for number, value in points if number is not None and value is not None]
 
 
-def label_of(pick: Any) -> str:
-    """The label of an evaluator as a recipe picks it."""
-    return str(pick.get("label") or pick.get("name") or "") if isinstance(pick, Mapping) else str(pick)
+@cache
+def _installed() -> Registry:
+    return Registry.load()
 
 
 def read_run(path: Path) -> RunFiles:
@@ -166,8 +161,7 @@ def read_run(path: Path) -> RunFiles:
     """
     if not (path / RECIPE).is_file():
         raise RunError(f"{path}: there is no run in this directory (no {RECIPE}).")
-    recipe = read_document(path / RECIPE).data
-    check_shape(recipe, shapes.RECIPE, path / RECIPE)
+    recipe = assemble(read_document(path / RECIPE), _installed(), finished=True)
     rows, texts = read_rounds(path / "rounds.csv"), text_columns()
     run = RunFiles(
         path=path,

@@ -83,7 +83,7 @@ def run_page(run: RunFiles, figures: Path) -> str:
             "recipe": {
                 "facts": labels.highlights(run),
                 "command": labels.command(run),
-                "text": public_recipe_text(run.recipe),
+                "text": public_recipe_text(run.recipe.document.data),
             },
             "versions": environment(run),
             "citations": citations([run]),
@@ -97,7 +97,7 @@ def _tiles(run: RunFiles) -> list[tuple[str, str]]:
         most = max(e.get("num_examples") or 0 for e in run.evaluations)
         return [(unbroken_percent(float(e["accuracy"])), _tile(e, most)) for e in run.evaluations]
     last = [(label, run.curve(label)[-1]) for label in run.monitored]
-    split = f"{run.monitored_split} split"
+    split = f"{run.recipe.data.monitored_split} split"
     return [(unbroken_percent(value), f"{label}, round {number}, {split}") for label, (number, value) in last]
 
 

@@ -49,7 +49,6 @@ FRACTION = _is("a number from 0 to 1", lambda value: _number(value) and 0 <= val
 PER_CLASS = _is("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
 METRIC = _is("a number, or null", lambda value: value is None or _number(value))
 EPS = _is("a number such as 8/255", _exact)
-PICK = _is("a name, or a mapping with one", lambda value: isinstance(value, (str, Mapping)))
 
 _ANY_MAPPING = {"*": ANYTHING}
 _WORST = {"accuracy": FRACTION, "ids": [COUNT], "*": ANYTHING}
@@ -67,21 +66,6 @@ _EVALUATION = {
     "*": ANYTHING,
 }
 _ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]
-RECIPE = {
-    "common_args?": {"random_seed?": COUNT, "*": ANYTHING},
-    "train_args?": {"client_num_in_total?": COUNT, "comm_round?": COUNT, "*": ANYTHING},
-    "data_args?": _ANY_MAPPING,
-    "model_args?": _ANY_MAPPING,
-    "calfat?": {
-        "trainer?": {"loss?": _ANY_MAPPING, "*": ANYTHING},
-        **dict.fromkeys(("aggregator?", "threat?", "partition?", "dataset?", "model?"), _ANY_MAPPING),
-        "evaluators?": [PICK],
-        "monitor?": {"evaluators?": [PICK], "max_examples?": COUNT, "*": ANYTHING},
-        "reported?": {"source?": TEXT, "*": NUMBER},
-        "*": ANYTHING,
-    },
-    "*": ANYTHING,
-}
 _SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}
 RESULTS = {
     "format?": COUNT,

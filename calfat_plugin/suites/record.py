@@ -26,7 +26,7 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.experiment.compare import FREE, flat
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.reading import label_of, read_trust
+from calfat_plugin.report.reading import read_trust
 from calfat_plugin.results import RESULTS_FORMAT
 from calfat_plugin.suites.schema import RELEASE, WORST
 
@@ -79,7 +79,7 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     """Dotted key to value of what a digest is about; evaluators by their labels."""
     section = recipe["calfat"]
     for lists in (section, section["monitor"]):
-        lists["evaluators"] = {label_of(pick): pick for pick in lists["evaluators"]}
+        lists["evaluators"] = {pick.get("label", pick["name"]): pick for pick in lists["evaluators"]}
     free = (*FREE, "common_args.random_seed", "calfat.name", "calfat.plugins.")
     return {key: value for key, value in flat(recipe).items() if not key.startswith(free)}
 

@@ -12,7 +12,7 @@ from calfat_plugin.errors import OptionError, did_you_mean
 from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student
 from calfat_plugin.maths.metrics import mean_std
 from calfat_plugin.report.labels import differing, problem_of
-from calfat_plugin.report.reading import label_of, read_results
+from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.cells import Cell, PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
@@ -270,11 +270,13 @@ def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
 
     Figures of plugins are left out: of some of them less is better.
     """
-    recipe = None if cell.cell.experiment is None else cell.cell.experiment.as_run()
+    experiment = cell.cell.experiment
+    if experiment is None:
+        return
+    problem, picks = problem_of(experiment.as_run()), {pick.label: pick.as_run() for pick in experiment.evaluators}
     for metric, score in cell.scores.items():
-        if recipe is not None and score.is_accuracy:
-            picks = [pick for pick in recipe["calfat"]["evaluators"] if label_of(pick) == evaluator_of(metric)]
-            yield metric, repr((metric, problem_of(recipe), picks))
+        if score.is_accuracy:
+            yield metric, repr((metric, problem, picks.get(evaluator_of(metric))))
 
 
 def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:

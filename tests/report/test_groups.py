@@ -117,7 +117,7 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     groups = group_runs(
         runs(tmp_path, (), ("calfat.trainer=fedpgd",), ("data_args.partition_alpha=0.5",), ("calfat.threat.eps=0.2",))
     )
-    assert problem_names([problem_of(group.runs[0].recipe) for group in groups]) == [
+    assert problem_names([problem_of(group.runs[0].settings) for group in groups]) == [
         "β 0.1 · ε 0.1",
         "β 0.1 · ε 0.1",
         "β 0.5 · ε 0.1",

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from calfat_plugin.disk import RESTORE
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import RecipeError, RunError
+from calfat_plugin.report.labels import method
 from calfat_plugin.report.reading import find_runs, read_run
+from calfat_plugin.report.write import write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import FINAL, full_run
 from tests.snapshot import TextSnapshot
@@ -190,10 +193,30 @@ def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) ->
     path = made_run(tmp_path / "a")
     recipe = path / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("comm_round: 4", "comm_round: many"))
-    with pytest.raises(RunError) as caught:
+    line = recipe.read_text().partition("comm_round")[0].count("\n") + 1
+    with pytest.raises(RecipeError) as caught:
         read_run(path)
-    what = "train_args.comm_round is 'many' (text), expected a whole number, 0 or more"
-    assert str(caught.value) == f"{recipe}: {what}. {REMEDY}"
+    what = "got 'many' (text), expected a whole number, >= 1."
+    assert str(caught.value) == f"{recipe}:{line}: train_args.comm_round: {what}"
+
+
+def test_a_run_whose_plugins_are_not_installed_still_has_its_page(tmp_path: Path) -> None:
+    """Its options are shown as they are written; nothing of the plugin is asked."""
+    path = made_run(tmp_path / "a")
+    recipe = path / "recipe.yaml"
+    content = yaml.safe_load(recipe.read_text())
+    content["calfat"]["trainer"] = {"name": "my-fat", "beta": [1, 2], "loss": {"name": "my-loss", "tau": 0.5}}
+    content["calfat"]["evaluators"][0] = {"name": "my-attack", "label": "natural", "eps": "1/3"}
+    recipe.write_text(yaml.safe_dump(content, sort_keys=False))
+    run = read_run(path)
+    assert (run.recipe.trainer.name, run.recipe.trainer.options, method(run)) == (
+        "my-fat",
+        {"beta": [1, 2]},
+        "my-fat + my-loss",
+    )
+    assert run.settings["calfat"]["trainer"] == content["calfat"]["trainer"]
+    assert run.settings["calfat"]["evaluators"][0] == content["calfat"]["evaluators"][0]
+    assert "my-fat (beta 1, 2)" in write_run_report(path).read_text()
 
 
 def test_a_suite_that_calfat_did_not_write_is_refused_with_its_place(tmp_path: Path, snapshot: TextSnapshot) -> None:

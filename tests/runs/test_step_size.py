@@ -71,9 +71,9 @@ def test_warnings_name_all_whom_a_bad_step_concerns() -> None:
         tiny,
     )
     for how, labels in (({"trainer": "standard"}, "bim2, pgd2, seen"), ({"trains": False}, "bim2, pgd2")):
-        found = experiment(absolute, evaluators, **how).recipe.warnings
+        found = experiment(absolute, evaluators, **how).warnings
         assert found == (f"mine.yaml:4: calfat.evaluators[4]: {labels}: {SHORT}", tiny)
-    assert experiment("{eps: 0.3, step_size: eps/2, steps: 2}", EVALUATORS).recipe.warnings == ()
+    assert experiment("{eps: 0.3, step_size: eps/2, steps: 2}", EVALUATORS).warnings == ()
 
 
 def test_an_absolute_step_of_before_is_the_same_recipe() -> None:

@@ -1,0 +1,61 @@
+"""A key of a recipe is declared once; parser, recipe as run, JSON schema and reference go by the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from calfat_plugin.cli.reference import recipe_reference
+from calfat_plugin.cli.schema import recipe_schema
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.options import option
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.recipe.keys import keys_of
+from calfat_plugin.recipe.schema import CalfatSection
+from calfat_plugin.registry import Registry
+from calfat_plugin.threat import ThreatModel
+
+REGISTRY = Registry.load(entry_points=False)
+
+
+@dataclass(frozen=True)
+class Noted(ThreatModel):
+    """``calfat.threat`` with one more key."""
+
+    note: str = option("none", help="a remark for the reader")
+
+
+@pytest.fixture
+def noted() -> Iterator[None]:
+    """The section ``calfat.threat`` has a key ``note``."""
+    section = keys_of(CalfatSection)["threat"]
+    object.__setattr__(section, "config", Noted)
+    yield
+    object.__setattr__(section, "config", ThreatModel)
+
+
+def recipe(threat: str) -> Experiment:
+    text = f"model_args: {{model: cnn_small}}\ncalfat:\n  trainer: calfat\n  threat: {threat}\n"
+    return assemble(parse_document(text, "r.yaml"), REGISTRY)
+
+
+@pytest.mark.usefixtures("noted")
+def test_a_new_key_is_known_wherever_recipes_are_read_or_described() -> None:
+    assert recipe("{eps: 0.1, note: mine}").as_run()["calfat"]["threat"]["note"] == "mine"
+    assert recipe("{eps: 0.1}").as_run()["calfat"]["threat"]["note"] == "none"
+    with pytest.raises(RecipeError) as raised:
+        recipe("{noet: mine}")
+    assert (
+        str(raised.value) == "r.yaml:4: calfat.threat.noet: section 'threat' has no option 'noet'. Did you mean 'note'?"
+    )
+    threat = recipe_schema(REGISTRY)["properties"]["calfat"]["properties"]["threat"]
+    assert threat["properties"]["note"]["description"] == "a remark for the reader"
+    assert "| `note` | a text | `none` | a remark for the reader |" in recipe_reference()
+
+
+def test_without_it_the_key_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"section 'threat' has no option 'note'"):
+        recipe("{note: mine}")
