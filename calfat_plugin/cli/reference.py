@@ -42,8 +42,8 @@ Plugins are selected by name (`aggregator: fedavg`) or with options (`aggregator
 _PLUGINS_HEAD = """\
 # Plugins
 
-The plugins of this package, by kind. `calfat plugins` also lists other installed plugins. Options that several plugins of
-a kind share are in the table above them; each plugin lists those that it has, with the default unless that is null.
+The plugins of this package, by kind. `calfat plugins` also lists other installed plugins. Options that several plugins
+of a kind share are in the table above them; each plugin lists those that it has, with the default unless that is null.
 """
 
 _COMMANDS = """\
