@@ -151,37 +151,15 @@ def test_what_does_not_fit_is_an_error_that_says_what(model: nn.Module, changes:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"eps": X}, "eps must be a number such as 8/255: <X> is not a number; write 8/255, 0.1 or 1e-3"),
-        (
-            {"step_size": BYTES},
-            "step_size must be a number such as eps/4 or 2/255: <BYTES> is not a number; write 8/255, 0.1 or 1e-3",
-        ),
-        ({"norm": X}, "norm must be 'linf', 'l2' or 'l1'; got <X>."),
-        ({"batch_size": X}, "batch_size=<X>: calfat.evaluation.batch_size: got <X>, expected a whole number, >= 1."),
-        ({"seed": X}, "seed=<X>: common_args.random_seed: got <X>, expected a whole number, 0 <= value <= 4294967295."),
-    ],
+    "changes",
+    [{"eps": X}, {"step_size": BYTES}, {"norm": X}, {"batch_size": X}, {"seed": X}],
+    ids=lambda each: next(iter(each)),
 )
 def test_a_tensor_in_the_place_of_a_number_is_named_by_its_shape(
-    model: nn.Module, changes: dict[str, Any], error: str
+    model: nn.Module, changes: dict[str, Any], snapshot: TextSnapshot
 ) -> None:
-    with pytest.raises(calfat.CalfatError) as caught:
+    with snapshot.raises(calfat.CalfatError, next(iter(changes)), "of shape (60, 1, 8, 8)"):
         calfat.evaluate(**{"model": model, "x": X, "y": Y, "evaluators": ["fgsm"], "eps": 0.1, **changes})
-    error = error.replace("<X>", "a tensor of shape (60, 1, 8, 8)").replace(
-        "<BYTES>", "an array of shape (60, 1, 8, 8)"
-    )
-    assert str(caught.value) == error
-
-
-def test_a_list_with_a_tensor_is_named_on_one_short_line(model: nn.Module) -> None:
-    with pytest.raises(calfat.CalfatError) as caught:
-        calfat.evaluate(model, X, Y, [{"name": "pgd2", "step_size": X}], eps=0.1)
-    place, _, complaint = str(caught.value).partition(": calfat.evaluators[0].step_size: ")
-    assert place.startswith("evaluators [{'name': 'pgd2', 'step_size': tensor(")
-    assert len(place) <= len("evaluators ") + 60
-    wanted = "a multiple of eps such as eps/4, or a number or a fraction such as 2/255, > 0, or null."
-    assert complaint == f"got a tensor of shape (60, 1, 8, 8), expected {wanted}"
 
 
 def test_what_makes_no_examples_is_refused(model: nn.Module, snapshot: TextSnapshot) -> None:

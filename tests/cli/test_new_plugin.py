@@ -68,35 +68,13 @@ def test_the_recipe_of_every_kind_is_good(written: Path, kind: str, monkeypatch:
     sys.modules.pop(module)
 
 
-NO_NAME = (
-    "cannot be a plugin's name: it must begin with a letter, end with a letter or a digit, and contain only lower-case "
-    "letters, digits, '-', '_', such as my-fat."
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "complaint"),
-    [
-        ("My-FAT", f"'My-FAT' {NO_NAME}"),
-        ("my-", f"'my-' {NO_NAME}"),
-        ("class", f"'class' {NO_NAME}"),
-        ("taken", "taken: it is there already. Choose another name, or a folder with --into."),
-        ("torch", f"there is a module 'torch' already ({torch.__file__}); choose another name, such as my-torch."),
-        (
-            "iterable",
-            "'iterable' would name a class Iterable like one that it imports; choose another name, such as "
-            "my-iterable.",
-        ),
-        (
-            "fedavg",
-            f"there is a plugin 'fedavg' already (aggregator, calfat-plugin {__version__}); choose another name, such "
-            "as my-fedavg.",
-        ),
-    ],
-)
-def test_names_that_cannot_be(name: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["My-FAT", "my-", "class", "taken", "torch", "iterable", "fedavg"])
+def test_names_that_cannot_be(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     ended = calfat("new-plugin", name, "--kind", "model" if name != "iterable" else "aggregator")
-    assert (ended.code, ended.out, ended.err) == (2, "", f"error: {complaint}\n")
+    assert (ended.code, ended.out) == (2, "")
+    snapshot(ended.err, torch_file=torch.__file__, version=__version__)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "taken"]

@@ -125,10 +125,6 @@ def test_accuracies_compare_only_on_one_problem(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recipe_that_was_edited_by_hand_is_named_as_it_is() -> None:
-    assert problem_names([{"train_args.client_num_in_total": number} for number in ("many", 2)])[0] == "many clients"
-
-
 def test_what_the_recipe_reports_comes_as_fractions(tmp_path: Path) -> None:
     (run,) = runs(tmp_path, ("calfat.reported={source: 'Table 1', natural: 64.69, pgd20: 31.12}",))
     percent, source = reported_of(run)

@@ -163,10 +163,3 @@ def test_a_logger_does_not_keep_the_directory_of_a_run_that_never_began(tmp_path
     (made.path / "tensorboard" / "events").write_text("")
     made.discard()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_that_stood_there_before_stay(tmp_path: Path) -> None:
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "mine").write_text("")
-    RunDirectory.create(experiment(Offers(Recorder)), tmp_path).discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["wandb", "mine"]

@@ -247,19 +247,6 @@ def test_an_attack_has_one_colour_on_a_page(tmp_path: Path, monkeypatch: pytest.
     assert drawn == {label: colour[label] for label in ("natural", "pgd20")}
 
 
-def test_classes_are_compared_under_one_attack_at_a_time(tmp_path: Path, charts: dict[str, tuple[str, str]]) -> None:
-    """FGSM hurts one of them most: it is shown for both, and so is PGD-20."""
-    run(tmp_path / "a", final={"natural": 0.8, "fgsm": 0.3, "pgd20": 0.4})
-    run(tmp_path / "b", "calfat.trainer=fedpgd")
-    write_comparison([tmp_path])
-    shown = {name: chart for name, chart in charts.items() if name.startswith("classes_robust")}
-    assert [title for title, _ in shown.values()] == [
-        "Accuracy under fgsm, per class",
-        "Accuracy under pgd20, per class",
-    ]
-    assert all("calfat" in caption and "fedpgd" in caption for _, caption in shown.values())
-
-
 @pytest.mark.parametrize(("share", "split"), [("0.2", "validation"), ("0", "test")])
 def test_without_a_final_evaluation_a_page_begins_with_the_last_monitored_round(
     tmp_path: Path, charts: dict[str, tuple[str, str]], share: str, split: str

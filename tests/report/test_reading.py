@@ -37,15 +37,6 @@ def test_everything_of_a_finished_run(tmp_path: Path) -> None:
     assert run.class_counts == COUNTS
 
 
-def test_a_run_that_has_just_begun_has_nothing_to_show(tmp_path: Path) -> None:
-    path = made_run(tmp_path / "a")
-    for name in ("rounds.csv", "environment.json", "partition.json"):
-        (path / name).unlink()
-    run = read_run(path)
-    assert (run.finished, run.rounds, run.monitored, run.class_names, run.class_counts) == (False, [], (), (), ())
-    assert run.robust_label is None
-
-
 def test_rounds_without_an_evaluation_are_left_out_of_a_curve(tmp_path: Path) -> None:
     run = read_run(made_run(tmp_path / "a", rounds=[{"natural": 0.5}, {}, {"natural": 0.7}]))
     assert run.curve("natural") == [(1, 0.5), (3, 0.7)]

@@ -46,15 +46,6 @@ def test_settings_that_are_in_force_are_said(asked: tuple[str, ...], found: dict
     assert len([term for term in said if term.startswith("Local ")]) == 1
 
 
-def test_a_run_of_a_version_without_these_keys_is_said_as_before(tmp_path: Path) -> None:
-    path = made_run(tmp_path / "run") / "recipe.yaml"
-    new = ("local_steps", "client_optimizer", "lr_", "learning_rate_min", "warmup", "nesterov", "max_grad_norm")
-    kept = [line for line in path.read_text().splitlines() if not line.strip().startswith(new)]
-    path.write_text("\n".join(kept) + "\n")
-    said = highlights(read_run(path.parent))
-    assert {term: said[term] for term in PLAIN} == PLAIN
-
-
 def test_a_learning_rate_that_changes_is_a_curve(tmp_path: Path) -> None:
     assert learning_rate(read_run(made_run(tmp_path / "constant"))) is None
     run = read_run(made_run(tmp_path / "warm", "train_args.warmup_rounds=3", "train_args.learning_rate=0.4"))

@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import (
-    attack_agreement,
-    evaluation,
     gpu,
     gpu_results,
     local_epoch,
     loops,
-    precision,
     work,
 )
 from calfat_plugin.builtin import calfat_local_trainers
@@ -33,18 +30,6 @@ from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.runs.processes import ROOT
 
 # Code of our own with the names that the authors' fat.py and utils.py have.
-
-
-@pytest.fixture
-def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twelve pictures instead of all."""
-    whole = attack_agreement.images
-
-    def few(data: str) -> tuple[Tensor, Tensor]:
-        x, y = whole(data)
-        return x[:12], y[:12]
-
-    monkeypatch.setattr(attack_agreement, "images", few)
 
 
 def tables(markdown: str) -> dict[str, list[list[str]]]:
@@ -133,26 +118,6 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert content["machine"]["used by torch"] == torch.backends.cpu.get_cpu_capability()
     with pytest.raises(SystemExit, match="computes in fp32"):
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
-
-
-def test_evaluation(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--images", "2", "--autoattack-images", "2", "--epochs", "1", "--repeats", "1"]
-    evaluation.main([*sizes, "--parts", "autoattack"])
-    found = tables(capsys.readouterr().out)
-    assert [(row[0], row[3]) for row in found["by"]] == [("pyautoattack", "2"), ("calfat_plugin", "2")]
-    evaluation.main([*sizes, "--parts", "pgd"])
-    found = tables(capsys.readouterr().out)
-    assert [row[0] for row in found["loop"]] == ["calfat_plugin", "floor, fp32"]
-
-
-def test_precision(few_digits: None, capsys: pytest.CaptureFixture[str]) -> None:
-    precision.main(["--images", "4", "--epochs", "1", "--repeats", "1", "--precision", "fp32,bf16"])
-    exact, lower = tables(capsys.readouterr().out)["precision"]
-    assert exact[1:] == ["1", exact[2], exact[2], "0"]
-    assert exact[0] == "fp32"
-    assert lower[:1] + lower[2:3] == ["bf16", exact[2]]
-    assert float(lower[1]) == pytest.approx(1, abs=0.1)
-    assert lower[1] != "1"
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:

@@ -95,17 +95,6 @@ def test_a_suite_prints_its_plan_and_its_table(folder: Path, warm: WarmServer) -
     assert run["command"][:3] == ["calfat", "run", "tiny.yaml"]
 
 
-@pytest.mark.slow
-def test_a_finished_suite_prints_suite_json(folder: Path, warm: WarmServer) -> None:
-    (folder / "one.yaml").write_text(
-        "base: tiny.yaml\nset: {train_args.comm_round: 1}\nseeds: [3]\nmetrics: [natural]\n"
-        "axes: {method: {CalFAT: {}}}\n"
-    )
-    done = warm.run("suite", "one.yaml", "--json", cwd=folder, WITHOUT_REPORT="")
-    assert document(done.out) == json.loads((folder / "runs" / "suites" / "one" / "suite.json").read_text())
-    assert "CalFAT seed 3: finished" in done.err
-
-
 def test_a_checked_recipe_is_printed_in_full(folder: Path, warm: WarmServer) -> None:
     shown = document(warm.run("check", "tiny.yaml", "--json", cwd=folder).out)
     assert (shown["file"], shown["kind"], shown["warnings"]) == ("tiny.yaml", "recipe", [])

@@ -16,7 +16,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime
-from calfat_plugin.observer import BatchProgress, RunObserver
+from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
@@ -53,37 +53,6 @@ class Listener:
         assert run is self.run
         labels = [evaluation.label for evaluation in result.evaluations]
         self.heard.append(("finished", (labels, result.num_rounds, (run.directory / "results.json").exists())))
-
-
-class Watcher(RunObserver):
-    """An observer that notes the names of calls, repeated ones once."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def _note(self, text: str) -> None:
-        if self.seen[-1:] != [text]:
-            self.seen.append(text)
-
-    def run_started(self, run: RunInfo) -> None:
-        self._note("run started")
-
-    def round_started(self, round: int, clients: Any) -> None:
-        self._note(f"round {round} with {list(clients)}")
-
-    def client_progress(self, progress: BatchProgress) -> None:
-        assert 1 <= progress.batch <= progress.num_batches
-        self._note(f"client {progress.client}")
-
-    def evaluation_progress(self, label: str, done: int, total: int, correct: int) -> None:
-        assert 0 <= correct <= done <= total
-        self._note(f"evaluating {label}")
-
-    def round_finished(self, record: RoundRecord) -> None:
-        self._note(f"round {record.round} finished")
-
-    def run_finished(self, result: RunResult) -> None:
-        self._note("run finished")
 
 
 @pytest.fixture
@@ -188,16 +157,3 @@ def test_who_waits_until_a_round_is_on_disk(
     run(request, directory, RunObserver(), lambda text: None)
     assert one.seen == seen
     assert load_checkpoint(one.last)[0].round == 1
-
-
-def test_an_observer_sees_the_work_in_order(build: Any, recipe: Path) -> None:
-    watcher = Watcher()
-    request = Request(build(), recipe.parent / "run", False, [])
-    run(request, RunDirectory.open(request), watcher, pytest.fail)
-    a_round = ["client 0", "client 1", "evaluating natural", "evaluating fgsm"]
-    assert watcher.seen == [
-        "run started",
-        *("round 1 with [0, 1]", *a_round, "round 1 finished"),
-        *("round 2 with [0, 1]", *a_round, "round 2 finished"),
-        *("evaluating natural", "evaluating fgsm", "run finished"),
-    ]

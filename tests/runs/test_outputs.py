@@ -92,13 +92,6 @@ def test_rounds_csv(run: Path, snapshot: TextSnapshot) -> None:
     assert len({row["clients"] for row in rows}) > 1
 
 
-def test_the_log_has_no_line_for_each_table_of_a_font(run: Path) -> None:
-    assert list((run / "figures").glob("*.pdf"))  # fonts were embedded
-    log = (run / "log.txt").read_text()
-    assert " INFO    root: client_indexes = " in log
-    assert "fontTools" not in log
-
-
 def test_results_json(run: Path) -> None:
     results = strict_json(run / "results.json")
     last = read_rounds(run / "rounds.csv")[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -85,21 +84,6 @@ def test_each_border_of_a_round_is_measured(runs: tuple[Path, Finished, Finished
         assert calls["training", "attack", "forward"] == calls["training", "attack", "backward"] >= 2 * batches
     final = content["parts"][2]
     assert [span["path"] for span in final["spans"] if len(span["path"]) == 1] == [["evaluation"]]
-
-
-def test_the_table_is_printed(runs: tuple[Path, Finished, Finished]) -> None:
-    lines = runs[2].out.splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("a round of calfat, mean of 2 rounds "))
-    shown = [re.match(r"( *)(.*?)  +([\d.]+)  +([\d.]+) %(?:  +(\d+))?$", line) for line in lines[begin + 1 :]]
-    until = next(i for i, line in enumerate(lines[begin + 1 :]) if line.startswith("in all"))
-    table = [row for row in shown[: until + 1] if row is not None]
-    assert len(table) == until + 1
-    names = [(len(row[1]) // 2, row[2]) for row in table if row[2] not in ("other", ELSE, "in all")]
-    assert names == [(len(path) - 1, path[-1]) for path in SPANS]
-    outermost = [float(row[4]) for row in table if not row[1] and row[2] != "in all"]
-    assert sum(outermost) == pytest.approx(100, abs=1)
-    assert any(line.startswith("final evaluation ") for line in lines)
-    assert "results: profiled" in lines[-2:]
 
 
 def test_a_stopped_run_keeps_what_it_measured_and_the_page_shows_it(

@@ -18,11 +18,6 @@ from tests.report.made import evaluation, record
 from tests.snapshot import TextSnapshot
 
 OF_CLIENTS = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2"
-HEADER = (
-    "round,natural,natural_release,heterogeneity,clients,refused,loss_0,loss_1,loss_2,"
-    "update_norm_0,update_norm_1,update_norm_2,bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,"
-    f"learning_rate,natural_worst_class,natural_worst_clients,{OF_CLIENTS}\n"
-)
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
     evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_release=0.51

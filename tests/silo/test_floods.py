@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,28 +29,6 @@ from tests.snapshot import TextSnapshot
 METHOD = "/gRPCCommManager/sendMessage"
 
 # Opens connections from many addresses and holds them, in a process of its own, until its input ends.
-HOLDER = """
-import socket, sys
-port, count = int(sys.argv[1]), int(sys.argv[2])
-held = []
-for number in range(count):
-    each = socket.socket()
-    each.bind((f"127.0.1.{1 + number % 30}", 0))
-    each.connect(("127.0.0.1", port))
-    held.append(each)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def idle_connections(port: int, count: int) -> Iterator[None]:
-    command = [sys.executable, "-c", HOLDER, str(port), str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield
-        process.communicate()
 
 
 @contextmanager
@@ -83,23 +59,6 @@ def silent_streams(
 def listens(port: int) -> bool:
     with socket.socket() as each:
         return each.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.mark.slow
-def test_idle_connections_do_not_end_a_run(tmp_path: Path) -> None:
-    """1,200 of them against 1,024 descriptors: clients that come later are let in, and every file can be written."""
-    with Federation(tmp_path) as federation:
-        federation.start(0, files=1024)
-        wait_for(lambda: listens(federation.ports[0]), "the server listens")
-        with idle_connections(federation.ports[0], 1200):
-            federation.start(1, 2)
-            federation.finish()
-        log = federation.log(0)
-        assert [row["clients"] for row in federation.rounds()] == ["0 1"] * 3
-    assert "Too many open files" not in log
-    assert "Traceback" not in log
-    assert "connections do nothing" in log
-    assert len(log) < 100_000
 
 
 def test_silent_streams_do_not_hold_all_threads(tmp_path: Path) -> None:
@@ -228,34 +187,6 @@ def test_a_call_that_sends_slowly_is_ended_in_time(server: Any, caplog: pytest.L
             if caplog.messages:
                 break
     assert caplog.messages[0].endswith(" refused: no whole message within 1 s")
-
-
-def test_an_address_with_too_many_idle_connections_loses_its_oldest(
-    server: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    with ExitStack() as stack:
-        mine = [stack.enter_context(socket.create_connection(("127.0.0.1", server[1]))) for _ in range(80)]
-        other = stack.enter_context(socket.create_connection(("127.0.0.1", server[1]), source_address=("127.0.0.9", 0)))
-        wait_for(lambda: len(caplog.messages) >= 13, "the surplus is closed")
-        assert {message.partition(" refused: ")[2] for message in caplog.messages} == {
-            "more than 67 connections of its address do nothing"
-        }
-        assert len(caplog.messages) == 13
-        closed = [number for number, each in enumerate([*mine, other]) if is_closed(each)]
-        assert closed == list(range(13)) or max(closed) < 40  # gRPC may have accepted some of them in another order
-
-
-def is_closed(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        while connection.recv(4096):
-            pass
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        pass
-    return True
 
 
 def test_a_party_that_has_called_stays_connected(server: Any, caplog: pytest.LogCaptureFixture) -> None:

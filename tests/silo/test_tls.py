@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import random
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from calfat_plugin.host.transports.base import MODEL, Message, RefusedError, Unr
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.host.transports.grpc import GRPCTransport
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
-from tests.silo.federation import free_ports, wait_for
+from tests.silo.federation import free_ports
 
 UPDATE = 3  # the host's message type
 MEGABYTES = 16_000_000
@@ -151,19 +150,6 @@ def test_a_silent_stranger_does_not_keep_a_party_from_ending(certificates: Path)
         assert time.monotonic() - began < 5
 
 
-def test_no_more_connections_than_it_can_bear(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "_SPARE_CONNECTIONS", 1)  # beside one for each of the two parties
-    place = silo(certificates)
-    with party(0, place) as server, party(1, place) as client:
-        client.send_now(update(), 60)
-        silent = [socket.create_connection(place.addresses[0], 20) for _ in range(4)]
-        wait_for(lambda: sum(is_closed(each, 0.01) for each in silent) == 2, "those above the limit are closed", 8)
-        client.send_now(update(), 60)
-        arrived(server)
-        for each in silent:
-            each.close()
-
-
 def test_address_that_is_taken_is_an_error(certificates: Path) -> None:
     place = silo(certificates)
     with socket.create_server(place.addresses[0]), pytest.raises(HostError) as caught:
@@ -256,20 +242,6 @@ def test_a_party_sends_nothing_to_who_is_not_the_server(tmp_path: Path, authorit
         with pytest.raises(UnreachableError):
             client.send_now(update(), 5)
         assert impostor.inbox.get(time.monotonic()) is None
-
-
-def test_the_server_asks_for_a_certificate(certificates: Path) -> None:
-    """In TLS 1.2, where a refusal ends the handshake itself."""
-    place = silo(certificates)
-    context = ssl.create_default_context(cafile=f"{certificates}/ca.pem")
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    with party(0, place), socket.create_connection(place.addresses[0], 20) as line:
-        with pytest.raises(OSError, match=r"(?i)certificate|handshake|reset|EOF"):
-            context.wrap_socket(line, server_hostname="rank-0.calfat")
-        context.load_cert_chain(certificates / "rank-1.pem", certificates / "rank-1.key")
-        with socket.create_connection(place.addresses[0], 20) as another:
-            context.set_alpn_protocols(["h2"])
-            assert context.wrap_socket(another, server_hostname="rank-0.calfat").version() == "TLSv1.2"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -104,19 +104,6 @@ def test_runs_that_diverge_are_lost_and_not_tried_again(monkeypatch):
     assert "tiny: no choice run to do" in call("--only", "FedPGD").stdout
 
 
-def test_where_every_run_was_lost_the_next_call_tries_them_again(monkeypatch):
-    monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "fail"}))
-    done = call("--only", "FedPGD")
-    assert done.exit_code == 1
-    assert "| FedPGD | nothing: every run was lost " in done.stdout
-    assert done.stderr.startswith("error: nothing could be chosen for FedPGD: every choice run was lost.\n")
-    monkeypatch.setenv("FAKE_RUN", "{}")
-    done = call("--only", "FedPGD")
-    assert done.exit_code == 0, done.output
-    assert "tiny: 2 of 4 choice runs to do" in done.stdout
-    assert "| FedPGD | learning_rate 0.1, upper edge of the grid" in done.stdout
-
-
 def test_a_run_that_is_killed_is_not_lost(monkeypatch):
     """It says nothing about its values: the cell waits for the next call."""
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "die"}))

@@ -92,25 +92,11 @@ def test_a_run_is_started_with_its_workers(monkeypatch):
     assert "running with 2 threads and 2 workers\n" in Path("runs/suites/tiny/fedpgd/seed-0.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--workers", "0"], "--workers 0: expected a number of processes, 1 or more, or auto."),
-        (
-            ["--workers", "auto", "--jobs", "2"],
-            "--workers auto gives each run the whole machine, so one runs at a time. Leave out --jobs, or write the "
-            "number of workers of each run.",
-        ),
-        (
-            ["--workers", "2", "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"],
-            "--workers is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
-            "simulate with --set common_args.training_type=simulation --set comm_args.backend=sp.",
-        ),
-    ],
-)
-def test_workers_that_cannot_be_are_refused(words, complaint):
+@pytest.mark.parametrize("words", [["--workers", "0"], ["--workers", "auto", "--jobs", "2"]])
+def test_workers_that_cannot_be_are_refused(words, snapshot):
     done = call("--dry-run", *words)
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"error: {complaint}\n")
+    assert (done.exit_code, done.stdout) == (2, "")
+    snapshot(done.stderr)
 
 
 def test_failures_are_shown_and_end_with_1(monkeypatch, snapshot):
@@ -122,15 +108,14 @@ def test_failures_are_shown_and_end_with_1(monkeypatch, snapshot):
     snapshot(done.stderr)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_and_polite_kills_end_everything_and_say_how_to_resume(number, monkeypatch):
+def test_ctrl_c_ends_everything_and_says_how_to_resume(monkeypatch):
     monkeypatch.setenv("FAKE_RUN", json.dumps({"fedpgd": "wait"}))
 
     def stop():
         output = Path("runs/suites/tiny/fedpgd/seed-0.txt")
         while not (output.exists() and "round" in output.read_text()):
             time.sleep(0.02)
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=stop)
     thread.start()

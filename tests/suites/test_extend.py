@@ -106,19 +106,8 @@ def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        (
-            "rate: 1.7",
-            "rate: 1",
-            "rate: got 1 (int), expected a factor, 1.1 <= value <= 100: from an ",
-        ),
-        ("rate: 1.7", "rate: yes", "rate: got true (true/false), expected a factor, 1.1 <= value <= 100: from an end "),
-        ("rate: 1.7", "rat: 1.7", "rat: no grid has this key. Did you mean 'train_args.learning_rate'? Known: train_"),
-        ("[0.02,", "[0,", "rate: the grid tries 0 (int) (tiny.yaml:13); only numbers above 0 have a next one. "),
-    ],
+    ("old", "new"), [("rate: 1.7", "rate: 1"), ("rate: 1.7", "rate: yes"), ("rate: 1.7", "rat: 1.7"), ("[0.02,", "[0,")]
 )
-def test_what_is_refused(old, new, complaint, plan_of):
-    with pytest.raises(RecipeError) as caught:
+def test_what_is_refused(old, new, plan_of, snapshot):
+    with snapshot.raises(RecipeError, "tiny.yaml:14: choose.extend.train_args.learning_rat"):
         plan_of(TEXT.replace(old, new))
-    assert f"tiny.yaml:14: choose.extend.train_args.learning_{complaint}" in str(caught.value)

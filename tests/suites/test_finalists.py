@@ -113,29 +113,12 @@ def test_the_caption_says_how(plan_of, snapshot):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        (
-            "finalists: 2",
-            "finalists: 0",
-            "13: choose.finalists: got 0 (int), expected how many values reach the seeds ",
-        ),
-        (
-            "finalists: 2",
-            "finalists: yes",
-            "13: choose.finalists: got true (true/false), expected how many values reach ",
-        ),
-        (
-            "[100, 101, 102]",
-            "[100]",
-            "13: choose.finalists: there is one seed only, so there is no final; add seeds, or ",
-        ),
-    ],
+    ("old", "new"),
+    [("finalists: 2", "finalists: 0"), ("finalists: 2", "finalists: yes"), ("[100, 101, 102]", "[100]")],
 )
-def test_what_is_refused(old, new, complaint, plan_of):
-    with pytest.raises(RecipeError) as caught:
+def test_what_is_refused(old, new, plan_of, snapshot):
+    with snapshot.raises(RecipeError, "tiny.yaml:13: choose.finalists: "):
         plan_of(TEXT.replace(old, new))
-    assert f"tiny.yaml:{complaint}" in str(caught.value)
 
 
 def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path, monkeypatch, stand_in):

@@ -197,13 +197,6 @@ def test_a_run_that_does_not_stop_is_killed(plan_of, monkeypatch):
     assert [outcome.status for outcome in outcomes] == ["interrupted"]
 
 
-def test_finished_runs_are_not_started_again(plan_of):
-    run_all(plan_of(only=["CalFAT"]), 2, Recorder(), [])
-    heard = Recorder()
-    run_all(plan_of(), 2, heard, [])
-    assert {event[1] for event in heard.events} == {"FedPGD seed 0", "FedPGD seed 1"}
-
-
 def test_a_run_that_another_suite_is_at_is_left_to_it(plan_of):
     plan = plan_of(only=["CalFAT"], seeds=[0])
     plan.runs[0].output.parent.mkdir(parents=True)

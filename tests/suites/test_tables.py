@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from calfat_plugin.cli.suite_view import remarks, suite_table
-from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
@@ -183,25 +182,14 @@ def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path, snapshot)
         write_tables(summary, tmp_path / "file")
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("[1]", f"holds no JSON mapping; it was changed by hand. {RESTORE}"),
-        ('{"format": 3}', f"its format is 3, and the newest that this version knows is 2. {UPDATE}"),
-        (
-            '{"evaluations": [{"label": "natural"}]}',
-            f"evaluations[0] has no 'accuracy'. The file is damaged or was changed by hand. {RESTORE}",
-        ),
-    ],
-)
-def test_a_damaged_results_file_is_reported(content, complaint, summary):
+@pytest.mark.parametrize("content", ["[1]", '{"format": 3}', '{"evaluations": [{"label": "natural"}]}'])
+def test_a_damaged_results_file_is_reported(content, summary, snapshot):
     run = summary.plan.runs[0]
     path = run.directory / "results.json"
     path.write_text(content)
     plan = replace(summary.plan, runs=(replace(run, state="finished"),))
-    with pytest.raises(RunError) as caught:
+    with snapshot.raises(RunError, f"{path}: "):
         summarise(plan)
-    assert str(caught.value) == f"{path}: {complaint}"
 
 
 # --- maths ------------------------------------------------------------------------------------------------------------

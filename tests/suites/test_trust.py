@@ -76,11 +76,6 @@ def test_trust_judges_the_rows_that_are_asked_for(judged):
     assert found["FedPGD"] == "holds (seed 0)"
 
 
-def test_without_it_nothing_is_judged(judged):
-    call()
-    assert judged == []
-
-
 @pytest.mark.parametrize(
     ("left", "text"),
     [
