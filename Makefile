@@ -23,7 +23,7 @@ SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 # are not the long ones.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-# An environment of a version before 0.1 loses its `fedml` with that version.
+# Only needed where somebody had unlinked it.
 LINK = @$(BIN)/calfat link-fedml >/dev/null
 
 .PHONY: help run cifar10 quick noise test slow lint docs clean

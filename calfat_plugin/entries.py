@@ -111,7 +111,6 @@ class Entry(_Typed):
         citation: where it comes from.
         presets: named defaults.
         number_option: the option that a number at the end of the name sets.
-        former_names: names that recipes may still use; a note says the present one.
         check: called with (options, ``Recipe``) when a recipe that picks this plugin is checked; raises ``OptionError``
             for options that do not fit the rest of the recipe (more favoured clients than clients, say).
         metrics: what a trainer, aggregator or evaluator measures beside loss and accuracy: name to what it is, such as
@@ -134,7 +133,6 @@ class Entry(_Typed):
     citation: Citation | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict)
     number_option: str | None = None
-    former_names: tuple[str, ...] = ()
     check: Callable[[Any, Any], None] = lambda options, recipe: None
     metrics: Mapping[str, str] = field(default_factory=dict)
 

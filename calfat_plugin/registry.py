@@ -153,7 +153,7 @@ class Registry:
         return (table[name] for name in self.names(kind))
 
     def find(self, kind: type[E], name: str) -> tuple[E, Mapping[str, int]]:
-        """Look ``name`` up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``, and a former name the entry that had it.
+        """Look ``name`` up; ``pgd20`` finds ``pgd`` with ``{"steps": 20}``.
 
         Returns:
             (entry, options that the name sets).
@@ -169,9 +169,6 @@ class Registry:
             entry = table[match[1]][0]
             if entry.number_option is not None:
                 return entry, {entry.number_option: int(match[2])}
-        for entry, _ in table.values():
-            if name in entry.former_names:
-                return entry, {}
         raise PluginError(self._unknown(kind, name))
 
     def _table(self, kind: type[E]) -> dict[str, tuple[E, Provider]]:

@@ -1,22 +1,57 @@
-"""``calfat doctor``: what is wrong with this installation, and how to fix it."""
+"""``calfat doctor``: what is wrong with this installation, and how to fix it.
+
+The checks expect a broken installation, so whatever a third party's import raises is a finding, not a crash.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
 
 import click
 
 from calfat_plugin.cli.as_json import json_option
-from calfat_plugin.cli.diagnosis import Finding, diagnose
+from calfat_plugin.errors import PluginError
+from calfat_plugin.recipe.schema import DataArgs
+from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 from calfat_plugin.report.numbers import counted
 
 _WIDTH = 80
 _INDENT = 26
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_PIP = f"{shlex.quote(sys.executable)} -m pip"
+_SOURCE = Path(__file__).resolve().parents[2]
+_HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        status: ``fail``: runs cannot work; ``warn``: something is not as it should be; ``ok``.
+        check: what was looked at.
+        found: what is there.
+        todo: how to fix it; empty when there is nothing to fix.
+    """
+
+    status: Literal["ok", "warn", "fail"]
+    check: str
+    found: str
+    todo: str = ""
 
 
 @click.command()
@@ -30,16 +65,13 @@ def doctor(as_json: bool) -> None:
     for finding in diagnose():
         findings.append(finding)
         if not as_json:
-            for line in _lines(finding):
-                click.echo(line)
-    failed = sum(finding.status == "fail" for finding in findings)
-    warned = sum(finding.status == "warn" for finding in findings)
+            click.echo("\n".join(_lines(finding)))
+    failed, warned = (sum(finding.status == status for finding in findings) for status in ("fail", "warn"))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    elif failed or warned:
-        click.echo(f"{counted(failed, 'failure')}, {counted(warned, 'warning')}.")
     else:
-        click.echo("Nothing is wrong.")
+        wrong = f"{counted(failed, 'failure')}, {counted(warned, 'warning')}." if failed or warned else ""
+        click.echo(wrong or "Nothing is wrong.")
     sys.exit(1 if failed else 0)
 
 
@@ -51,3 +83,118 @@ def _lines(finding: Finding) -> Iterator[str]:
         yield (f"{mark}  {finding.check:<{_INDENT - 6}}" if number == 0 else " " * _INDENT) + line
     if finding.todo:
         yield f"      -> {finding.todo}"
+
+
+def diagnose() -> Iterator[Finding]:
+    """All findings, the quick ones first."""
+    yield check_python()
+    yield from check_versions()
+    yield from check_plugins()
+    yield check_gpu()
+    yield check_data(Path(DataArgs.data_cache_dir))
+    yield check_host()
+
+
+def check_python() -> Finding:
+    """The version of Python against the bounds of the installed package."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    try:
+        from packaging.specifiers import SpecifierSet
+
+        bounds = metadata.metadata("calfat-plugin")["Requires-Python"] or ""
+        here = ".".join(map(str, sys.version_info[:3]))  # platform's may end in "+"
+        fits = SpecifierSet(bounds).contains(here)
+    except metadata.PackageNotFoundError:
+        where = f"{_SOURCE} is not installed: there is no 'calfat' command, and 'fedml' runs no recipes."
+        return Finding("warn", "python", f"{found}; {where}", f"{_PIP} install -e {shlex.quote(str(_SOURCE))}")
+    except Exception as error:
+        return Finding("fail", "python", f"{found}; {_reason(error)}", f"{_PIP} install --force-reinstall packaging")
+    if fits:
+        return Finding("ok", "python", found)
+    todo = "Make an environment with another Python, such as: python3.11 -m venv .venv"
+    return Finding("fail", "python", f"{found}; calfat-plugin installs on {bounds} only.", todo)
+
+
+def check_versions() -> Iterator[Finding]:
+    """What ``pip check`` finds, a finding a line: a failure where it is a need of ours, else a warning."""
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 or not lines:
+        said = lines[-1] if lines else (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding("ok" if done.returncode == 0 else "warn", "pip check", said, "" if lines else f"{_PIP} --version")
+        return
+    for line in lines:
+        ours = line.startswith("calfat-plugin ")
+        todo = f"{_PIP} install --upgrade calfat-plugin" if ours else f"{_PIP} install --upgrade {line.split()[0]}"
+        yield Finding("fail" if ours else "warn", "pip check", line, todo)
+
+
+def check_plugins() -> Iterator[Finding]:
+    """What was loaded beside the built-ins, and what was not."""
+    try:
+        registry = Registry.load()
+    except PluginError as error:
+        yield Finding("fail", "plugins", str(error), "No recipe can be run until then.")
+        return
+    for failure in registry.failures:
+        todo = f"Fix, update or uninstall it, or start with {BLOCK_VARIABLE}={failure.provider.distribution}"
+        yield Finding("warn", "plugins", f"not loaded: {failure}", todo)
+    others = [f"{plugin.plugin} ({plugin})" for plugin in registry.plugins() if plugin is not BUILT_IN]
+    yield Finding("ok", "plugins", ", ".join(["the built-ins", *others]))
+
+
+def check_gpu() -> Finding:
+    """Whether torch can be imported, and what it can train on."""
+    try:
+        import torch
+    except Exception as error:
+        return Finding("fail", "gpu", _reason(error), f"{_PIP} install --force-reinstall torch torchvision")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if names:
+        return Finding("ok", "gpu", f"{', '.join(names)}; used where device_args.using_gpu is true")
+    if not _DRIVER.exists() and shutil.which("nvidia-smi") is None:
+        return Finding("ok", "gpu", "none; runs use the CPU")
+    if torch.version.cuda is None:
+        why = "torch is a build without CUDA"
+        todo = "Install the CUDA build of torch; pytorch.org says which command that is here."
+    else:
+        why = f"torch (built for CUDA {torch.version.cuda}) sees no GPU"
+        todo = "Compare that with the CUDA version that nvidia-smi shows, and look at CUDA_VISIBLE_DEVICES."
+    return Finding("warn", "gpu", f"there is an NVIDIA driver, but {why}: runs use the CPU.", todo)
+
+
+def check_data(root: Path) -> Finding:
+    """Which data sets are there; their files are not read.
+
+    Args:
+        root: where recipes look that name no ``data_args.data_cache_dir``; the system's own folders are looked at, too.
+    """
+    try:
+        from calfat_plugin.datasets.published import FILES
+
+        seen = {name: files().seen(root) for name, files in FILES.items()}
+    except Exception as error:
+        return Finding("warn", "data sets", f"were not looked for: {_reason(error)}", f"{_PIP} check")
+    found = ["digits", *(f"{name} in {folder}" for name, folder in seen.items() if folder)]
+    missing = [name for name, folder in seen.items() if not folder]
+    rest = f"; not in {root}: {', '.join(missing)}" if missing else ""
+    return Finding("ok", "data sets", ", ".join(found) + rest)
+
+
+def check_host() -> Finding:
+    """Whether the host and our adapters import, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE), os.getenv("PYTHONPATH"))))}
+    command = [sys.executable, "-c", "import calfat_plugin.host.simulation"]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_HOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        found = f"took more than {_HOST_SECONDS} seconds."
+        return Finding("fail", "import fedml", found, "Try again on a machine less busy.")
+    if done.returncode == 0:
+        return Finding("ok", "import fedml", "works, and so do our adapters")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Finding("fail", "import fedml", last, f"{_PIP} install --force-reinstall calfat-plugin")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

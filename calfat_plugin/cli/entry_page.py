@@ -93,8 +93,6 @@ def methods_of(registry: Registry, modifier: entries.ModifierEntry) -> list[str]
 
 
 def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
-    if entry.former_names:
-        yield f"Formerly: {_names(entry.former_names)}"
     yield from (f"Metric `{name}`: {what}" for name, what in entry.metrics.items())
     if entry.number_option is not None:
         yield f"`{entry.name}20` is `{{name: {entry.name}, {entry.number_option}: 20}}`"

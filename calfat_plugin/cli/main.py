@@ -39,6 +39,8 @@ COMMANDS = {
     "doctor": "Find what is wrong with this installation.",
 }
 
+_MODULES = {"unlink-fedml": "link-fedml"}  # where that is not the command's own name
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in ``calfat_plugin.cli.<name>`` and are imported on use."""
@@ -83,7 +85,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"calfat_plugin.cli.{cmd_name.replace('-', '_')}")
+        module = importlib.import_module(f"calfat_plugin.cli.{_MODULES.get(cmd_name, cmd_name).replace('-', '_')}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 

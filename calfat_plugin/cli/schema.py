@@ -142,8 +142,8 @@ def _choice(registry: Registry, kind: type[entries.Entry], default: str | None =
 
 
 def _names(entry: entries.Entry) -> Schema:
-    """What a recipe calls an entry: its names, of which the first may end with a number."""
-    names: Schema = {"enum": [entry.name, *entry.former_names], "description": entry.summary}
+    """What a recipe calls an entry: its name, which may end with a number."""
+    names: Schema = {"const": entry.name, "description": entry.summary}
     if entry.number_option is None:
         return names
     return {

@@ -32,7 +32,7 @@ from calfat_plugin.errors import HostError  # noqa: E402
 from calfat_plugin.federation.global_rng import generators_kept  # noqa: E402
 from calfat_plugin.host.arguments import TESTED_VERSIONS  # noqa: E402
 
-__all__ = ["fedml", "host_command", "run_host"]
+__all__ = ["fedml", "run_host"]
 
 
 def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[Any], Any]) -> None:
@@ -63,14 +63,6 @@ def _init(args: SimpleNamespace) -> Any:
             f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
             f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
         ) from error
-
-
-def host_command() -> None:
-    """Run the host's own ``fedml`` with this process's arguments."""
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
-    from fedml.cli.cli import cli
-
-    cli()
 
 
 def check_version(version: str) -> None:

@@ -23,7 +23,6 @@ class Standard(AdversarialTrainer):
 
 ENTRY = TrainerEntry(
     "standard",
-    former_names=("fedavg",),
     build=Standard,
     summary="standard federated learning on clean examples",
     formula="min CE(f(x), y)",

@@ -155,14 +155,6 @@ def test_a_name_of_several_kinds_is_explained_for_each(installed: Installed, sna
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        (
-            "fedavg",
-            [
-                "standard (local trainer), offered by calfat-plugin 0.1.0 (built-in)",
-                "fedavg (aggregator), offered by calfat-plugin 0.1.0 (built-in)",
-            ],
-        ),
-        ("standard", [" • Formerly: fedavg"]),
         ("pgd20", [" • pgd20 is {name: pgd, steps: 20}"]),
         ("mnist", [" • Classes: 10", " • Images: 1 x 28 x 28 (channels first)"]),
         ("image_folder", [" • Classes: as the files say", " • Images: as the files say"]),

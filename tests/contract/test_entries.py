@@ -95,8 +95,6 @@ def test_presets_and_numbers_for_options_that_are_not_there_are_refused() -> Non
         ({"citation": "Me, 2026"}, "citation is 'Me, 2026'; expected Citation | None."),
         ({"presets": {"a": {}}}, "presets is {'a': {}}; expected Mapping[str, Preset]."),
         ({"number_option": 5}, "number_option is 5; expected str | None."),
-        ({"former_names": "abc"}, "former_names is 'abc'; expected tuple[str, ...]."),
-        ({"former_names": ("a", 1)}, "former_names is ('a', 1); expected tuple[str, ...]."),
         ({"check": 5}, "check is 5; expected Callable[[Any, Any], None]."),
         ({"metrics": ["x"]}, "metrics is ['x']; expected Mapping[str, str]."),
         ({"metrics": {"x": 1}}, "metrics is {'x': 1}; expected Mapping[str, str]."),

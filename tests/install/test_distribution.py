@@ -113,5 +113,4 @@ def test_commands_of_the_page_work_from_the_wheel_in_any_folder(dist: Path, tmp_
         assert (ended.code, ended.err) == (0, ""), ended
     copied = environment.call("calfat", "check", "calfat_digits.yaml")
     assert copied.out.startswith("calfat_digits.yaml: good. calfat with fedavg on digits")
-    said = " ".join(environment.call("calfat", "doctor").out.split())
-    assert f"fedml command {environment.bin}/fedml is FedML's own, linked by calfat-plugin" in said
+    assert environment.call("calfat", "doctor").out.startswith("ok    python  ")

@@ -99,47 +99,15 @@ def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
     assert answers(environment) == NOT_LINKED
 
 
-@pytest.mark.parametrize(
-    "left", [None, pytest.param("#!/bin/sh\n# from calfat_plugin.cli.fedml import main\n", marks=pytest.mark.slow)]
-)
-def test_a_launcher_that_is_missing_or_a_former_one_of_ours_becomes_the_host_s(
-    left: str | None, environment: Environment, wheel: Path, fedml: Path
-) -> None:
-    """What versions before 0.1 left: one file that two distributions owned."""
-    environment.install(wheel, fedml)
-    launcher = environment.bin / "fedml"
-    launcher.unlink()
-    if left is not None:
-        launcher.write_text(left)
-    assert environment.call("calfat", "unlink-fedml").code == 0
-    assert answers(environment) == NOT_LINKED
-    assert environment.call("calfat", "link-fedml").code == 0
-    assert answers(environment) == LINKED
-    environment.uninstall("fedml")
-    assert not launcher.exists()
-
-
-def test_without_fedml_there_is_nothing_to_link(environment: Environment, wheel: Path) -> None:
+def test_without_a_launcher_there_is_nothing_to_link(environment: Environment, wheel: Path) -> None:
     environment.install(wheel)
-    assert environment.call("calfat", "link-fedml") == Ended(
-        2,
-        "",
-        "error: fedml is not installed in this environment. "
-        "Install it: pip install --force-reinstall --no-deps fedml==0.9.6\n",
-    )
-
-
-def test_a_launcher_of_another_kind_cannot_be_made(environment: Environment, wheel: Path, fedml: Path) -> None:
-    environment.install(wheel, fedml)
-    (environment.bin / "fedml").unlink()
-    (environment.bin / "calfat").write_text("#!/bin/sh\nexec python -m calfat_plugin.cli.main\n")
-    program = "from calfat_plugin.cli.main import main; main(['link-fedml'])"
-    assert environment.call("python", "-c", program) == Ended(
-        2,
-        "",
-        f"error: {environment.bin} has no FedML launcher and no 'calfat' to make one from. "
-        "Run: pip install --force-reinstall --no-deps fedml==0.9.6\n",
-    )
+    for command in ("link-fedml", "unlink-fedml"):
+        assert environment.call("calfat", command) == Ended(
+            2,
+            "",
+            f"error: {environment.bin} has no FedML launcher. "
+            "Install it: pip install --force-reinstall --no-deps fedml==0.9.6\n",
+        )
 
 
 def test_other_programs_start_as_if_nothing_were_there(environment: Environment, wheel: Path, fedml: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from calfat_plugin import entries
 from calfat_plugin.entries import ModifierEntry
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.experiment import assemble, defined_modifiers, same_but_rounds
+from calfat_plugin.experiment import assemble, defined_modifiers
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import LossModifier
 from calfat_plugin.options import describe_options
@@ -47,7 +47,7 @@ def refusal(trainer="fedpgd", aggregator="fedavg", **settings):
         ("fedpgd", {"name": "scaffold", "variant": "III"}, "test.yaml:2: calfat.aggregator.variant"),
         ("fedpgd", {"name": "sfat", "ratio": 0.9}, "test.yaml:2: calfat.aggregator.ratio"),
         ("fedpgd", {"name": "sfat", "top": 4}, "test.yaml:2: calfat.aggregator"),
-        ("fedavg", "sfat", "test.yaml:2: calfat.aggregator"),
+        ("standard", "sfat", "test.yaml:2: calfat.aggregator"),
         ("fedrbn", {"name": "sfat"}, "test.yaml:2: calfat.aggregator"),
     ],
 )
@@ -82,30 +82,6 @@ def test_a_third_partys_modifier_says_which_methods_it_is_for():
     assert "focal" in by_name["fedpgd"]
     assert "focal" not in by_name["fedmart"]
     assert by_name["calfat"] == ()  # it brings its own loss, whatever a modifier says
-
-
-# --- former names ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("written", ["fedavg", {"name": "fedavg"}, {"name": "fedavg", "loss": "fedlc"}])
-def test_a_former_name_still_works_and_draws_a_note(written):
-    found = experiment(written)
-    now = {**written, "name": "standard"} if isinstance(written, dict) else "standard"
-    same = experiment(now)
-    assert found.as_run() == same.as_run()  # so that runs of either name resume each other
-    assert found.as_run()["calfat"]["trainer"]["name"] == found.trainer.label == "standard"
-    assert same_but_rounds(found.as_run(), same.as_run()) == []
-    assert same.warnings == ()
-    assert found.warnings == (
-        "test.yaml:1: calfat.trainer: the local trainer 'fedavg' is now called 'standard'; the old name still works, "
-        "with the same results.",
-    )
-
-
-def test_an_aggregators_name_is_no_former_name():
-    assert experiment("fedpgd", "fedavg").warnings == ()
-    assert registry().find(entries.TrainerEntry, "fedavg")[0].name == "standard"
-    assert registry().find(entries.AggregatorEntry, "fedavg")[0].name == "fedavg"
 
 
 # --- the shipped recipes ----------------------------------------------------------------------------------------------
