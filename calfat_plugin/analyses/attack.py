@@ -78,7 +78,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     Raises:
         CalfatError: with what to fix.
     """
-    from calfat_plugin.runs.environment import describe_environment
+    from calfat_plugin.runs.compute import describe_environment
 
     started = time.perf_counter()
     first = plan.experiments[0]

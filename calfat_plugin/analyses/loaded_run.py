@@ -204,7 +204,7 @@ def _read_weights(path: Path) -> Mapping[str, Any]:
     """
     import torch
 
-    from calfat_plugin.runs.tensor_files import read_tensors
+    from calfat_plugin.runs.checkpoints import read_tensors
 
     try:
         if path.suffix == ".safetensors":

@@ -11,7 +11,7 @@ trains the client, and back with its update. While the server evaluates a round,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import Wire, add_client_state, is_refusal, take_client_state
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
@@ -46,7 +45,6 @@ from calfat_plugin.host.transports.pool import (
     spent,
     spent_in,
 )
-from calfat_plugin.interfaces import State
 from calfat_plugin.profiling import add_share, begin_part, take_part
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
@@ -57,27 +55,15 @@ _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_
 class Rounds(FedAVGAggregator):
     """The host's bookkeeping of who has answered, around our server's arithmetic.
 
-    Args:
-        args: the host's arguments.
-        server: holds the global model.
-        client_states: client id to what it keeps so far; rounds change it.
-        on_round: called with each record and a snapshot to save, before observers are informed of the round.
-
     Attributes:
         aggregated: the record of a round whose evaluation is to come.
     """
 
-    def __init__(
-        self,
-        args: Any,
-        server: Server,
-        client_states: MutableMapping[int, State],
-        on_round: Callable[[RoundRecord, Snapshot], None],
-    ) -> None:
-        self.server, self.client_states, self.on_round = server, client_states, on_round
+    def __init__(self, args: Any, task: ServerTask) -> None:
+        self.server, self.client_states, self.on_round = task.server, task.client_states, task.on_round
         self.clients: tuple[int, ...] = ()
         self.aggregated: RoundRecord | None = None
-        super().__init__(None, None, 0, {}, {}, {}, args.client_num_per_round, server.device, args, None)
+        super().__init__(None, None, 0, {}, {}, {}, args.client_num_per_round, self.server.device, args, None)
 
     def get_global_model_params(self) -> Wire:
         """The message to every client of the next round."""
@@ -119,10 +105,7 @@ class Rounds(FedAVGAggregator):
 class SimulationServer(OnTransport, FedAVGServerManager):
     """The host's server: its messages say, too, which round they are of, and bring what the client keeps.
 
-    Args:
-        args: the host's arguments.
-        rounds: the host's aggregator.
-        pool: the workers, in which the host sees a process for each client of a round.
+    In the pool the host sees a process for each client of a round.
     """
 
     com_manager: Pool
@@ -170,10 +153,7 @@ class SimulationServer(OnTransport, FedAVGServerManager):
 class TravellingTrainer(WorkerTrainer):
     """A worker's trainer whose clients keep nothing here: their states come and go with the messages.
 
-    Args:
-        worker: trains.
-        args: the host's arguments.
-        transport: to the server, which is sent where the time went, if this is measured.
+    Where the time is measured, the server is sent where it went.
     """
 
     def __init__(self, worker: Worker, args: Any, transport: Transport) -> None:
@@ -206,16 +186,8 @@ class SimulationWorker(OnTransport, FedAVGClientManager):
     def __init__(self, args: Any, worker: Worker, transport: Transport) -> None:
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
-        trainer = AnyClientsTrainer(
-            0,
-            nothing,
-            counts,
-            nothing,
-            sum(counts.values()),
-            worker.device,
-            args,
-            TravellingTrainer(worker, args, transport),
-        )
+        ours, total = TravellingTrainer(worker, args, transport), sum(counts.values())
+        trainer = AnyClientsTrainer(0, nothing, counts, nothing, total, worker.device, args, ours)
         super().__init__(args, trainer, transport, transport.rank, transport.num_parties, args.backend)
 
     def run(self) -> None:
@@ -249,13 +221,9 @@ def run_server(task: ServerTask, workers: Workers) -> tuple[EvaluationResult, ..
     server = task.server
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round
-
-    def manager(args: Any) -> SimulationServer:
-        return SimulationServer(args, Rounds(args, server, task.client_states, task.on_round), pool)
-
     with Pool(workers, {client: len(shard) for client, shard in task.shards.items()}, task.warn) as pool:
         if args.comm_round > 0:  # else the run was stopped in its final evaluation
-            run_host(args, server.device, manager)
+            run_host(args, server.device, lambda args: SimulationServer(args, Rounds(args, task), pool))
     return server.final_evaluation(task.scratch)
 
 
@@ -266,14 +234,7 @@ def run_worker(
     device: torch.device,
     transport: Transport,
 ) -> None:
-    """Be a worker: train the clients that the server names, until it says that the run is over.
-
-    Args:
-        experiment: what to run; the server's must be the same.
-        dataset: for shapes and augmentation.
-        shards: client id to its training examples, on ``device``.
-        device: where to train.
-        transport: to the server.
+    """Be a worker: train the clients that the server names, until it says that the run is over; see :class:`Worker`.
 
     Raises:
         HostError: the installed host is of an untested version.

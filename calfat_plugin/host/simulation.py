@@ -25,13 +25,7 @@ from calfat_plugin.results import EvaluationResult
 
 
 class SimulationAPI(FedAvgAPI):
-    """FedML's FedAvg simulation, driving a server and a worker of ours.
-
-    Args:
-        args: the host's arguments; ``comm_round`` counts the rounds still to do.
-        worker: trains.
-        task: the server, and ``on_round``.
-    """
+    """FedML's FedAvg simulation, driving a server and a worker of ours; ``args.comm_round`` are the rounds to do."""
 
     def __init__(self, args: Any, worker: Worker, task: ServerTask) -> None:
         self.server, self.worker, self.on_round = task.server, worker, task.on_round

@@ -85,7 +85,7 @@ def examine(
     """
     from calfat_plugin.evaluators.autoattack.resume import fingerprint
     from calfat_plugin.judging.record import Record
-    from calfat_plugin.runs.environment import describe_environment
+    from calfat_plugin.runs.compute import describe_environment
 
     experiment = plan.experiments[0]
     if experiment.threat.eps == 0:

@@ -34,9 +34,8 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.compute import device_to_train, new_profile, using_threads
+from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
-from calfat_plugin.runs.environment import describe_environment
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
 

@@ -1,12 +1,17 @@
-"""One run from recipe to results: directory, data, device, host, and the way back in after a stop."""
+"""One run from recipe to results: directory, data, device, host, listeners, and the way back in after a stop."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import pluggy
+
+from calfat_plugin import hookspecs
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
@@ -17,20 +22,15 @@ from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
-from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.client_states import ClientStateFiles
-from calfat_plugin.runs.compute import device_to_train, new_profile, pick_device, using_threads
-from calfat_plugin.runs.data import describe_data
+from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
+from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.environment import describe_environment
-from calfat_plugin.runs.listeners import Listeners
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.writer import RunWriter
 
 if TYPE_CHECKING:
-    import torch
-
+    from calfat_plugin.datasets import Dataset, ImageData
     from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
@@ -65,13 +65,29 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
         counts = data.get("class_counts", ())
-        info = _run_info(directory, experiment, snapshot, counts)
+        info = RunInfo(
+            name=experiment.name,
+            directory=directory.path,
+            recipe=experiment.as_run(),
+            num_rounds=experiment.num_rounds,
+            start_round=1 if snapshot is None else snapshot.round + 1,
+            class_counts=tuple(map(tuple, counts)),
+        )
         if snapshot is not None:
             directory.check_data(data)
         directory.begin(info.start_round - 1, experiment)
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
         directory.write_recipe(experiment)
-        _write_environment(directory, experiment, device, request.command, warn)
+        precision = experiment.runtime.precision
+        environment = describe_environment(device, experiment.registry, request.command, precision)
+        try:
+            before = read_json(directory.environment)
+        except RunError as error:  # not worth stopping for
+            warn(f"{error} What it said of earlier processes is lost.")
+            before = {}
+        others = before.pop("earlier", [])
+        others = [*(others if isinstance(others, list) else []), *([before] if before else [])]
+        directory.write_json(directory.environment, {**environment, "earlier": others})
         if data:
             directory.write_json(directory.partition, data)
         writer = RunWriter(directory, experiment, best, snapshot)
@@ -92,11 +108,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 
         profile = new_profile(device) if request.profile else None
         try:
-            with (
-                profiling(profile),
-                workers.running(request, directory.log) as processes,
-                writer,
-            ):
+            with profiling(profile), workers.running(request, directory.log) as processes, writer:
                 server = Server(experiment, dataset, device, observer)
                 server.begin(snapshot)
                 used = last_used(directory.rounds)
@@ -118,33 +130,20 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
 
         from calfat_plugin.report import try_report, write_run_report
 
-        try_report(
-            lambda: write_run_report(directory.path),
-            directory.path,
-            warn,
-            after=". The results are complete",
-            traceback=True,
-        )
+        said = ". The results are complete"
+        try_report(lambda: write_run_report(directory.path), directory.path, warn, after=said, traceback=True)
     return result
-
-
-def _run_info(
-    directory: RunDirectory, experiment: Experiment, snapshot: Snapshot | None, class_counts: Iterable[Iterable[int]]
-) -> RunInfo:
-    return RunInfo(
-        name=experiment.name,
-        directory=directory.path,
-        recipe=experiment.as_run(),
-        num_rounds=experiment.num_rounds,
-        start_round=1 if snapshot is None else snapshot.round + 1,
-        class_counts=tuple(map(tuple, class_counts)),
-    )
 
 
 def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot | None, dict[str, dict[str, object]]]:
     """(snapshot to continue from, best rounds so far); a run that stopped in its first round begins again."""
     if not directory.last_checkpoint.exists():
-        _check_nothing_lost(directory)
+        rounds = len(read_rounds(directory.rounds))
+        if rounds > 1 or directory.finished:  # the first round may have left its row, no more
+            raise RunError(
+                f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
+                "Restore it from a copy, or start the run again in another directory."
+            )
         return None, {}
     snapshot, notes = load_checkpoint(directory.last_checkpoint)
     if isinstance(snapshot.client_states, ClientStateFiles):
@@ -161,33 +160,108 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
     return snapshot, notes.get("best", {})
 
 
-def _check_nothing_lost(directory: RunDirectory) -> None:
-    """Refuse to begin again where rounds were finished: the first one may have left its row, no more."""
-    rounds = len(read_rounds(directory.rounds))
-    if rounds > 1 or directory.finished:
-        raise RunError(
-            f"{directory.last_checkpoint}: no such checkpoint, but this run has finished {rounds} rounds. "
-            "Restore it from a copy, or start the run again in another directory."
-        )
+def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str, Any]:
+    """The content of ``partition.json``: which data a run trains on, so that a resume can see whether it is the same.
+
+    ``class_counts`` are training examples: a row a client, a column a class.
+
+    Args:
+        dataset: whole.
+        shards: client id to its training examples, ascending.
+    """
+    return {
+        "class_names": list(dataset.class_names),
+        "class_counts": [shard.y.bincount(minlength=dataset.num_classes).tolist() for shard in shards.values()],
+        "dataset_sha256": _digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
+        "partition_sha256": _digest(shards.values()),
+    }
 
 
-def _write_environment(
-    directory: RunDirectory,
-    experiment: Experiment,
-    device: torch.device,
-    command: list[str],
-    warn: Callable[[str], None],
-) -> None:
-    """What this process runs on; what an earlier process of the same run ran on is kept under ``earlier``."""
-    precision = experiment.runtime.precision
-    now = describe_environment(device, experiment.registry, command, precision)
-    now["earlier"] = []
-    try:
-        before = read_json(directory.environment)
-    except RunError as error:  # not worth stopping for
-        warn(f"{error} What it said of earlier processes is lost.")
-        before = {}
-    if before:
-        earlier = before.pop("earlier", [])
-        now["earlier"] = [*(earlier if isinstance(earlier, list) else []), before]
-    directory.write_json(directory.environment, now)
+def _digest(parts: Iterable[ImageData]) -> str:
+    """SHA-256 of images and labels, in their order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for tensor in (part.x, part.y):
+            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+Warn = Callable[[str], None]
+
+
+# --- who is informed of a run's life ----------------------------------------------------------------------------------
+
+
+class Listeners:
+    """Calls the hooks of installed plugins and of the loggers that the recipe switches on, each apart from the others.
+
+    None of them can stop a run: one that raises is reported to the user once and is off for the rest of this run.
+
+    Args:
+        plugins: (name for messages, plugin object).
+        warn: shows the user a finding that does not stop the run.
+    """
+
+    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Warn) -> None:
+        self._warn = warn
+        self._managers: dict[str, pluggy.PluginManager] = {}
+        for name, plugin in plugins:
+            with self._reporting(name, "is not used"):
+                self._add(name, plugin)
+
+    @classmethod
+    def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
+        """Everyone who listens to a run of ``experiment``; a logger that cannot be built is reported and left out."""
+        registry = experiment.registry
+        listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
+        for pick in experiment.loggers:
+            name = f"logger '{pick.label}'"
+            with listeners._reporting(name, "is not used"):
+                listeners._add(name, pick.entry.load()(pick.options))
+        return listeners
+
+    def run_started(self, run: RunInfo) -> None:
+        """Before the first round."""
+        self._call("calfat_run_started", run=run)
+
+    def round_finished(self, run: RunInfo, record: RoundRecord) -> None:
+        """After each round."""
+        self._call("calfat_round_finished", run=run, record=record)
+
+    def run_finished(self, run: RunInfo, result: RunResult) -> None:
+        """After the final evaluation."""
+        self._call("calfat_run_finished", run=run, result=result)
+
+    def run_stopped(self, run: RunInfo, error: BaseException) -> None:
+        """Instead of ``run_finished``, when the run ends early."""
+        self._call("calfat_run_stopped", run=run, error=error)
+
+    @property
+    def wants_rounds(self) -> bool:
+        """Whether a plugin is called after each round."""
+        return any(manager.hook.calfat_round_finished.get_hookimpls() for manager in self._managers.values())
+
+    def _add(self, name: str, plugin: Any) -> None:
+        # A manager of its own for each: pluggy then checks its hooks, fills in the arguments that they take, and what
+        # one raises does not keep the next from being called.
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(plugin)
+        manager.check_pending()
+        self._managers[name] = manager
+
+    def _call(self, hook: str, **arguments: Any) -> None:
+        for name, manager in list(self._managers.items()):
+            with self._reporting(name, f"failed in {hook} and is off for this run"):
+                getattr(manager.hook, hook)(**arguments)
+
+    @contextmanager
+    def _reporting(self, name: str, verdict: str) -> Iterator[None]:
+        """Report what a third party's code raises, which may be anything, and call that plugin no more."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("%s %s", name, verdict)
+            self._warn(f"{name} {verdict}: {type(error).__name__}: {error}")
+            self._managers.pop(name, None)

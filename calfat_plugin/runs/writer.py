@@ -19,8 +19,7 @@ from calfat_plugin.federation.outliers import alarms_of
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.results import RESULTS_FORMAT, RoundRecord, RunResult, best_as_today, evaluation_as_json
 from calfat_plugin.rounds_csv import read_rounds
-from calfat_plugin.runs.checkpoints import named_files, write_checkpoint
-from calfat_plugin.runs.client_states import ClientStates, Named
+from calfat_plugin.runs.checkpoints import ClientStates, Named, named_files, write_checkpoint
 from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
 
 NATURAL = "natural"

@@ -19,8 +19,8 @@ from typing import IO, Literal
 from calfat_plugin.disk import lock, reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.reading import read_results
+from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.environment import processor
 from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again
 from calfat_plugin.suites.parse import same_or_below

@@ -8,7 +8,7 @@ from typing import Any
 from calfat_plugin import hookspecs
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
-from calfat_plugin.runs.listeners import Listeners
+from calfat_plugin.runs.session import Listeners
 from calfat_plugin.testing.tiny import NUM_CLASSES, require, tiny_experiment
 
 _ROUNDS = 2

@@ -17,7 +17,7 @@ from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import KINDS, Registry
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
-from calfat_plugin.runs.listeners import Listeners
+from calfat_plugin.runs.session import Listeners
 from tests.cli.runner import ROOT
 
 HOOKS = [name for name in vars(hookspecs) if name.startswith("calfat_")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from calfat_plugin.federation import memory
-from calfat_plugin.federation.memory import PeakMemory
+from calfat_plugin.federation.measurements import PeakMemory
 from tests.host.federation import experiment, run
 
 CPU = torch.device("cpu")

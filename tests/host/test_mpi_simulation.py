@@ -12,7 +12,7 @@ from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.wire import add_client_state, pack_refusal
 from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host import mpi_simulation
-from calfat_plugin.host.arguments import host_arguments
+from calfat_plugin.host.arguments import ServerTask, host_arguments
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord
 from tests.host.federation import CPU, Ran, experiment, run
@@ -43,7 +43,7 @@ class Job:
             self.ran.records.append(record)
             self.ran.snapshots.append(dataclasses.replace(snapshot, client_states=dict(snapshot.client_states)))
 
-        return mpi_simulation.Rounds(self.args, self.server, {}, on_round)
+        return mpi_simulation.Rounds(self.args, ServerTask(self.server, on_round))
 
     def answer(self, rounds: mpi_simulation.Rounds, client: int) -> tuple[Any, int]:
         """What a worker sends back for a client."""

@@ -15,7 +15,7 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import RunInfo, RunResult
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.runs.listeners import Listeners
+from calfat_plugin.runs.session import Listeners
 from tests.report.made import RECIPE, record
 
 RUN = RunInfo("made", Path("runs/made/0-x"), {}, num_rounds=2, start_round=1)

@@ -24,8 +24,7 @@ from calfat_plugin.federation.wire import pack_update, unpack_downlink
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.results import LocalUpdate
-from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
-from calfat_plugin.runs.client_states import ClientStates
+from calfat_plugin.runs.checkpoints import ClientStates, load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from tests.report.made import experiment, made_run
 from tests.snapshot import TextSnapshot

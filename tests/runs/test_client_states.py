@@ -13,9 +13,15 @@ from safetensors.torch import load_file, save_file
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs import client_states
-from calfat_plugin.runs.checkpoints import load_checkpoint, named_files, save_checkpoint
-from calfat_plugin.runs.client_states import ClientStateFile, ClientStateFiles, ClientStates
-from calfat_plugin.runs.tensor_files import read_tensors
+from calfat_plugin.runs.checkpoints import (
+    ClientStateFile,
+    ClientStateFiles,
+    ClientStates,
+    load_checkpoint,
+    named_files,
+    read_tensors,
+    save_checkpoint,
+)
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
 

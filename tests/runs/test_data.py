@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from calfat_plugin.datasets import Dataset, ImageData
-from calfat_plugin.runs.data import describe_data
+from calfat_plugin.runs.session import describe_data
 from tests.methods.helpers import small_digits
 
 

@@ -31,13 +31,7 @@ _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMess
 
 
 class SiloClient(OnTransport, ClientMasterManager):
-    """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours.
-
-    Args:
-        args: the host's arguments.
-        transport: the backend.
-        task: what trains, and this client's memory.
-    """
+    """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours."""
 
     def __init__(self, args: Any, transport: Transport, task: ClientTask) -> None:
         worker, client = task.worker, task.rank - 1
@@ -65,7 +59,6 @@ class SiloClient(OnTransport, ClientMasterManager):
         transport.admit = self._admit
 
     def finish(self) -> None:
-        """End the loop, and the heartbeat."""
         self._finished = True
         self._beat_now.set()
         super().finish()

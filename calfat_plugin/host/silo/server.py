@@ -91,12 +91,8 @@ TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
 def check_sign_of_life(envelope: Envelope, fingerprint: str) -> str:
     """The session of a client that says it is there.
 
-    Args:
-        envelope: its message, a client's status.
-        fingerprint: of what the server runs.
-
     Raises:
-        RefusedError: it names no session, or runs something else.
+        RefusedError: it names no session, or runs something else than the server.
     """
     session = envelope.fields.get("session")
     if not isinstance(session, str):
@@ -110,10 +106,6 @@ class Shutdown:
     """Takes the server's transport over when no round is left, and answers every sign of life with the goodbye.
 
     It does not ask whether another process was that rank a moment ago: nothing is left that two could dispute.
-
-    Args:
-        transport: the server's.
-        fingerprint: of what the server runs.
     """
 
     def __init__(self, transport: Transport, fingerprint: str) -> None:
@@ -194,14 +186,7 @@ class Round:
 
 
 class SiloServer(OnTransport, FedMLServerManager):
-    """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours.
-
-    Args:
-        args: the host's arguments.
-        transport: the backend.
-        task: the server, and who is informed of a round.
-        shutdown: said after the last round.
-    """
+    """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours."""
 
     def __init__(self, args: Any, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
         self.server, self._on_round, self._used, self._shutdown = task.server, task.on_round, dict(task.used), shutdown
@@ -299,7 +284,11 @@ class SiloServer(OnTransport, FedMLServerManager):
                 f"{len(self._sessions)} of {len(self._ranks)} clients came within {settings.start_deadline:g} s "
                 f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
             )
-            self._send_home(came)
+            for rank in self._sessions:  # let them go: the server ends without having begun
+                message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
+                message.add_params("notice", came)
+                self.send_message(message)
+            self.com_manager.flush(_NOTICE)
             raise HostError(f"{came}. Missing: {who}. Start all parties again, and these with --role client --rank K.")
         log.warning("starting without %s", who)
         self._begin_round()
@@ -374,27 +363,9 @@ class SiloServer(OnTransport, FedMLServerManager):
         """
         if envelope.type == _STATUS:
             self._presence.sign_of_life(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
-        elif envelope.type == _UPDATE:
-            self._admit_update(envelope)
-        else:
+            return
+        if envelope.type != _UPDATE:
             raise RefusedError(f"a message of type {envelope.type} is not for a server")
-
-    def _send_home(self, notice: str) -> None:
-        """Let clients go: the server ends without having begun."""
-        for rank in self._sessions:
-            message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
-            message.add_params("notice", notice)
-            self.send_message(message)
-        self.com_manager.flush(_NOTICE)
-
-    def _report_rival(self, rank: int, session: str) -> None:
-        """Let the process that is a party see that another of its rank was refused."""
-        notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank)
-        notice.add_params("session", session)
-        notice.add_params("notice", f"another process that says it is rank {rank} was refused by the server; end it")
-        self.com_manager.send_message(notice, _NOTICE)
-
-    def _admit_update(self, envelope: Envelope) -> None:
         fields, rank, now = envelope.fields, envelope.sender, self._round
         ticket = str(fields.get("ticket"))
         if (
@@ -409,6 +380,13 @@ class SiloServer(OnTransport, FedMLServerManager):
             raise RefusedError(f"an update of rank {rank} for round {stale}, which is over; this is round {now.number}")
         if "num_samples" not in fields or fields.get("round") != now.number:
             raise RefusedError("an update without round or number of examples")
+
+    def _report_rival(self, rank: int, session: str) -> None:
+        """Let the process that is a party see that another of its rank was refused."""
+        notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank)
+        notice.add_params("session", session)
+        notice.add_params("notice", f"another process that says it is rank {rank} was refused by the server; end it")
+        self.com_manager.send_message(notice, _NOTICE)
 
     @property
     def _current(self) -> Round:

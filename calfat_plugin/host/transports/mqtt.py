@@ -35,7 +35,7 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import Outgoing, PostponedError, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.peer_text import peer_text
-from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo, certificate_name, for_rank
+from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_rank
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +174,9 @@ class Broker:
         rank: of this party.
         on_message: called with (sender's name, message) in the library's thread; must not wait.
 
+    Attributes:
+        is_there: whether messages can be sent and received now.
+
     Raises:
         HostError: certificates or password cannot be read.
     """
@@ -181,7 +184,7 @@ class Broker:
     def __init__(self, silo: Silo, rank: int, on_message: Callable[[str, Any], None]) -> None:
         self._rank, self._settings, self._name = rank, silo.mqtt, certificate_name(rank)
         self._on_message = on_message
-        self._subscribed, self._lost = threading.Event(), threading.Event()
+        self.is_there, self._lost = threading.Event(), threading.Event()
         self._denied, self._failure = "", "no answer"
         self._closing = False
         self._client = _client(silo, rank)
@@ -192,11 +195,6 @@ class Broker:
 
     def __str__(self) -> str:
         return f"the MQTT broker {self._settings.broker}"
-
-    @property
-    def is_there(self) -> bool:
-        """Whether messages can be sent and received now."""
-        return self._subscribed.is_set()
 
     def publish(self, peer: int, kind: str, message_id: str, payload: bytes, life: int) -> Any:
         """Send to rank ``peer``; the broker forgets it after ``life`` seconds. Returns the library's receipt."""
@@ -215,7 +213,7 @@ class Broker:
             HostError: the broker refuses this party, or does not let it in before ``until`` (monotonic).
         """
         where = f"{self} (calfat.silo.mqtt.broker)"
-        while not self._subscribed.wait(0.05):
+        while not self.is_there.wait(0.05):
             if self._denied:
                 raise HostError(
                     f"{where} refuses rank {self._rank}: {self._denied}. Check its access rules, and this party's "
@@ -240,12 +238,12 @@ class Broker:
     def _serve(self) -> None:
         """Connect, and again whenever the connection breaks. The library's own thread reads and writes."""
         address, logged = self._settings.address, ""
+        properties = Properties(PacketTypes.CONNECT)
+        properties.MaximumPacketSize = _MAX_PACKET
         while not self._closing:
             self._lost.clear()
             try:
-                self._client.connect(
-                    address.host, address.port, _KEEPALIVE, clean_start=True, properties=_connect_properties()
-                )
+                self._client.connect(address.host, address.port, _KEEPALIVE, clean_start=True, properties=properties)
             except OSError as error:  # ssl.SSLError is one
                 self._failure = str(error) or type(error).__name__
             else:
@@ -255,7 +253,7 @@ class Broker:
                     self._lost.wait()
                 self._client.loop_stop()
                 self._failure = "it closes the connection"
-            self._subscribed.clear()
+            self.is_there.clear()
             if not self._closing and self._failure != logged:
                 log.warning("%s: %s; trying again", self, self._failure)
                 logged = self._failure
@@ -274,14 +272,14 @@ class Broker:
         if reasons[0].value >= _FAILURE:
             self._deny(f"it may not read its topic ({reasons[0]})")
         else:
-            self._subscribed.set()
+            self.is_there.set()
 
     def _deny(self, reason: str) -> None:
         self._denied = reason
         log.error("%s refuses this party: %s", self, reason)
 
     def _disconnected(self, client: Any, userdata: Any, reason: Any, properties: Any = None) -> None:
-        self._subscribed.clear()
+        self.is_there.clear()
         self._lost.set()
 
     def _arrived(self, client: Any, userdata: Any, message: Any) -> None:
@@ -296,26 +294,16 @@ def _client(silo: Silo, rank: int) -> Any:
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
-        client.username_pw_set(for_rank(settings.username, rank), _password(settings, rank))
+        path = Path(for_rank(str(settings.password_file), rank)).expanduser()
+        try:
+            client.username_pw_set(for_rank(settings.username, rank), path.read_text().partition("\n")[0])
+        except OSError as error:
+            raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
     if silo.tls is not None:
         client.tls_set_context(Certificates.read(silo.tls, rank).client_context)
     elif settings.tls:
         client.tls_set_context(ssl.create_default_context())
     return client
-
-
-def _password(settings: MQTTSettings, rank: int) -> str:
-    path = Path(for_rank(str(settings.password_file), rank)).expanduser()
-    try:
-        return path.read_text().partition("\n")[0]
-    except OSError as error:
-        raise HostError(f"calfat.silo.mqtt.password_file: {path} cannot be read ({error.strerror}).") from None
-
-
-def _connect_properties() -> Properties:
-    properties = Properties(PacketTypes.CONNECT)
-    properties.MaximumPacketSize = _MAX_PACKET
-    return properties
 
 
 # --- the transport ----------------------------------------------------------------------------------------------------
@@ -368,31 +356,27 @@ class MQTTTransport(Transport):
     # --- sending ---
 
     def deliver(self, peer: int, outgoing: Outgoing) -> None:
-        if not self._broker.is_there:
+        if not self._broker.is_there.is_set():
             raise UnreachableError(f"{self._broker} is not there")
         message_id = secrets.token_hex(16)  # new for each try: a receipt for the last one may come late
         answers: SimpleQueue[Answer] = SimpleQueue()
         self._answers[message_id] = answers
         outgoing.on_cancel = lambda: answers.put((_CANCELLED, ""))
-        large = len(outgoing.data) > _SMALL
+        kind, payload = _MESSAGE, outgoing.data
+        large = len(payload) > _SMALL
         try:
             if large:
-                self._store.put(self._name, message_id, outgoing.data)
-            self._announce(peer, message_id, outgoing, large=large)
+                self._store.put(self._name, message_id, payload)
+                about = {"bytes": len(payload), "sha256": hashlib.sha256(payload).hexdigest()}
+                kind, payload = _OBJECT, json.dumps(about).encode()
+            life = max(1, int(outgoing.deadline - time.monotonic()))
+            self._broker.publish(peer, kind, message_id, payload, life)
             self._await_verdict(peer, outgoing, answers)
         finally:
             del self._answers[message_id]
             if large:
                 with suppress(UnreachableError, RefusedError):  # the next start sweeps
                     self._store.remove(self._name, message_id)
-
-    def _announce(self, peer: int, message_id: str, outgoing: Outgoing, *, large: bool) -> None:
-        kind, payload = _MESSAGE, outgoing.data
-        if large:
-            about = {"bytes": len(outgoing.data), "sha256": hashlib.sha256(outgoing.data).hexdigest()}
-            kind, payload = _OBJECT, json.dumps(about).encode()
-        life = max(1, int(outgoing.deadline - time.monotonic()))
-        self._broker.publish(peer, kind, message_id, payload, life)
 
     def _await_verdict(self, peer: int, outgoing: Outgoing, answers: SimpleQueue[Answer]) -> None:
         until = min(outgoing.deadline, time.monotonic() + _ARRIVAL)
@@ -425,7 +409,9 @@ class MQTTTransport(Transport):
                 raise RefusedError("it has no message id")
             kind = dict(getattr(message.properties, "UserProperty", ())).get("calfat")
             if kind == _RECEIPT:
-                self._take_receipt(message_id, message.payload)
+                state, reason = json.loads(message.payload)
+                if (answers := self._answers.get(message_id)) is not None:
+                    answers.put((str(state), peer_text(reason)))
             elif kind in (_MESSAGE, _OBJECT):
                 with suppress(RuntimeError):  # this party is about to end
                     work = self._workers.submit(self._take, rank, sender, kind, message_id, bytes(message.payload))
@@ -434,12 +420,6 @@ class MQTTTransport(Transport):
                 raise RefusedError("it is of no kind that we know")
         except (RefusedError, ValueError, TypeError, RecursionError) as refused:
             self.refusals.add(repr(sender), refused)
-
-    def _take_receipt(self, message_id: str, payload: bytes) -> None:
-        state, reason = json.loads(payload)
-        answers = self._answers.get(message_id)
-        if answers is not None:
-            answers.put((str(state), peer_text(reason)))
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         """Check a message and send the receipts; in a thread of its own, for it may wait for the store."""
