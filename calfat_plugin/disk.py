@@ -26,9 +26,6 @@ _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on eve
 def reporting_disk_errors(path: Path) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours.
 
-    Args:
-        path: what is written.
-
     Raises:
         RunError: with the path and the system's reason.
     """

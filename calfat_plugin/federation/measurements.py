@@ -37,9 +37,6 @@ class PeakMemory:
     The kernel's own mark is set back and read, so nothing is sampled and no peak is missed. Where it cannot be set back
     (it is Linux's, and a sandbox may forbid it) there is no number: the mark of the whole life of a process says
     nothing about one round.
-
-    Args:
-        device: where to compute; the memory of a GPU is what torch has in use there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,14 +70,7 @@ _TRIED = 2  # monitored images on which evaluators are tried before the first ro
 
 
 class Measurements:
-    """The recipe's evaluators on the server's images.
-
-    Args:
-        experiment: what runs.
-        model: the server's, on ``device``, in evaluation mode when it is measured; its tensors are replaced.
-        dataset: its validation split, if it has one, and its test split are measured on.
-        device: where to compute.
-        observer: is informed of progress.
+    """The recipe's evaluators on the server's images, with the server's model, whose tensors are replaced.
 
     Attributes:
         subset: the images that rounds are monitored on.

@@ -31,11 +31,7 @@ _ADVICE = {
 
 
 def norm_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose update is more than :data:`RATIO` times as long as the round's median.
-
-    Args:
-        norms: client id to the L2 norm of its update.
-    """
+    """A sentence for each client whose update is more than :data:`RATIO` times as long as the round's median."""
     middle = median(norms.values()) if len(norms) >= _FEWEST else 0.0
     if middle <= 0:
         return ()

@@ -78,6 +78,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The facts alone, which are not checked against the digest; errors as of :func:`read_tensors`."""
+    with safe_open(path, framework="pt") as file:
+        return _facts_of(file)
+
+
 def _facts_of(file: Any) -> dict[str, Any]:
     metadata = file.metadata() or {}
     facts: dict[str, Any] = json.loads(metadata[KEY]) if KEY in metadata else {}
@@ -127,15 +133,7 @@ Named = Mapping[int, ClientStateFile]
 
 
 class ClientStateFiles(Mapping[int, State]):
-    """The states that a checkpoint names, each read when it is asked for.
-
-    Args:
-        folder: where the files are.
-        named: which files.
-
-    Attributes:
-        named: client id to its file.
-    """
+    """The states that a checkpoint names, each read when it is asked for."""
 
     def __init__(self, folder: Path, named: Named) -> None:
         self.folder, self.named = folder, dict(named)
@@ -323,8 +321,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
 def named_files(path: Path) -> Named:
     """The client states that a checkpoint names, without a look at its digest; none where it cannot be read."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return _named(_facts_of(file))
+        return _named(read_facts(path))
     except READ_ERRORS:
         return {}
 

@@ -146,14 +146,7 @@ _DISTRIBUTIONS = (
 
 
 def describe_environment(device: Any, registry: Registry, command: list[str], precision: str) -> dict[str, Any]:
-    """Versions, device, threads, precision, plugins, commit; ready for JSON.
-
-    Args:
-        device: the ``torch.device`` of the run.
-        registry: for the plugins that were loaded and those that failed.
-        command: the command line.
-        precision: what it computes in.
-    """
+    """Versions, device, threads, precision, plugins, commit; ready for JSON."""
     import torch
 
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None

@@ -197,10 +197,6 @@ class RunDirectory:
     def begin(self, last_round: int, experiment: Experiment) -> None:
         """Bring the files to the end of ``last_round`` (0: nothing is done yet), whatever a crash left of a later one.
 
-        Args:
-            last_round: the last that is finished.
-            experiment: what runs.
-
         Raises:
             RunError: rows of finished rounds are missing.
         """

@@ -87,11 +87,6 @@ class _States:
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     """Be one client until the server says that the run is over, in a new directory or the one to resume.
 
-    Args:
-        request: what to run.
-        rank: 1 to the number of clients.
-        say: shows the user a line.
-
     Raises:
         CalfatError: with what to fix.
     """
@@ -162,10 +157,6 @@ def _rounds_finished(directory: PartyDirectory) -> int:
 def run_worker(request: Request, rank: int) -> None:
     """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over.
 
-    Args:
-        request: what to run.
-        rank: of this process in the job, 1 and up.
-
     Raises:
         CalfatError: with what to fix.
     """
@@ -181,15 +172,7 @@ def run_worker(request: Request, rank: int) -> None:
 
 
 def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path, profile: bool) -> None:
-    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it.
-
-    Args:
-        document: the recipe as run.
-        rank: number of this worker, 1 and up.
-        pipe: to the server.
-        log_file: the run's log.
-        profile: whether to tell the server where the time goes.
-    """
+    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it."""
     with log_to(log_file):
         from calfat_plugin.host import mpi_simulation  # as above
         from calfat_plugin.host.transports.pool import PipeTransport, trouble

@@ -39,12 +39,6 @@ log = logging.getLogger(__name__)
 def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]) -> RunResult:
     """Run, or continue a run, until its results are written.
 
-    Args:
-        request: what to run.
-        directory: from ``RunDirectory.open``.
-        observer: is informed of progress.
-        warn: shows the user a finding that does not stop the run.
-
     Raises:
         CalfatError: with what to fix. Finished rounds stay on disk.
     """
@@ -164,10 +158,6 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
     """The content of ``partition.json``: which data a run trains on, so that a resume can see whether it is the same.
 
     ``class_counts`` are training examples: a row a client, a column a class.
-
-    Args:
-        dataset: whole.
-        shards: client id to its training examples, ascending.
     """
     return {
         "class_names": list(dataset.class_names),
@@ -197,10 +187,6 @@ class Listeners:
     """Calls the hooks of installed plugins and of the loggers that the recipe switches on, each apart from the others.
 
     None of them can stop a run: one that raises is reported to the user once and is off for the rest of this run.
-
-    Args:
-        plugins: (name for messages, plugin object).
-        warn: shows the user a finding that does not stop the run.
     """
 
     def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Warn) -> None:

@@ -119,10 +119,6 @@ def prepare() -> None:
 def running(request: Request, log: Path) -> Iterator[list[WorkerProcess]]:
     """Start workers, and end those that still run at the end.
 
-    Args:
-        request: what to run, and with how many.
-        log: file for their log, which several processes may write.
-
     Raises:
         HostError: the system starts no more processes.
     """

@@ -86,10 +86,6 @@ class RunWriter:
     def round_finished(self, record: RoundRecord, snapshot: Snapshot) -> None:
         """Row first, ``last`` checkpoint last: after a crash the row of an unfinished round is made again.
 
-        Args:
-            record: of the round.
-            snapshot: at its end; with ``client_states`` of this writer where clients keep theirs in this process.
-
         Raises:
             RunError: the disk refuses this round, or refused the one before.
         """

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.runs import client_states
+from calfat_plugin.runs import checkpoints
 from calfat_plugin.runs.checkpoints import (
     ClientStateFile,
     ClientStateFiles,
@@ -137,7 +137,7 @@ def test_a_round_touches_the_states_of_its_own_clients_only(tmp_path: Path, monk
         return noted
 
     for name in ("read_tensors", "write_tensors"):
-        monkeypatch.setattr(client_states, name, noting(getattr(client_states, name)))
+        monkeypatch.setattr(checkpoints, name, noting(getattr(checkpoints, name)))
     again = ClientStates(tmp_path / "clients", {"last": named_files(tmp_path / "last.safetensors")}, 2)
     for client in (7, 40):
         again[client] = {name: tensor + 1 for name, tensor in again[client].items()}

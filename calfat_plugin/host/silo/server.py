@@ -402,10 +402,7 @@ class SiloServer(OnTransport, FedMLServerManager):
 def run_server(task: ServerTask, open_transport: OpenTransport, *, all_come: bool) -> tuple[EvaluationResult, ...]:
     """Be the server: run all remaining rounds with the clients that come, then the final evaluation.
 
-    Args:
-        task: what to do.
-        open_transport: the backend.
-        all_come: whether every client is sure to come, also to a run with only its evaluation left (an MPI job).
+    With ``all_come`` every client is sure to come, also to a run with only its evaluation left (an MPI job).
 
     Raises:
         HostError: the port is taken, too few clients come or answer, or the host is of an untested version.

@@ -209,9 +209,6 @@ class Inbox:
 class Loop(BaseCommunicationManager):
     """A backend of the host as its managers see it, except for sending. As a context manager it ends with its block.
 
-    Args:
-        rank: of this process.
-
     Attributes:
         inbox: what the loop delivers; filled by receiving threads.
         wake_at: when the loop delivers an ``ALARM`` next (monotonic); None for never.
@@ -268,11 +265,7 @@ _IN_ALL = 200
 
 
 class RefusalLog:
-    """Logs refused messages, a limited number a minute; those left out are counted. Callable from any thread.
-
-    Args:
-        now: the clock, in seconds.
-    """
+    """Logs refused messages, a limited number a minute; those left out are counted. Callable from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._begun = now, now()
@@ -410,10 +403,6 @@ class SendQueue(threading.Thread):
 class Transport(Loop):
     """A communication backend of the host, without the host's loop.
 
-    Args:
-        rank: of this party.
-        num_parties: all parties, the server included.
-
     Attributes:
         admit: asked before an arriving message's tensors are read; raises ``RefusedError``. Runs in a receiving thread.
         refusals: the log of refused messages.
@@ -435,11 +424,7 @@ class Transport(Loop):
 
     @abstractmethod
     def deliver(self, peer: int, outgoing: Outgoing) -> None:
-        """Send a message to a peer and wait for its receipt, until the message's deadline or its ``cancel``.
-
-        Raises:
-            UnreachableError, RefusedError: see ``SendQueue``.
-        """
+        """Send a message to a peer and wait for its receipt, until the message's deadline or its ``cancel``."""
 
     # --- sending ---
 

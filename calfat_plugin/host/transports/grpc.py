@@ -48,9 +48,6 @@ Peer = tuple[str, int]  # IP address and port
 def connections_allowed(num_parties: int) -> int:
     """How many connections a party can accept and still open its own files. Raises the process's own limit for them.
 
-    Args:
-        num_parties: server and clients, each of which may connect and be connected to.
-
     Raises:
         HostError: the system allows too few descriptors.
     """
@@ -205,12 +202,7 @@ class CallGuard:
 
     @contextmanager
     def waiting(self, caller: str, cancel: Callable[[], object]) -> Iterator[Call]:
-        """Around the wait for a message. Where it is one too many, the oldest of the greediest caller is ended.
-
-        Args:
-            caller: who shares ``per_caller``.
-            cancel: ends the wait.
-        """
+        """Around the wait for a message. Where it is one too many, the oldest of the greediest caller is ended."""
         call = Call(caller, cancel, time.monotonic() + self._seconds)
         with self._lock:
             self._waiting.append(call)
@@ -263,11 +255,6 @@ _WILL_NOT_CHANGE = (
 
 class GRPCTransport(Transport):
     """One party's end: a server on its own address, a channel to each peer.
-
-    Args:
-        rank: of this party.
-        silo: addresses, certificates, limits.
-        max_message: largest message that is accepted, in bytes.
 
     Raises:
         HostError: the port is taken, the address is not this machine's, or a certificate cannot be used.

@@ -45,9 +45,6 @@ def rank_on_machine() -> int:
 def check_silos(wanted: int) -> None:
     """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to.
 
-    Args:
-        wanted: number of processes.
-
     Raises:
         HostError: with the command that starts the right one.
     """

@@ -106,19 +106,11 @@ class ObjectStore:
         return data
 
     def remove(self, sender: str, message_id: str) -> None:
-        """Take an object away.
-
-        Raises:
-            UnreachableError, RefusedError: as for :meth:`put`.
-        """
+        """Take an object away."""
         self._call("delete_object", Key=self._key(sender, message_id))
 
     def sweep(self, sender: str) -> None:
-        """Take away all that a party of this name left there when it was killed.
-
-        Raises:
-            UnreachableError, RefusedError: as for :meth:`put`.
-        """
+        """Take away all that a party of this name left there when it was killed."""
         for entry in self._call("list_objects_v2", Prefix=self._key(sender, "")).get("Contents", ()):
             self._call("delete_object", Key=entry["Key"])
 
@@ -323,12 +315,6 @@ Answer = tuple[str, str]  # what became of a message, and why
 
 class MQTTTransport(Transport):
     """One party's end.
-
-    Args:
-        rank: of this party.
-        num_parties: server and clients.
-        silo: broker, store and certificates.
-        max_message: largest message that is accepted, in bytes.
 
     Raises:
         HostError: broker or store do not let this party in, or do not answer before the start deadline.

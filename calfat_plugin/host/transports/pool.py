@@ -65,12 +65,7 @@ class _RemoteError(Exception):
 
 
 class ProgressSender(RunObserver):
-    """Sends a client's progress, some times a second at most, and its last batch.
-
-    Args:
-        rank: of this worker.
-        send: takes a message.
-    """
+    """Sends a client's progress, some times a second at most, and its last batch."""
 
     def __init__(self, rank: int, send: Callable[[Message], None]) -> None:
         self._rank, self._send = rank, send
@@ -168,11 +163,6 @@ class Pool(Loop):
     """The server's transport: hands the clients of a round out, longest first.
 
     Workers are served by a thread of its own, so they go on while the manager's loop evaluates.
-
-    Args:
-        workers: the processes that train.
-        num_examples: client id to its number of training examples.
-        warn: shows the user a finding that does not stop the run.
     """
 
     def __init__(self, workers: Workers, num_examples: Mapping[int, int], warn: Callable[[str], None]) -> None:
@@ -298,11 +288,7 @@ _SERVER = frozenset({0})
 
 
 class PipeWorkers(Workers):
-    """The server's ends.
-
-    Args:
-        workers: the processes, each with a pipe to it.
-    """
+    """The server's ends."""
 
     def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self._workers = dict(enumerate(workers, start=1))
@@ -330,12 +316,7 @@ class PipeWorkers(Workers):
 
 
 class PipeTransport(Transport):
-    """A worker's end.
-
-    Args:
-        rank: the worker's number.
-        pipe: to the server.
-    """
+    """A worker's end."""
 
     def __init__(self, rank: int, pipe: Connection) -> None:
         super().__init__(rank, rank + 1)

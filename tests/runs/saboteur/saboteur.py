@@ -110,7 +110,6 @@ class Saboteur:
 
     def arm_state(self) -> None:
         """When the state of the round's first client is written and its digest is not known yet."""
-        from calfat_plugin.runs import client_states
 
         _after(
             client_states,
