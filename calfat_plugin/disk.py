@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import os
@@ -19,7 +18,6 @@ from calfat_plugin.errors import RunError
 #: What to do about a damaged file that a command can make again.
 RESTORE = "Restore it from a copy, or remove it and make it again."
 _MOST_SYNCS = 32  # threads
-_LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 
 
 @contextmanager
@@ -80,16 +78,6 @@ def write_text(path: Path, text: str) -> None:
     """
     with reporting_disk_errors(path), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def long_csv_fields() -> Iterator[None]:
-    """Read CSV fields of any length; the library refuses those over 131,072 characters."""
-    before = csv.field_size_limit(_LONGEST_FIELD)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

@@ -16,11 +16,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.disk import long_csv_fields, reporting_disk_errors, write_text
+from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import EvaluationResult, RoundRecord
 
 LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
+_LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
 _LONGEST_ROUND = 1e10  # seconds: three hundred years
 _REMEDY = "Restore the file from a copy, or start the run again in another directory."
 
@@ -352,22 +353,23 @@ def _text_of(path: Path) -> str:
 def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
     """The rows of the file's lines, each with as many values as there are columns, and numbers where they belong."""
     rows: list[dict[str, str]] = []
-    texts = text_columns()
+    texts, limit = text_columns(), csv.field_size_limit(_LONGEST_FIELD)
     try:
-        with long_csv_fields():
-            reader = csv.DictReader(lines, strict=True)
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(f"expected {len(reader.fieldnames or ())} values")
-                int(row["round"]), [int(client) for client in row["clients"].split()]
-                for name in row.keys() - texts:
-                    float(row[name] or 0)
-                if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
-                    raise ValueError(f"seconds is {row['seconds']}")
-                rows.append(_as_today(row))
+        reader = csv.DictReader(lines, strict=True)
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"expected {len(reader.fieldnames or ())} values")
+            int(row["round"]), [int(client) for client in row["clients"].split()]
+            for name in row.keys() - texts:
+                float(row[name] or 0)
+            if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
+                raise ValueError(f"seconds is {row['seconds']}")
+            rows.append(_as_today(row))
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
+    finally:
+        csv.field_size_limit(limit)
     return rows
 
 

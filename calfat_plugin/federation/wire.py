@@ -90,7 +90,15 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
     Raises:
         UpdateError: with the client's own reason, when it sent a refusal; or with what cannot be read.
     """
-    _check_readable(wire)
+    import torch
+
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+    common = {torch.float64, torch.float32, torch.float16, torch.bfloat16, *integers}
+    for name, value in wire.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
+        if value.dtype not in common:  # on some others (float8, complex) arithmetic is not defined
+            raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
     if _REFUSED in wire:
         raise UpdateError(bytes(wire[_REFUSED].flatten()[: 4 * MAX_TEXT].byte().tolist()).decode(errors="replace"))
     if type(num_examples) is not int or not 1 <= num_examples <= _MOST_EXAMPLES:
@@ -111,20 +119,6 @@ def unpack_update(wire: Mapping[str, Tensor], num_examples: int) -> LocalUpdate:
         else:
             state[name] = tensor
     return LocalUpdate(state=state, num_examples=num_examples, extras=extras, metrics=metrics)
-
-
-def _check_readable(wire: Mapping[str, Tensor]) -> None:
-    """Refuse what is no real tensor of a common type: on some others (float8, complex) arithmetic is not defined."""
-    import torch
-    from torch import Tensor
-
-    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-    common = {torch.float64, torch.float32, torch.float16, torch.bfloat16, *integers}
-    for name, value in wire.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise UpdateError(f"its message cannot be read: '{name}' is no tensor under a text name")
-        if value.dtype not in common:
-            raise UpdateError(f"its '{name}' has type {value.dtype}; expected a common real or integer type")
 
 
 def _number(name: str, tensor: Tensor) -> float:

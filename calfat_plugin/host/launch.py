@@ -48,21 +48,16 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     """
     check_version(fedml.__version__)
     with reseeds_the_world(), no_telemetry(), logs_every_step():
-        args = _init(args)
+        try:
+            args = fedml.init(args, check_env=False, should_init_logs=False)
+        except Exception as error:  # whatever wandb raises, for want of a login, a network, or a right name
+            if not args.enable_wandb:
+                raise
+            raise HostError(
+                f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
+                f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
+            ) from error
         fedml.FedMLRunner(args, device, None, None, algorithm_flow=algorithm(args)).run()
-
-
-def _init(args: SimpleNamespace) -> Any:
-    """``fedml.init``, in which a W&B run may fail to start for want of a login, a network, or a right name."""
-    try:
-        return fedml.init(args, check_env=False, should_init_logs=False)
-    except Exception as error:  # whatever wandb raises
-        if not args.enable_wandb:
-            raise
-        raise HostError(
-            f"tracking_args.enable_wandb: FedML could not open a run of Weights & Biases ({type(error).__name__}: "
-            f"{error}). Log in with `wandb login`, check the keys wandb_*, or set enable_wandb: false."
-        ) from error
 
 
 def check_version(version: str) -> None:

@@ -245,9 +245,6 @@ class CrossSiloMQTT(CrossSilo):
             )
 
 
-_PARTITION: KeyPath = ("data_args", "partition_method")
-
-
 # --- simulations: any process may train any client --------------------------------------------------------------------
 
 
@@ -321,27 +318,20 @@ def supported_runtime(experiment: Experiment) -> Runtime:
     Raises:
         RecipeError: with place, key path and what to write instead.
     """
-    _refuse_foreign_partition(experiment)
-    _refuse_small_images(experiment)
-    runtime = runtime_of(experiment)
-    runtime.refuse_unsupported()
-    return runtime
-
-
-def _refuse_foreign_partition(experiment: Experiment) -> None:
-    """Refuse data that stays with the parties where there are none, or where a data set cannot be read in parts."""
-    if experiment.partition.entry.name != SILO:
-        return
-    if not experiment.dataset.entry.per_party:
+    complaint, training_type = "", experiment.common.training_type
+    if experiment.partition.entry.name == SILO and not experiment.dataset.entry.per_party:
         complaint = (
             f"silo needs a data set that each party can read its own part of; '{experiment.dataset.name}' is one for "
             "all. Take image_folder, or a data set of your own with per_party."
         )
-    elif _BY_TRAINING_TYPE[experiment.common.training_type] is not _CROSS_SILO:
+    elif experiment.partition.entry.name == SILO and training_type != "cross_silo":
         complaint = "silo leaves the data with the parties, so it needs common_args.training_type: cross_silo."
-    else:
-        return
-    raise experiment.document.error(_PARTITION, complaint)
+    if complaint:
+        raise experiment.document.error(("data_args", "partition_method"), complaint)
+    _refuse_small_images(experiment)
+    runtime = runtime_of(experiment)
+    runtime.refuse_unsupported()
+    return runtime
 
 
 def _refuse_small_images(experiment: Experiment) -> None:

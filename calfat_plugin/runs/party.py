@@ -101,7 +101,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
-        done = _rounds_finished(directory)
+        done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
+        done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds and not runtime.is_mpi_job:  # of such a job's processes, none may be missing
             say(
                 f"client {client} of {name} is finished after {done} rounds; to go further, resume all parties with "
@@ -146,12 +147,6 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             log.info("where the time went:\n%s", spending_text(spent))
             say(f"where the time went: {directory.profile}")
     say("the run is over")
-
-
-def _rounds_finished(directory: PartyDirectory) -> int:
-    """After how many rounds the server said goodbye; 0: it has not, or an earlier version did not write the number."""
-    done = read_json(directory.results).get("rounds")
-    return done if isinstance(done, int) else 0
 
 
 def run_worker(request: Request, rank: int) -> None:

@@ -138,19 +138,14 @@ def _start(rank: int, request: Request, log: Path) -> WorkerProcess:
     document = request.experiment.document
     try:
         ours, theirs = context.Pipe()
-        with theirs, _without_main():  # our copy of it; a worker's end is seen when no process has it open any more
+        # Hide the program for a while: Python would import it in each process that we start, and so run a script again.
+        hidden = mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")})
+        with theirs, hidden:  # our copy of it; a worker's end is seen when no process has it open any more
             process = context.Process(target=run_local_worker, args=(document, rank, theirs, log, request.profile))
             process.start()
     except (OSError, EOFError) as error:
         raise _cannot_start(error) from None
     return WorkerProcess(process, ours)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the program for a while: Python would import it in each process that we start, and so run a script again."""
-    with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
-        yield
 
 
 def _cannot_start(error: Exception) -> HostError:

@@ -143,34 +143,27 @@ class RunWriter:
         last = {name: value for name, value in self._last.items() if value is not None}
         return {"metrics": {n: value if math.isfinite(value) else None for n, value in last.items()}} if last else {}
 
-    def _test_images_used(self) -> tuple[Alarm, ...]:
-        """A finding where the aggregator looked at test images: accuracies on them are then no test."""
-        experiment = self.experiment
-        if not experiment.aggregator.entry.uses_monitored_data or experiment.data.monitored_split != "test":
-            return ()
-        text = (
-            f"Aggregator '{self.experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
-            "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how many."
-        )
-        return (Alarm("test-images-used", text, ()),)
-
-    def _training_steps(self) -> tuple[Alarm, ...]:
-        """A finding where the attack of training searches its ball badly."""
-        problem = self.experiment.training_step_problem
-        return (Alarm(STEP_SIZE, f"training: {problem}", ()),) if problem else ()
-
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
-        found = (alarms_of(self.directory.rounds), self._test_images_used(), self._training_steps())
-        alarms = (*find_alarms(result.evaluations), *(alarm for alarms in found for alarm in alarms))
+        experiment = self.experiment
+        alarms = [*find_alarms(result.evaluations), *alarms_of(self.directory.rounds)]
+        if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
+            text = (
+                f"Aggregator '{experiment.aggregator.name}' looks at the test images of the monitor, so accuracies "
+                "on them are test-selected and too high. Monitor a subset (calfat.monitor.max_examples) to bound how "
+                "many."
+            )
+            alarms.append(Alarm("test-images-used", text, ()))
+        if problem := experiment.training_step_problem:  # the attack of training searches its ball badly
+            alarms.append(Alarm(STEP_SIZE, f"training: {problem}", ()))
         self.directory.write_json(
             self.directory.results,
             {
                 "format": RESULTS_FORMAT,
-                "recipe": self.experiment.name,
-                "seed": self.experiment.seed,
-                "trainer": self.experiment.trainer.name,
-                "aggregator": self.experiment.aggregator.name,
+                "recipe": experiment.name,
+                "seed": experiment.seed,
+                "trainer": experiment.trainer.name,
+                "aggregator": experiment.aggregator.name,
                 "rounds": result.num_rounds,
                 "seconds": result.seconds,
                 "model": "global model after the final round",
@@ -178,12 +171,12 @@ class RunWriter:
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 **self._metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-                f"{self.experiment.data.monitored_split}_selected": {
+                f"{experiment.data.monitored_split}_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))
                     for name, facts in self.best.items()
                 },
                 "calfat_plugin": __version__,
-                "citations": [dataclasses.asdict(citation) for citation in self.experiment.citations()],
+                "citations": [dataclasses.asdict(citation) for citation in experiment.citations()],
             },
         )
         shutil.rmtree(self.directory.evaluation, ignore_errors=True)  # only now is it of no use

@@ -13,9 +13,7 @@ from calfat_plugin.federation.measurements import PeakMemory
 from tests.host.federation import experiment, run
 
 CPU = torch.device("cpu")
-needs_mark = pytest.mark.skipif(
-    not measurements._RESET.exists(), reason="this system keeps no mark that can be set back"
-)
+needs_mark = pytest.mark.skipif(not measurements._RESET.exists(), reason="no mark that can be set back")
 
 
 @needs_mark

@@ -99,7 +99,10 @@ def read_envelope(data: bytes) -> Envelope:
     Raises:
         RefusedError: anything is not as :func:`encode` writes it.
     """
-    header = _read_header(data)
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
+        raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
+    header = _json(data[_LENGTH : _LENGTH + length], "its header")
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
@@ -135,13 +138,6 @@ def decode(data: bytes, envelope: Envelope) -> Message:
         message.add_params(name, value)
     message.add_params(MODEL, OrderedDict(tensors))
     return message
-
-
-def _read_header(data: bytes) -> dict[str, Any]:
-    length = int.from_bytes(data[:_LENGTH], "little")
-    if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
-        raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
-    return _json(data[_LENGTH : _LENGTH + length], "its header")
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:

@@ -110,11 +110,12 @@ class Saboteur:
 
     def arm_state(self) -> None:
         """When the state of the round's first client is written and its digest is not known yet."""
+        from calfat_plugin.runs import checkpoints
 
         _after(
-            client_states,
+            checkpoints,
             "write_tensors",
-            lambda path, state, facts: facts["round"] == self.round and self.strike(),
+            lambda path, state, facts: facts["round"] == self.round and "client" in facts and self.strike(),
         )
 
     def arm_evaluation(self) -> None:
