@@ -151,7 +151,7 @@ def test_recipes_that_a_page_shows_are_good(page: str) -> None:
         experiment = assemble(Document(page, {**first, **change, "calfat": calfat}), BUILT_IN)
         if page == "cross_silo.md":
             supported_runtime(experiment)
-        assert experiment.recipe.warnings == ()
+        assert experiment.warnings == ()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("explanation/")])

@@ -344,7 +344,7 @@ def test_options_that_make_no_sense_are_reported(options, snapshot):
             AutoAttackOptions,
             options,
             owner="autoattack",
-            fail=lambda option, complaint: OptionError(f"{option}: {complaint}" if option else complaint),
+            fail=lambda at, reason: OptionError(f"{at[0]}: {reason}" if at else reason),
         )
 
 

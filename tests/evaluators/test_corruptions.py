@@ -94,7 +94,7 @@ def test_options_that_make_no_sense_are_reported(name, options, snapshot):
             ENTRIES[name].config,
             options,
             owner=name,
-            fail=lambda option, reason: OptionError(f"{option}: {reason}" if option else reason),
+            fail=lambda at, reason: OptionError(f"{at[0]}: {reason}" if at else reason),
         )
 
 

@@ -228,7 +228,7 @@ def complaint(name, **options):
             ENTRIES[name].config,
             options,
             owner=name,
-            fail=lambda option, text: OptionError(f"{option}: {text}" if option else text),
+            fail=lambda at, reason: OptionError(f"{at[0]}: {reason}" if at else reason),
         )
     return str(caught.value)
 
