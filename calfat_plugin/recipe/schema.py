@@ -257,6 +257,7 @@ class Recipe(CalfatSection):
             line and key.
         common: ``common_args``.
         data: ``data_args``.
+        model_args: ``model_args``; the model itself is ``recipe.model``.
         train: ``train_args``.
         device: ``device_args``.
         comm: ``comm_args``.

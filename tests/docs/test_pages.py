@@ -157,6 +157,6 @@ def test_recipes_that_a_page_shows_are_good(page: str) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("explanation/")])
 def test_figures_are_measured_or_cited_elsewhere(page: str) -> None:
     """Each number with two decimals is in the results of this package, or among the facts about the methods."""
-    known = "".join((DOCS / source).read_text(encoding="utf-8") for source in ("results_digits.md", "methods.md"))
+    known = "".join((DOCS / source).read_text(encoding="utf-8") for source in ("results.md", "methods.md"))
     for figure in re.findall(r"(?<![\d.])\d+\.\d\d(?!\d)", text_of(page)):
         assert figure in known, figure

@@ -1,12 +1,14 @@
-"""The tables of the results pages show what the committed tables of their suites say."""
+"""The results page and README show what the committed records of the studies say, and claim no more."""
 
 from __future__ import annotations
 
-import csv
+import functools
+import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,34 +16,65 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
-from tests.cli.runner import ROOT
+from tests.cli.runner import COMMAND, ROOT, python
 from tests.docs.pages import DOCS
 
-MARK = re.compile(r"<!-- table: results/(\w+)\.csv -->\n+((?:\|.*\n)+)")
-NUMBER = re.compile(r"\**([\d.]+) ± ([\d.]+)\**")
-PAGES = [DOCS / "results_digits.md", DOCS / "results_fmnist.md", ROOT / "README.md"]
+PAGE, README = DOCS / "results.md", ROOT / "README.md"
 RECORDS = sorted((DOCS / "results").glob("*_runs.csv"))
-TABLES = [(page, *found) for page in PAGES if page.exists() for found in MARK.findall(page.read_text(encoding="utf-8"))]
+STUDIES = [record.stem.removesuffix("_runs") for record in RECORDS]
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+MARKED = re.compile(r"<!-- (\w+): (accuracies|comparisons) -->\n+((?:\|.*\n)+)")
+SHOWN = [(page, *found) for page in (PAGE, README) for found in MARKED.findall(page.read_text(encoding="utf-8"))]
+PAPER, REFERENCE = "0.1/CalFAT, the paper's constants", "0.1/FedPGD"
+
+NAMES = ("study_fmnist", "study_digits")  # in the order of the page's columns
+
+Rows = list[dict[str, str]]
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+def rows(table: str) -> Rows:
+    """Heading to cell, row by row."""
+    head, _, *body = ([cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines())
+    return [dict(zip(head, cells, strict=True)) for cells in body]
 
 
-def scores(name: str) -> Iterator[tuple[tuple[str, ...], str, dict[str, str]]]:
-    """(labels of the row, label of the metric, the row of the CSV file)."""
-    axes = list(load_suite(str(ROOT / "suites" / f"{name}.yaml")).axes)
-    with open(DOCS / "results" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            yield tuple(row[axis] for axis in axes), row["metric"], row
+@dataclass(frozen=True)
+class Published:
+    """What ``calfat suite --table`` makes of a record; rows and comparisons without runs are left out."""
+
+    accuracies: Rows
+    comparisons: Rows
+    cells: dict[str, dict[str, Any]]
+    compared: dict[tuple[str, str], dict[str, Any]]
+
+    def claim(self, endpoint: str) -> str:
+        """CalFAT's difference to FedPGD in a primary endpoint, with its interval and the word that it may have."""
+        of = self.compared[REFERENCE, endpoint]
+        low, high = (100 * bound for bound in of["difference"]["interval"])
+        return f"{100 * of['difference']['mean']:+.1f} [{low:.1f}, {high:.1f}], {of['result']}"
+
+    def mean(self, cell: str, metric: str) -> str:
+        return f"{100 * self.cells[cell]['scores'][metric]['mean']:.1f}"
 
 
-def test_there_are_tables():
-    tables = {path.stem for path in (DOCS / "results").glob("*.csv") if path not in RECORDS}
-    assert {name for _, name, _ in TABLES} == tables
+@functools.cache
+def published(name: str) -> Published:
+    with tempfile.TemporaryDirectory() as folder:
+        suite, record = str(ROOT / "suites" / f"{name}.yaml"), str(DOCS / "results" / f"{name}_runs.csv")
+        shown = ("--record", record, "--table", "--json", "--out", folder)
+        ended = python(COMMAND, "suite", suite, *shown, cwd=Path(folder))
+        assert ended.code == 0, ended.err
+        first, _, *others = map(rows, TABLE.findall((Path(folder) / f"{name}.md").read_text(encoding="utf-8")))
+    found = json.loads(ended.out)
+    return Published(
+        [row for row in first if row["n"] != "0"],
+        [row for table in others for row in table if row["n"] != "-"],
+        {cell["name"]: cell for cell in found["cells"]},
+        {(of["cell"], of["endpoint"]): of for family in found["comparisons"] for of in family},
+    )
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("record", RECORDS, ids=STUDIES)
 def test_a_record_continues_its_suite(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row is of a run that the suite has today, with the recipe that it has today."""
     monkeypatch.chdir(tmp_path)
@@ -51,25 +84,66 @@ def test_a_record_continues_its_suite(record: Path, tmp_path: Path, monkeypatch:
     assert known == set(read_record(record))
 
 
-@pytest.mark.parametrize(("page", "name", "table"), TABLES, ids=[f"{page.name}-{name}" for page, name, _ in TABLES])
-def test_every_number_is_that_of_the_suite(page: Path, name: str, table: str) -> None:
-    suite = load_suite(str(ROOT / "suites" / f"{name}.yaml"))
-    label = {heading: metric for metric, heading in suite.metrics.items()}
-    known = {(labels, metric): row for labels, metric, row in scores(name)}
-    head, _, *rows = map(cells, table.splitlines())
-    counted = [heading for heading in head if heading.partition(" ")[0] in ("FGSM", "BIM", "CW", "PGD-20")]
-    assert all(heading.endswith(" (release)") for heading in counted)  # what these runs wrote was so counted
-    head = [re.sub(r" \(.*\)$", "", heading) for heading in head]
-    columns = [index for index, heading in enumerate(head) if heading in label]
-    assert columns
-    assert rows
-    for row in rows:
-        labels = tuple(row[: len(suite.axes)])
-        for index in columns:
-            of = known[labels, label[head[index]]]
-            shown = NUMBER.fullmatch(row[index])
-            assert shown, f"{labels}: {row[index]}"
-            measured = [float(of["mean_percent"]), float(of["std_percent"])]
-            assert [float(number) for number in shown.groups()] == pytest.approx(measured, rel=0, abs=0.00505), labels
-        if "rate" in head:
-            assert of["chosen"].startswith(f"learning_rate {row[head.index('rate')]},"), labels
+def test_every_record_is_published() -> None:
+    for page, kinds in ((PAGE, {"accuracies", "comparisons"}), (README, {"accuracies"})):
+        assert {found[1:3] for found in SHOWN if found[0] == page} == {
+            (name, kind) for name in STUDIES for kind in kinds
+        }
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "kind", "table"), SHOWN, ids=[f"{page.stem}-{name}-{kind}" for page, name, kind, _ in SHOWN]
+)
+def test_every_number_of_a_table_is_that_of_its_record(page: Path, name: str, kind: str, table: str) -> None:
+    known = getattr(published(name), kind)
+    shown = rows(table)
+    if page == PAGE:
+        assert shown == known
+    else:  # fewer columns
+        assert shown == [{heading: row[heading] for heading in shown[0]} for row in known]
+
+
+def test_every_hypothesis_has_the_word_that_its_test_allows() -> None:
+    """And every collapse is counted."""
+    text = PAGE.read_text(encoding="utf-8")
+    for hypothesis, endpoint in (
+        ("H1", "natural:worst-class"),
+        ("H2", "pgd20:worst-class"),
+        ("H3", "autoattack"),
+        ("H4", "natural at equal autoattack"),
+        ("H5", "collapsed"),
+    ):
+        (line,) = re.findall(rf"^\| {hypothesis} \|.*", text, re.MULTILINE)
+        assert line.strip("| ").split(" | ")[2:] == [published(name).claim(endpoint) for name in NAMES]
+
+
+# Whatever is said with an interval outside a table.
+CLAIMS = {
+    README: tuple(
+        f"The worst class of CalFAT's model keeps {{{name}[calfat]}} % natural accuracy, that of FedPGD's "
+        f"{{{name}[fedpgd]}} %: {{{name}[worst]}}. Under AutoAttack: {{{name}[autoattack]}}. "
+        f"Natural accuracy at equal AutoAttack: {{{name}[exchanged]}}."
+        for name in NAMES
+    ),
+    PAGE: (),
+}
+
+
+@pytest.mark.parametrize("page", CLAIMS, ids=lambda page: page.stem)
+def test_what_the_text_claims_follows_from_the_records(page: Path) -> None:
+    figures = {
+        name: {
+            "calfat": of.mean(PAPER, "natural:worst-class"),
+            "fedpgd": of.mean(REFERENCE, "natural:worst-class"),
+            "worst": of.claim("natural:worst-class"),
+            "autoattack": of.claim("autoattack"),
+            "exchanged": of.claim("natural at equal autoattack"),
+        }
+        for name, of in zip(NAMES, map(published, NAMES), strict=True)
+    }
+    text = " ".join(TABLE.sub("", page.read_text(encoding="utf-8")).split())
+    claims = [claim.format(**figures) for claim in CLAIMS[page]]
+    for claim in claims:
+        assert claim in text
+        text = text.replace(claim, "")
+    assert re.findall(r"[+-]?\d+\.\d+ \[[^]]*\]", text) == []
