@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin.cli.progress import Lines, clock
+from calfat_plugin.maths.intervals import Score
 from calfat_plugin.peer_text import printable
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
-from calfat_plugin.suites.summary import Score, SuiteSummary
+from calfat_plugin.suites.summary import SuiteSummary
 from calfat_plugin.suites.tables import beside, caption, columns, count, headings, interval_of, measured, names, notes
 
 _REFRESH_PER_SECOND = 5

@@ -1,9 +1,10 @@
-"""Intervals and tests of accuracies: of one run over examples, of a mean over seeds, of paired differences."""
+"""The numbers of tables: means over seeds with their intervals, paired differences, which one is bold, and tests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from calfat_plugin.maths.metrics import mean_std
 
 CONFIDENCE = 0.95
 _QUANTILE = (1 + CONFIDENCE) / 2  # two-sided
+_ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
 
 class Interval(NamedTuple):
@@ -129,6 +131,76 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
         return {}
     versus = {name: others[0] if name == best else best for name in means}
     return {name: Rival(to, name == best, paired(settings[name], settings[to])) for name, to in versus.items()}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one setting measured with one evaluator: a number of a table, of suites and of pages alike.
+
+    Attributes:
+        by_seed: a finished seed to its value; accuracies are fractions in [0, 1].
+        num_examples: what one value is a share of; None where it is no share of examples.
+        is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
+        reported: the published number, or None.
+        release: the values by the release's convention, with which the published number compares.
+        tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
+        rival: the best score of the same problem, or the next best for the best itself; None where there is none.
+    """
+
+    by_seed: dict[int, float]
+    num_examples: int | None = None
+    is_accuracy: bool = True
+    reported: float | None = None
+    release: Sequence[float] = ()
+    tolerance: float | None = None
+    rival: Rival | None = None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """One a finished seed, in the order of the seeds."""
+        return tuple(self.by_seed.values())
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds; None when none has finished."""
+        return mean_std(self.values)[0] if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation (ddof 1); None for fewer than two seeds."""
+        return mean_std(self.values)[1] if self.values else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % interval of the mean: Student's over seeds; of a single accuracy Wilson's, over its test examples."""
+        return of_accuracy(self.values, self.num_examples) if self.is_accuracy else student(self.values)
+
+    @property
+    def is_clear_best(self) -> bool:
+        """Whether it is bold: the best, and the interval of its paired difference to the next best excludes zero."""
+        return self.rival is not None and self.rival.is_clear_best
+
+    @property
+    def release_mean(self) -> float | None:
+        """Over seeds; None where it is not known, or none has finished."""
+        return mean_std(self.release)[0] if self.release else None
+
+    @property
+    def difference(self) -> float | None:
+        """Measured minus reported, both by the release's convention, which papers' tables follow."""
+        return None if self.release_mean is None or self.reported is None else self.release_mean - self.reported
+
+    @property
+    def beyond(self) -> bool | None:
+        """Whether the difference exceeds the tolerance; None where there is nothing to compare."""
+        difference = self.difference
+        return None if difference is None or self.tolerance is None else abs(difference) > self.tolerance + _ROUNDING
+
+
+def with_rivals(scores: Mapping[str, Score]) -> dict[str, Score]:
+    """The scores of settings that were measured alike on one problem, by name, each with its rival."""
+    found = rivals({name: score.by_seed for name, score in scores.items()})
+    return {name: replace(score, rival=found.get(name)) for name, score in scores.items()}
 
 
 def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calfat_plugin.maths.intervals import Interval, Rival, of_accuracy, rivals
-from calfat_plugin.maths.metrics import MeanStd, mean_std
+from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report import labels
 from calfat_plugin.report.analyses import tsne_chart
 from calfat_plugin.report.charts import Chart, Drawing, compared, label_distribution, per_class, render, spread_sentence
@@ -31,7 +30,7 @@ from calfat_plugin.report.labels import (
     with_examples,
     without_curve,
 )
-from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, interval, page_points, page_points_interval
+from calfat_plugin.report.numbers import NOTHING, bare_percent, counted, interval, on_page, paired_points, points
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page
 from calfat_plugin.report.reading import NATURAL, NO_SUITE, RunFiles, SuiteFiles, listed_run, read_suite
 
@@ -54,25 +53,16 @@ class Group:
     source: str
     tolerable: Mapping[str, bool]
 
-    def by_seed(self, label: str) -> dict[int, float]:
-        """Seed to final accuracy of the finished runs."""
-        found = {run.seed: run.accuracy(label) for run in self.runs}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def release(self, label: str) -> float | None:
-        """The mean over seeds by the release's convention, with which reported numbers compare."""
-        found = [value for run in self.runs if (value := run.accuracy_release(label)) is not None]
-        return mean_std(found)[0] if found else None
-
-    def score(self, label: str) -> MeanStd | None:
-        """Mean and sample standard deviation over seeds of the final accuracy; None where nothing is finished."""
-        values = list(self.by_seed(label).values())
-        return mean_std(values) if values else None
-
-    def interval(self, label: str) -> Interval | None:
-        """95 % interval of that mean: Student's over seeds, of one run Wilson's; None where nothing is finished."""
-        numbers = {e.get("num_examples") for run in self.runs for e in run.evaluations if e["label"] == label}
-        return of_accuracy(list(self.by_seed(label).values()), numbers.pop() if len(numbers) == 1 else None)
+    def score(self, label: str) -> Score:
+        """The final accuracy of the finished runs."""
+        found = {run.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
+        numbers = {evaluation.get("num_examples") for evaluation in found.values()}
+        return Score(
+            {seed: float(evaluation["accuracy"]) for seed, evaluation in found.items()},
+            numbers.pop() if len(numbers) == 1 else None,
+            reported=self.reported.get(label),
+            release=[float(e.get("accuracy_release", e["accuracy"])) for e in found.values()],
+        )
 
     def measures(self) -> dict[str, Measure]:
         """Evaluator label to how its final accuracy was measured; empty where nothing is finished."""
@@ -81,7 +71,7 @@ class Group:
     @property
     def strongest(self) -> str:
         """The evaluator that hurt most, by the mean over seeds, of equals the last; empty without an attack."""
-        means = {label: score.mean for label in self.measures() if (score := self.score(label)) is not None}
+        means = {label: mean for label in self.measures() if (mean := self.score(label).mean) is not None}
         return min((label for label in reversed(means) if label != NATURAL), key=lambda label: means[label], default="")
 
     def mean_per_class(self, label: str) -> list[float | None]:
@@ -211,15 +201,12 @@ def _rows(
     found = {}
     for column in columns:
         own = [group for group in block if _is_in(column, columns, measured[group.name])]
-        found[column] = rivals({group.name: group.by_seed(column.label) for group in own})
+        found[column] = with_rivals({group.name: group.score(column.label) for group in own})
     return [
         {
             "name": group.name,
             "seeds": _seeds(group),
-            "scores": [
-                _score(group, column, columns, measured[group.name], found[column].get(group.name))
-                for column in columns
-            ],
+            "scores": [_score(group, column, found[column].get(group.name, Score({}))) for column in columns],
         }
         for group in block
     ]
@@ -231,26 +218,16 @@ def _seeds(group: Group) -> str:
     return str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
 
 
-def _score(
-    group: Group,
-    column: Measure,
-    columns: Sequence[Measure],
-    measured: Mapping[str, Measure],
-    rival: Rival | None,
-) -> dict[str, Any]:
+def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
     """A cell of the table: the mean, its spread and interval, what was reported, and the difference to its rival."""
-    own = _is_in(column, columns, measured)
-    score, found = (group.score(column.label), group.interval(column.label)) if own else (None, None)
-    reported = group.reported.get(column.label) if own else None
-    release = group.release(column.label)
     return {
-        "mean": bare_percent(None if score is None else score.mean),
-        "best": rival is not None and rival.is_clear_best,
-        "spread": "" if score is None or score.std is None else f" ± {bare_percent(score.std)}",
-        "interval": "" if found is None else interval(*found),
-        "rival": _difference(rival),
-        "reported": "" if reported is None else bare_percent(reported),
-        "difference": "" if release is None or reported is None else page_points(release - reported),
+        "mean": bare_percent(score.mean),
+        "best": score.is_clear_best,
+        "spread": "" if score.std is None else f" ± {bare_percent(score.std)}",
+        "interval": "" if score.interval is None else interval(*score.interval),
+        "rival": "" if score.rival is None else on_page(paired_points(score.rival.difference)),
+        "reported": "" if score.reported is None else bare_percent(score.reported),
+        "difference": "" if score.difference is None else on_page(points(score.difference)),
         "beyond": group.tolerable.get(column.label) is False,
     }
 
@@ -258,13 +235,6 @@ def _score(
 def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]) -> bool:
     """Whether a setting belongs in a column; without a measurement, in the first one of its label."""
     return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
-
-
-def _difference(rival: Rival | None) -> str:
-    """In points, with its interval; empty where nothing is paired."""
-    if rival is None or rival.difference is None or rival.difference.interval is None:
-        return ""
-    return f"{page_points(rival.difference.mean)} {page_points_interval(*rival.difference.interval)}"
 
 
 def _measured_as(column: Measure, groups: Sequence[Group]) -> list[tuple[RunFiles, Mapping[str, Any]]]:

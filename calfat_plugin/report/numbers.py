@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from calfat_plugin.maths.intervals import Difference
+
 _LISTED = 3  # ids that are named
 NOTHING = "\N{EN DASH}"  # on a page, where there is no number
 
@@ -33,19 +35,17 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.2f}"
 
 
-def page_points(difference: float) -> str:
-    """The same for pages, with a true minus sign."""
-    return points(difference).replace("-", "\N{MINUS SIGN}")
+def paired_points(difference: Difference | None) -> str:
+    """``-3.21 [-4.10, -2.32]``, a difference that is paired over seeds; empty for fewer than two of them."""
+    if difference is None or difference.interval is None:
+        return ""
+    low, high = map(points, difference.interval)
+    return f"{points(difference.mean)} [{low}, {high}]"
 
 
-def points_interval(low: float, high: float) -> str:
-    """An interval of differences in percentage points: ``[-0.31, +1.20]``."""
-    return f"[{points(low)}, {points(high)}]"
-
-
-def page_points_interval(low: float, high: float) -> str:
-    """The same for pages, with true minus signs, never broken at the end of a line."""
-    return points_interval(low, high).replace("-", "\N{MINUS SIGN}").replace(" ", "\N{NO-BREAK SPACE}")
+def on_page(text: str) -> str:
+    """Differences as pages have them: with true minus signs, an interval never broken at the end of a line."""
+    return text.replace("-", "\N{MINUS SIGN}").replace(", ", ",\N{NO-BREAK SPACE}")
 
 
 def listed_ids(ids: Sequence[int], names: Sequence[str] = ()) -> str:

@@ -98,16 +98,6 @@ class RunFiles:
         """The final evaluation, one entry an evaluator."""
         return self.results.get("evaluations") or ()
 
-    def accuracy(self, label: str) -> float | None:
-        """Final accuracy of one evaluator, a fraction."""
-        return next((float(e["accuracy"]) for e in self.evaluations if e["label"] == label), None)
-
-    def accuracy_release(self, label: str) -> float | None:
-        """The same by the release's convention, in which papers report it."""
-        found = next((e for e in self.evaluations if e["label"] == label), {})
-        accuracy = found.get("accuracy_release", found.get("accuracy"))
-        return None if accuracy is None else float(accuracy)
-
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes; their numbers where no name is known."""

@@ -31,7 +31,8 @@ from calfat_plugin.report.numbers import (
     duration,
     interval,
     listed_ids,
-    page_points,
+    on_page,
+    points,
     unbroken_percent,
 )
 from calfat_plugin.report.page import alarms_of, citations, environment, render_page, some
@@ -117,7 +118,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
     for evaluation in run.evaluations:
         paper = published.get(str(evaluation["label"]))
         release = evaluation.get("accuracy_release", evaluation["accuracy"])  # as the paper's tables count
-        difference = NOTHING if paper is None else page_points(float(release) - paper)
+        difference = NOTHING if paper is None else on_page(points(float(release) - paper))
         rows.append(evaluation_row(evaluation, [bare_percent(paper), difference] if compares else []))
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"

@@ -9,8 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from calfat_plugin.errors import OptionError, did_you_mean
-from calfat_plugin.maths.intervals import Difference, Interval, Rival, of_accuracy, paired, rivals, student
-from calfat_plugin.maths.metrics import mean_std
+from calfat_plugin.maths.intervals import (
+    Difference,
+    Score,
+    holm,
+    is_level,
+    paired,
+    paired_p_value,
+    sign_p_value,
+    with_rivals,
+)
 from calfat_plugin.report.labels import differing, problem_of
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
@@ -18,76 +26,8 @@ from calfat_plugin.suites.cells import Cell, PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import measured, verdict_of
 from calfat_plugin.suites.runner import RunOutcome
-from calfat_plugin.suites.schema import RELEASE, Suite, evaluator_of, release_of
+from calfat_plugin.suites.schema import RELEASE, Compare, Suite, evaluator_of, release_of
 from calfat_plugin.suites.tuning import Tuning, choice_notes
-
-_ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number of the table. Accuracies are fractions in [0, 1].
-
-    Attributes:
-        is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
-        values: one a finished seed, in the order of the seeds.
-        reported: the published number, or None.
-        release: ``values`` by the release's convention, with which the published number compares.
-        tolerance: difference from it that passes unmarked, a fraction too; None: none is given.
-        seeds: one for each value.
-        num_examples: what one value is a share of; None where it is no share of examples.
-        rival: the best score of the same problem, or the next best for the best itself; None where there is none.
-    """
-
-    values: tuple[float, ...]
-    reported: float | None = None
-    release: tuple[float, ...] = ()
-    tolerance: float | None = None
-    is_accuracy: bool = True
-    seeds: tuple[int, ...] = ()
-    num_examples: int | None = None
-    rival: Rival | None = None
-
-    @property
-    def by_seed(self) -> dict[int, float]:
-        """Seed to value."""
-        return dict(zip(self.seeds, self.values, strict=True))
-
-    @property
-    def mean(self) -> float | None:
-        """Over seeds; None when none has finished."""
-        return mean_std(self.values)[0] if self.values else None
-
-    @property
-    def std(self) -> float | None:
-        """Sample standard deviation (ddof 1); None for fewer than two seeds."""
-        return mean_std(self.values)[1] if self.values else None
-
-    @property
-    def release_mean(self) -> float | None:
-        """Over seeds; None where nothing is reported to compare it with, or none has finished."""
-        return mean_std(self.release)[0] if self.release else None
-
-    @property
-    def interval(self) -> Interval | None:
-        """95 % interval of the mean: Student's over seeds; of a single accuracy Wilson's, over its test examples."""
-        return of_accuracy(self.values, self.num_examples) if self.is_accuracy else student(self.values)
-
-    @property
-    def is_clear_best(self) -> bool:
-        """Whether it is bold: the best, and the interval of its paired difference to the next best excludes zero."""
-        return self.rival is not None and self.rival.is_clear_best
-
-    @property
-    def difference(self) -> float | None:
-        """Measured minus reported, both by the release's convention, which the paper's tables follow."""
-        return None if self.release_mean is None or self.reported is None else self.release_mean - self.reported
-
-    @property
-    def beyond(self) -> bool | None:
-        """Whether the difference exceeds the tolerance; None where there is nothing to compare."""
-        difference = self.difference
-        return None if difference is None or self.tolerance is None else abs(difference) > self.tolerance + _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -141,7 +81,7 @@ class CellSummary:
 
     cell: Cell
     runs: tuple[RunSummary, ...]
-    scores: Mapping[str, Score]
+    scores: dict[str, Score]
     source: str | None
     choice: Tuning | None = None
     waiting: tuple[int, ...] = ()
@@ -215,7 +155,7 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
         by_cell[run.cell.name].append(_run_summary(run, ended.get((run.cell.name, run.seed))))
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
-    return SuiteSummary(plan, tuple(_compared(cells)))
+    return SuiteSummary(plan, tuple(_with_rivals(cells)))
 
 
 def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> CellSummary:
@@ -224,20 +164,17 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> Ce
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
-        measured = {run.run.seed: (run.value(label), run.num_examples(label)) for run in runs}
-        known = {seed: value for seed, (value, _) in measured.items() if value is not None}  # with results
-        examples = {number for seed, (_, number) in measured.items() if seed in known}
+        known = {run.run.seed: value for run in runs if (value := run.value(label)) is not None}  # with results
+        examples = {run.num_examples(label) for run in runs if run.run.seed in known}
         published = None if reported is None else reported.accuracy.get(label)
         points = suite.tolerance.get(label)
-        tolerance = None if points is None else points / 100
         scores[label] = Score(
-            tuple(known.values()),
+            known,
+            examples.pop() if len(examples) == 1 else None,
+            label not in figures,
             published,
             _release(runs, known, label) if published is not None else (),
-            tolerance,
-            label not in figures,
-            seeds=tuple(known),
-            num_examples=examples.pop() if len(examples) == 1 else None,
+            None if points is None else points / 100,
         )
     source = None if reported is None else reported.source
     waiting = plan.seeds if cell.name in plan.waiting else ()
@@ -251,18 +188,16 @@ def _release(runs: Sequence[RunSummary], known: Collection[int], label: str) -> 
     return values if len(values) == len(found) else ()
 
 
-def _compared(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
+def _with_rivals(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
     """The cells, each accuracy compared with the best of those that were measured alike on one problem."""
     kinds = [dict(_kinds(cell)) for cell in cells]
-    alike: dict[str, dict[str, Mapping[int, float]]] = {}
+    alike: dict[str, dict[str, Score]] = {}
     for cell, of in zip(cells, kinds, strict=True):
         for metric, kind in of.items():
-            score = cell.scores[metric]
-            alike.setdefault(kind, {})[cell.cell.name] = score.by_seed
-    found = {kind: rivals(settings) for kind, settings in alike.items()}
+            alike.setdefault(kind, {})[cell.cell.name] = cell.scores[metric]
+    found = {kind: with_rivals(scores) for kind, scores in alike.items()}
     for cell, of in zip(cells, kinds, strict=True):
-        rival = {metric: found[kind].get(cell.cell.name) for metric, kind in of.items()}
-        yield replace(cell, scores={name: replace(score, rival=rival.get(name)) for name, score in cell.scores.items()})
+        yield replace(cell, scores=cell.scores | {metric: found[kind][cell.cell.name] for metric, kind in of.items()})
 
 
 def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
@@ -332,15 +267,160 @@ def versus(summary: SuiteSummary, label: str) -> Iterator[Beside]:
         wanted = (*labels[:axis], label, *labels[axis + 1 :])
         named = rows[wanted]
         if row is not named:
-            pairs = {metric: _paired(score, named.scores[metric]) for metric, score in row.scores.items()}
-            yield Beside(row, pairs, _unlike(row, named))
-
-
-def _paired(one: Score, other: Score) -> Difference | None:
-    return paired(one.by_seed, other.by_seed) if one.is_accuracy else None
+            differences = {
+                metric: paired(score.by_seed, named.scores[metric].by_seed) if score.is_accuracy else None
+                for metric, score in row.scores.items()
+            }
+            yield Beside(row, differences, _unlike(row, named))
 
 
 def _unlike(one: CellSummary, other: CellSummary) -> tuple[str, ...]:
     recipes = [cell.cell.experiment.as_run() for cell in (one, other) if cell.cell.experiment is not None]
     evaluators = "calfat.evaluators"
     return tuple(differing([{**problem_of(recipe), evaluators: recipe["calfat"]["evaluators"]} for recipe in recipes]))
+
+
+# --- planned comparisons: the section ``compare``, one row against all others, corrected for their number -------------
+
+SIGNIFICANT = 0.05
+AT_EQUAL, COLLAPSED, LEAD = "natural at equal {}", "collapsed", "lead in {}, {} minus {}"
+BySeed = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison of the named row with another one.
+
+    Attributes:
+        row: the other row.
+        endpoint: what is compared: a metric's label, or a name such as ``natural at equal autoattack``.
+        difference: the named row minus the other, paired over seeds; None where they share no seed.
+        p_value: of the paired test; None where one of the rows has not finished all its seeds.
+        adjusted: the same after Holm over the family.
+        is_level: whether equivalence was tested and holds.
+    """
+
+    row: CellSummary
+    endpoint: str
+    difference: Difference | None
+    p_value: float | None
+    adjusted: float | None = None
+    is_level: bool = False
+
+    @property
+    def word(self) -> str:
+        """``clear``, ``level``, ``not clear``, or nothing for a comparison that has not been made."""
+        if self.p_value is None:
+            return ""
+        if self.adjusted is not None and self.adjusted < SIGNIFICANT:
+            return "clear"
+        return "level" if self.is_level else "not clear"
+
+
+def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
+    """The comparisons of each family, in the order of the table: one family for each label of the other axes.
+
+    A family is corrected for all comparisons that were planned, those included that cannot be made yet. The last list,
+    if the suite plans it, has the difference of the leads in two families, which is a test of its own.
+    """
+    plan = summary.suite.compare
+    if plan is None:
+        return
+    families = _families(summary, plan)
+    for rows in families.values():
+        yield _family(summary, plan, rows)
+    if plan.lead_over is not None:
+        yield [_lead(summary, plan, families)]
+
+
+def _families(summary: SuiteSummary, plan: Compare) -> dict[tuple[str, ...], dict[str, CellSummary]]:
+    """Labels of the other axes to label of the compared axis to row."""
+    axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if plan.row in variants)
+    families: dict[tuple[str, ...], dict[str, CellSummary]] = {}
+    for row in summary.cells:
+        labels = row.cell.labels
+        families.setdefault((*labels[:axis], *labels[axis + 1 :]), {})[labels[axis]] = row
+    return families
+
+
+def _family(summary: SuiteSummary, plan: Compare, rows: Mapping[str, CellSummary]) -> list[Compared]:
+    seeds = summary.suite.seeds
+    found = [
+        compared
+        for label, row in rows.items()
+        if label not in (plan.row, plan.exchange)
+        for compared in _pair(plan, seeds, rows[plan.row], row, rows.get(plan.exchange or ""))
+    ]
+    adjusted = holm([each.p_value for each in found])
+    return [replace(each, adjusted=p_value) for each, p_value in zip(found, adjusted, strict=True)]
+
+
+def _pair(
+    plan: Compare, seeds: Sequence[int], one: CellSummary, other: CellSummary, exchange: CellSummary | None
+) -> Iterator[Compared]:
+    """All comparisons of two rows of a family."""
+    for metric in plan.metrics:
+        yield _compared(other, metric, _values(one, metric), _values(other, metric), seeds, plan)
+    if exchange is not None:
+        gain = dict(_at_equal_robustness(plan, one, other, exchange))
+        yield _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
+    if plan.collapsed is not None:
+        fell = [
+            {seed: float(value <= plan.collapsed / 100) for seed, value in _values(row, plan.natural).items()}
+            for row in (one, other)
+        ]
+        pairs = [(fell[0][seed], fell[1][seed]) for seed in fell[0] if seed in fell[1]]
+        wins, losses = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
+        p_value = sign_p_value(wins, losses) if _all_there(seeds, *fell) else None
+        yield Compared(other, COLLAPSED, paired(*fell), p_value)
+
+
+def _compared(
+    other: CellSummary, endpoint: str, one: BySeed, two: BySeed, seeds: Sequence[int], plan: Compare
+) -> Compared:
+    p_value = paired_p_value(one, two) if _all_there(seeds, one, two) else None
+    level = endpoint == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
+    return Compared(other, endpoint, paired(one, two), p_value, is_level=p_value is not None and level)
+
+
+def _at_equal_robustness(
+    plan: Compare, one: CellSummary, other: CellSummary, exchange: CellSummary
+) -> Iterator[tuple[int, float]]:
+    """(seed, the natural accuracy that ``one`` has more, at the robustness of ``one``).
+
+    A model can be exchanged for one that answers a random share of the images as ``exchange`` does, whose robustness is
+    taken as none: natural accuracy grows by ``rate`` for each point of robustness that is given up. A seed is left out
+    where ``other`` has no robustness to exchange.
+    """
+    natural = [_values(row, plan.natural) for row in (one, other, exchange)]
+    robust = [_values(row, plan.robust) for row in (one, other)]
+    for seed in natural[0]:
+        if all(seed in values for values in (*natural, *robust)) and robust[1][seed]:
+            rate = (natural[2][seed] - natural[1][seed]) / robust[1][seed]
+            yield seed, natural[0][seed] - natural[1][seed] + rate * (robust[0][seed] - robust[1][seed])
+
+
+def _lead(
+    summary: SuiteSummary, plan: Compare, families: Mapping[tuple[str, ...], Mapping[str, CellSummary]]
+) -> Compared:
+    """The named row's lead in natural accuracy in the first family minus that in the second, seed by seed."""
+    named, rival = plan.row, plan.lead_over or ""
+
+    def lead(rows: Mapping[str, CellSummary]) -> BySeed:
+        one, other = (_values(rows[label], plan.natural) for label in (named, rival))
+        return {seed: value - other[seed] for seed, value in one.items() if seed in other}
+
+    (first, here), (second, there) = families.items()
+    endpoint = LEAD.format(plan.natural, "/".join(first), "/".join(second))
+    compared = _compared(here[rival], endpoint, lead(here), lead(there), summary.suite.seeds, plan)
+    return replace(compared, adjusted=compared.p_value)
+
+
+def _values(row: CellSummary, metric: str) -> BySeed:
+    """Seed to value; a run that failed counts as 0."""
+    failed = {run.run.seed: 0.0 for run in row.runs if run.status == "failed"}
+    return failed | row.scores[metric].by_seed
+
+
+def _all_there(seeds: Sequence[int], *values: BySeed) -> bool:
+    return all(seed in of for of in values for seed in seeds)

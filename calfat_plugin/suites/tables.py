@@ -13,13 +13,12 @@ from typing import Any
 from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import RunError
-from calfat_plugin.maths.intervals import Difference, Rival
+from calfat_plugin.maths.intervals import Rival, Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.numbers import bare_percent as percent
-from calfat_plugin.report.numbers import interval, points, points_interval
-from calfat_plugin.suites.compare import Compared, comparisons
+from calfat_plugin.report.numbers import interval, paired_points, points
 from calfat_plugin.suites.schema import Choose, evaluator_of
-from calfat_plugin.suites.summary import CellSummary, Score, SuiteSummary, versus
+from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons, versus
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
@@ -82,7 +81,7 @@ def interval_of(score: Score) -> str:
 
 def difference(score: Score) -> str:
     """``-3.21 [-4.10, -2.32]``: to its rival in points, paired over seeds; ``-`` for fewer than two seeds."""
-    return _points(None if score.rival is None else score.rival.difference)
+    return paired_points(score.rival and score.rival.difference) or NOTHING
 
 
 def caption(summary: SuiteSummary) -> str:
@@ -158,7 +157,8 @@ def markdown(summary: SuiteSummary) -> str:
 def versus_markdown(summary: SuiteSummary, label: str) -> str:
     """A pipe table of the differences of the other rows to those of ``label``, and which are of another problem."""
     compared = list(versus(summary, label))
-    rows = [[*each.row.cell.labels, count(each.row), *map(_points, each.differences.values())] for each in compared]
+    differences = [[paired_points(of) or NOTHING for of in each.differences.values()] for each in compared]
+    rows = [[*each.row.cell.labels, count(each.row), *of] for each, of in zip(compared, differences, strict=True)]
     unlike = [f"{each.row.cell.name} ({', '.join(each.unlike)})" for each in compared if each.unlike]
     text = f"Each row minus {label}, in points with 95 % intervals (Student's), paired over the seeds that both have."
     text += f" Measured on another problem: {'; '.join(unlike)}." if unlike else ""
@@ -181,7 +181,8 @@ def _planned(summary: SuiteSummary) -> str:
 def _compared(one: Compared) -> list[str]:
     n = NOTHING if one.difference is None else str(one.difference.seeds)
     p_values = ("" if p_value is None else f"{p_value:.2g}" for p_value in (one.p_value, one.adjusted))
-    return [one.row.cell.name, one.endpoint, n, _points(one.difference), *p_values, one.word or "not all seeds yet"]
+    difference = paired_points(one.difference) or NOTHING
+    return [one.row.cell.name, one.endpoint, n, difference, *p_values, one.word or "not all seeds yet"]
 
 
 def _pipe_table(summary: SuiteSummary, axes: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -253,12 +254,6 @@ def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
 def count(cell: CellSummary) -> str:
     """How many seeds a row's numbers are over."""
     return NOTHING if cell.cell.skipped else str(cell.finished)
-
-
-def _points(difference: Difference | None) -> str:
-    if difference is None or difference.interval is None:
-        return NOTHING
-    return f"{points(difference.mean)} {points_interval(*difference.interval)}"
 
 
 def _line(text: str) -> str:
@@ -372,7 +367,7 @@ def _intervals(score: Score) -> list[str]:
 
 def _seeds(score: Score) -> list[str]:
     """The values of ``_CSV_SEEDS``."""
-    return [" ".join(map(str, score.seeds)), " ".join(_in_hundredths(score.values if score.is_accuracy else ()))]
+    return [" ".join(map(str, score.by_seed)), " ".join(_in_hundredths(score.values if score.is_accuracy else ()))]
 
 
 def _figures(score: Score) -> list[str]:

@@ -6,7 +6,7 @@ from calfat_plugin.report.numbers import (
     bare_percent,
     counted,
     duration,
-    page_points,
+    on_page,
     percent,
     points,
     unbroken_percent,
@@ -21,7 +21,7 @@ def test_percent() -> None:
 
 def test_differences_have_a_sign() -> None:
     assert [points(x) for x in (0.0031, -0.1)] == ["+0.31", "-10.00"]
-    assert [page_points(x) for x in (0.0031, -0.1)] == ["+0.31", "\N{MINUS SIGN}10.00"]
+    assert [on_page(points(x)) for x in (0.0031, -0.1)] == ["+0.31", "\N{MINUS SIGN}10.00"]
 
 
 def test_durations_and_counts() -> None:

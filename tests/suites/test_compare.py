@@ -13,10 +13,9 @@ from scipy import stats
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.compare import Compared, comparisons
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
-from calfat_plugin.suites.summary import SuiteSummary, summarise
+from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
 from calfat_plugin.suites.tables import as_json, markdown
 from tests.snapshot import TextSnapshot
 from tests.suites.files import write_suite

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from calfat_plugin.cli.suite_view import remarks, suite_table
 from calfat_plugin.errors import RunError
+from calfat_plugin.maths.intervals import Score
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import RunOutcome
-from calfat_plugin.suites.summary import Score, summarise
+from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import as_csv, as_json, beside, latex, markdown, measured, write_tables
 from tests.suites.files import SUITE, write_suite
 
@@ -197,7 +198,7 @@ def test_a_damaged_results_file_is_reported(content, summary, snapshot):
 
 def test_scores_by_hand():
     """81, 84, 87: mean 84, sample standard deviation 3 (the population's would be 2.449)."""
-    three = Score((0.81, 0.84, 0.87), reported=0.80, release=(0.82, 0.85, 0.88), tolerance=0.03)
+    three = Score({0: 0.81, 1: 0.84, 2: 0.87}, reported=0.80, release=(0.82, 0.85, 0.88), tolerance=0.03)
     assert (three.mean, three.std) == (pytest.approx(0.84), pytest.approx(0.03))
     assert three.difference == pytest.approx(0.05)  # both by the release's count
     assert three.beyond is True
@@ -206,11 +207,11 @@ def test_scores_by_hand():
 
 
 def test_one_seed_has_no_deviation_and_none_has_no_mean():
-    assert measured(Score((0.5,))) == "50.00"
-    assert measured(Score(())) == "-"
-    assert Score((), reported=0.5).difference is None
-    assert beside(Score((), reported=0.5)) == "50.00"
-    assert beside(Score((0.5,))) == ""
+    assert measured(Score({0: 0.5})) == "50.00"
+    assert measured(Score({})) == "-"
+    assert Score({}, reported=0.5).difference is None
+    assert beside(Score({}, reported=0.5)) == "50.00"
+    assert beside(Score({0: 0.5})) == ""
 
 
 @pytest.mark.parametrize(
@@ -218,11 +219,11 @@ def test_one_seed_has_no_deviation_and_none_has_no_mean():
 )
 def test_a_difference_of_just_the_tolerance_passes(mean, beyond):
     """0.3112 - 0.2912 is 0.020000000000000018 in floating point."""
-    assert Score((0.0,), reported=0.3112, release=(mean,), tolerance=0.02).beyond is beyond
+    assert Score({0: 0.0}, reported=0.3112, release=(mean,), tolerance=0.02).beyond is beyond
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
 def test_mean_and_deviation_agree_with_the_standard_library(values):
-    found = Score(tuple(values))
+    found = Score(dict(enumerate(values)))
     assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-12)
     assert found.std == pytest.approx(statistics.stdev(values), abs=1e-9)
