@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
@@ -15,44 +15,20 @@ from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, pl
 from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
 from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard
 
+METHODS = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
+MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
+AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
+OTHERS = (natural, momentum, deepfool, corruptions, panel, tensorboard, wandb)
 
-@hookimpl
-def calfat_local_trainers() -> Iterable[entries.TrainerEntry]:
-    methods = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
-    return [method.ENTRY for method in methods]
-
-
-@hookimpl
-def calfat_loss_modifiers() -> Iterable[entries.ModifierEntry]:
-    return [modifier.ENTRY for modifier in (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)]
-
-
-@hookimpl
-def calfat_aggregators() -> Iterable[entries.AggregatorEntry]:
-    return [fedavg.ENTRY, fedprox.ENTRY, scaffold.ENTRY, sfat.ENTRY, *server_optimizers.ENTRIES]
+ENTRIES: tuple[entries.Entry, ...] = (
+    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)),
+    *(entry for module in (server_optimizers, gradient, autoattack) for entry in module.ENTRIES),
+    *(*DATASETS, *MODELS, *PARTITIONS),
+)
 
 
-@hookimpl
-def calfat_evaluators() -> Iterable[entries.EvaluatorEntry]:
-    attacks = (*gradient.ENTRIES, momentum.ENTRY, deepfool.ENTRY, *autoattack.ENTRIES)
-    return [natural.ENTRY, *attacks, corruptions.ENTRY, panel.ENTRY]
+def _offering(kind: type[entries.Entry]) -> Callable[[], list[entries.Entry]]:
+    return hookimpl(lambda: [entry for entry in ENTRIES if type(entry) is kind])
 
 
-@hookimpl
-def calfat_datasets() -> Iterable[entries.DatasetEntry]:
-    return DATASETS
-
-
-@hookimpl
-def calfat_models() -> Iterable[entries.ModelEntry]:
-    return MODELS
-
-
-@hookimpl
-def calfat_partitions() -> Iterable[entries.PartitionEntry]:
-    return PARTITIONS
-
-
-@hookimpl
-def calfat_loggers() -> Iterable[entries.LoggerEntry]:
-    return [tensorboard.ENTRY, wandb.ENTRY]
+globals().update({kind.hook: _offering(kind) for kind in entries.KINDS})

@@ -100,6 +100,7 @@ class Entry(_Typed):
 
     Attributes:
         kind: what messages and lists call this kind.
+        hook: the hook that offers this kind.
         reserved: keys beside a plugin's options in a recipe, which no option may be named after.
         reserved_metrics: names of what is measured anyway, which no metric may have.
         name: lower-case name used in recipes. A recipe may append a number where ``number_option`` says which option
@@ -122,6 +123,7 @@ class Entry(_Typed):
     """
 
     kind: ClassVar[str] = "entry"
+    hook: ClassVar[str]
     reserved: ClassVar[tuple[str, ...]] = ("name", "preset", "label")
     reserved_metrics: ClassVar[tuple[str, ...]] = ()
 
@@ -200,6 +202,7 @@ class TrainerEntry(Entry):
     """
 
     kind: ClassVar[str] = "local trainer"
+    hook: ClassVar[str] = "calfat_local_trainers"
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL)
     modifiers: tuple[str, ...] = ("plain",)
@@ -216,6 +219,7 @@ class ModifierEntry(Entry):
     """
 
     kind: ClassVar[str] = "loss modifier"
+    hook: ClassVar[str] = "calfat_loss_modifiers"
     methods: tuple[str, ...] = ()
 
 
@@ -230,6 +234,7 @@ class AggregatorEntry(Entry):
     """
 
     kind: ClassVar[str] = "aggregator"
+    hook: ClassVar[str] = "calfat_aggregators"
     conflicts: Mapping[str, str] = field(default_factory=dict)
     uses_monitored_data: bool = False
 
@@ -239,6 +244,7 @@ class EvaluatorEntry(Entry):
     """An evaluator. ``build(options)`` returns an ``interfaces.Evaluator``."""
 
     kind: ClassVar[str] = "evaluator"
+    hook: ClassVar[str] = "calfat_evaluators"
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,7 @@ class DatasetEntry(Entry):
     """
 
     kind: ClassVar[str] = "data set"
+    hook: ClassVar[str] = "calfat_datasets"
     num_classes: int | None = None
     image_shape: tuple[int, int, int] | None = None
     per_party: bool = False
@@ -269,6 +276,7 @@ class ModelEntry(Entry):
     """
 
     kind: ClassVar[str] = "model"
+    hook: ClassVar[str] = "calfat_models"
     min_size: Callable[[Any], int] = lambda options: 1
 
 
@@ -282,6 +290,7 @@ class PartitionEntry(Entry):
     """
 
     kind: ClassVar[str] = "partition"
+    hook: ClassVar[str] = "calfat_partitions"
     uses_alpha: bool = False
     may_leave_out: bool = False
 
@@ -294,3 +303,7 @@ class LoggerEntry(Entry):
     """
 
     kind: ClassVar[str] = "logger"
+    hook: ClassVar[str] = "calfat_loggers"
+
+
+KINDS: tuple[type[Entry], ...] = tuple(Entry.__subclasses__())  #: in the order of this module

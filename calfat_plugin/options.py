@@ -253,13 +253,13 @@ def to_plain(value: Any) -> Any:
     return exact_text(value) if isinstance(value, Fraction) else value
 
 
-def written(value: Any) -> str:
+def yaml_text(value: Any) -> str:
     """A value as a recipe writes it: ``null``, ``true``, ``8/255``, ``{name: fedavg, weights: uniform}``."""
     value = to_plain(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {yaml_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
+        return "[" + ", ".join(map(yaml_text, value)) + "]"
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

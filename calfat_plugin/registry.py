@@ -26,17 +26,6 @@ from calfat_plugin.recipe.plugin_files import PluginFile, plugin_files
 GROUP = hookspecs.PROJECT
 BLOCK_VARIABLE = "CALFAT_BLOCK_PLUGINS"
 
-KINDS: Mapping[type[entries.Entry], str] = {
-    entries.TrainerEntry: "calfat_local_trainers",
-    entries.ModifierEntry: "calfat_loss_modifiers",
-    entries.AggregatorEntry: "calfat_aggregators",
-    entries.EvaluatorEntry: "calfat_evaluators",
-    entries.DatasetEntry: "calfat_datasets",
-    entries.ModelEntry: "calfat_models",
-    entries.PartitionEntry: "calfat_partitions",
-    entries.LoggerEntry: "calfat_loggers",
-}
-
 _PASSED_IN = "passed in"
 _SHA256 = "sha256:"  # begins the version of a plugin that is a single file
 _NO_FILES: Mapping[str, PluginFile] = {}
@@ -95,7 +84,7 @@ class Registry:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
-        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in KINDS}
+        self._entries = {kind: dict[str, tuple[entries.Entry, Provider]]() for kind in entries.KINDS}
         self.failures: list[Failure] = []
 
     @classmethod
@@ -244,7 +233,7 @@ class Registry:
             self._manager.unregister(name=provider.key)
 
     def _collect(self) -> None:
-        offered = [(kind, entry, key) for kind, hook in KINDS.items() for entry, key in self._offers(kind, hook)]
+        offered = [(kind, entry, key) for kind in entries.KINDS for entry, key in self._offers(kind)]
         for kind, entry, key in offered:
             table, provider = self._entries[kind], self._providers.get(key)
             if provider is None:
@@ -253,13 +242,13 @@ class Registry:
                 raise PluginError(_clash(kind, entry.name, table[entry.name][1], provider))
             table[entry.name] = (entry, provider)
 
-    def _offers(self, kind: type[entries.Entry], hook: str) -> list[tuple[entries.Entry, str]]:
+    def _offers(self, kind: type[entries.Entry]) -> list[tuple[entries.Entry, str]]:
         """(entry, plugin key) for all plugins; a plugin whose hook breaks is reported and unregistered."""
         offers = []
-        for implementation in list(getattr(self._manager.hook, hook).get_hookimpls()):
+        for implementation in list(getattr(self._manager.hook, kind.hook).get_hookimpls()):
             key = implementation.plugin_name
             try:
-                offers += [(entry, key) for entry in _checked(implementation.function(), kind, hook)]
+                offers += [(entry, key) for entry in _checked(implementation.function(), kind)]
             except (Exception, SystemExit) as error:
                 provider = self._providers[key]
                 if provider is BUILT_IN:
@@ -290,20 +279,20 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
-def _checked(offered: Any, kind: type[entries.Entry], hook: str) -> Iterator[entries.Entry]:
+def _checked(offered: Any, kind: type[entries.Entry]) -> Iterator[entries.Entry]:
     """What a plugin's hook gave back, if it is what the hook asks for.
 
     Raises:
         PluginError: it is not.
     """
-    wanted = f"{hook} must yield {kind.__name__} objects"
+    wanted = f"{kind.hook} must yield {kind.__name__} objects"
     if offered is None:
         raise PluginError(f"{wanted}, got nothing; is a 'yield' or 'return' missing?")
     if isinstance(offered, entries.Entry) or not isinstance(offered, Iterable):
         raise PluginError(f"{wanted}, got one {type(offered).__name__} that is not in a list.")
     for number, entry in enumerate(offered):
         if number == _MOST_ENTRIES:
-            raise PluginError(f"{hook} yields more than {_MOST_ENTRIES} entries; has its loop no end?")
+            raise PluginError(f"{kind.hook} yields more than {_MOST_ENTRIES} entries; has its loop no end?")
         if not isinstance(entry, kind):
             found = f"the class {entry.__name__}" if isinstance(entry, type) else f"a {type(entry).__name__}"
             raise PluginError(f"{wanted}, got {found}.")

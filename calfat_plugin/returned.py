@@ -1,4 +1,4 @@
-"""What plugins return, checked where it comes back; :func:`naming` adds whose plugin it was.
+"""What plugins return, checked where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
 
 A check looks at types and shapes alone, so that none of them waits for a GPU.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def naming(who: str, options: type) -> Iterator[None]:
+def attribute_errors_to(who: str, options: type) -> Iterator[None]:
     """Let errors about a plugin begin with its name; one that has a name keeps it.
 
     An option that the code reads and the entry does not declare is the plugin's mistake, too, and no bug of ours; so is

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from calfat_plugin import entries
+from calfat_plugin.entries import KINDS
 from calfat_plugin.experiment import defined_modifiers
-from calfat_plugin.options import OptionInfo, describe_options, written
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.options import OptionInfo, describe_options, yaml_text
+from calfat_plugin.registry import Registry
 
 PRESET_DATASET = "digits"  # some presets depend on the data set; this is the one they are shown for
 #: Where a recipe names a plugin of each kind.
@@ -68,14 +69,14 @@ def _meaning(info: OptionInfo) -> tuple[str, str, str]:
 
 
 def _with_default(info: OptionInfo) -> str:
-    return f"`{info.name}`" if info.default is None else f"`{info.name}: {written(info.default)}`"
+    return f"`{info.name}`" if info.default is None else f"`{info.name}: {yaml_text(info.default)}`"
 
 
 def option_table(options: Iterable[OptionInfo]) -> str:
     """Options as a table, one a row."""
     rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
     for info in options:
-        default = "required" if info.required else f"`{written(info.default)}`"
+        default = "required" if info.required else f"`{yaml_text(info.default)}`"
         unit = f" ({info.unit})" if info.unit else ""
         rows.append(f"| `{info.name}` | {cell(info.expected)} | {default} | {cell(info.help)}{unit} |")
     return "\n".join(rows)
@@ -112,14 +113,14 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
 
 def _presets(entry: entries.Entry) -> list[str]:
     fills = {
-        name: [f"`{key}: {written(value)}`" for key, value in preset.recipe(PRESET_DATASET).items()]
+        name: [f"`{key}: {yaml_text(value)}`" for key, value in preset.recipe(PRESET_DATASET).items()]
         for name, preset in entry.presets.items()
     }
     common = [fill for fill in next(iter(fills.values()), []) if all(fill in of for of in fills.values())]
     common = common if len(fills) > 1 else []
     parts = []
     for name, preset in entry.presets.items():
-        sets = [f"`{key}: {written(value)}`" for key, value in preset.options.items()]
+        sets = [f"`{key}: {yaml_text(value)}`" for key, value in preset.options.items()]
         own = [fill for fill in fills[name] if fill not in common]
         lines = [f"Preset `{name}`: {preset.help}."]
         lines += [f"It sets {', '.join(sets)}."] if sets else []

@@ -136,10 +136,10 @@ def _module_of(name: str) -> str:
 
 
 def _refuse_taken(name: str) -> None:
-    from calfat_plugin import registry
+    from calfat_plugin import entries, registry
 
     known = registry.Registry.load()
-    for kind in registry.KINDS:
+    for kind in entries.KINDS:
         for entry, provider in known.offers(kind):
             if entry.name == name:
                 raise PluginError(f"there is a plugin '{name}' already ({entry.kind}, {provider}); {_another(name)}")

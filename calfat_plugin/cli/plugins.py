@@ -18,13 +18,14 @@ from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import plugin_option
+from calfat_plugin.entries import KINDS
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
-from calfat_plugin.registry import BLOCK_VARIABLE, KINDS, Registry
+from calfat_plugin.registry import BLOCK_VARIABLE, Registry
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,10 +15,11 @@ import click
 
 from calfat_plugin.cli.entry_page import cell, kind_section, option_table
 from calfat_plugin.cli.main import COMMANDS, main
-from calfat_plugin.options import describe_options, written
+from calfat_plugin.entries import KINDS
+from calfat_plugin.options import describe_options, yaml_text
 from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.registry import Registry
 
 _MADE_BY = "<!-- Made by `python -m calfat_plugin.cli.reference docs`; change the code it is made from, not this. -->"
 
@@ -114,7 +115,7 @@ def _row(name: str, what: Key) -> str:
         case OnePlugin():
             expected, default = f"one of the {what.kind.kind}s", f"`{what.default}`"
         case Plugins():
-            expected, default = f"a list of {what.kind.kind}s", f"`{written(list(what.default))}`"
+            expected, default = f"a list of {what.kind.kind}s", f"`{yaml_text(list(what.default))}`"
         case OptionsOf():
             expected, default = f"options of the {what.kind.kind} in `{'.'.join(what.named_by)}`", ""
         case Others():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def built(
+def build_plugin(
     build: Callable[..., Any], wanted: Callable[..., T], /, *arguments: Any, names: str = "options", **options: Any
 ) -> T:
     """What ``build`` makes of its arguments.
@@ -118,7 +118,7 @@ class CheckedEvaluator(Evaluator):
         Raises:
             PluginError: it is none, or one that the run's files cannot hold.
         """
-        with returned.naming(self._who, self._entry.config):
+        with returned.attribute_errors_to(self._who, self._entry.config):
             result = returned.instance(self.evaluator.evaluate(task, label), EvaluationResult, "evaluate returned")
             metrics = returned.metrics(result.metrics, self._entry.metrics, "its result has the metric")
             result = dataclasses.replace(result, metrics=metrics)
@@ -141,9 +141,9 @@ class CheckedModifier(LossModifier):
     def adapt_model(self, model: nn.Module) -> nn.Module:
         from torch import nn
 
-        with returned.naming(self._who, self._entry.config):
+        with returned.attribute_errors_to(self._who, self._entry.config):
             return returned.instance(self._modifier.adapt_model(model), nn.Module, "adapt_model returned")
 
     def bind(self, class_counts: Tensor) -> ClientLoss:
-        with returned.naming(self._who, self._entry.config):
+        with returned.attribute_errors_to(self._who, self._entry.config):
             return returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")

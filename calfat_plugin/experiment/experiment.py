@@ -81,9 +81,9 @@ class Experiment(Recipe):
             return f"{pick.entry.kind} {pick.name}"
         return f"{pick.entry.kind} '{pick.name}' ({self.registry.provider(type(pick.entry), pick.entry.name)})"
 
-    def naming(self, pick: Plugin[Any]) -> AbstractContextManager[None]:
+    def attribute_errors_to(self, pick: Plugin[Any]) -> AbstractContextManager[None]:
         """Let errors about a plugin that are raised inside begin with its name."""
-        return returned.naming(self.who(pick), pick.entry.config)
+        return returned.attribute_errors_to(self.who(pick), pick.entry.config)
 
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier.
@@ -91,15 +91,16 @@ class Experiment(Recipe):
         Raises:
             PluginError: one of the two cannot be built.
         """
-        from calfat_plugin.experiment.building import CheckedModifier, built
+        from calfat_plugin.experiment.building import CheckedModifier, build_plugin
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
         pick = self.modifier
-        with self.naming(pick):
-            modifier = CheckedModifier(built(pick.entry.load(), LossModifier, pick.options), pick.entry, self.who(pick))
-        with self.naming(self.trainer):
+        with self.attribute_errors_to(pick):
+            modifier = build_plugin(pick.entry.load(), LossModifier, pick.options)
+            modifier = CheckedModifier(modifier, pick.entry, self.who(pick))
+        with self.attribute_errors_to(self.trainer):
             options = self.trainer.options
-            return built(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")
+            return build_plugin(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator.
@@ -107,11 +108,11 @@ class Experiment(Recipe):
         Raises:
             PluginError: it cannot be built.
         """
-        from calfat_plugin.experiment.building import built
+        from calfat_plugin.experiment.building import build_plugin
         from calfat_plugin.interfaces import Aggregator
 
-        with self.naming(self.aggregator):
-            return built(self.aggregator.entry.load(), Aggregator, self.aggregator.options)
+        with self.attribute_errors_to(self.aggregator):
+            return build_plugin(self.aggregator.entry.load(), Aggregator, self.aggregator.options)
 
     def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
         """(label, evaluator) for each pick.
@@ -119,13 +120,13 @@ class Experiment(Recipe):
         Raises:
             PluginError: one cannot be built.
         """
-        from calfat_plugin.experiment.building import CheckedEvaluator, built
+        from calfat_plugin.experiment.building import CheckedEvaluator, build_plugin
         from calfat_plugin.interfaces import Evaluator
 
         made = []
         for pick in picks:
-            with self.naming(pick):
-                evaluator = built(pick.entry.load(), Evaluator, pick.options)
+            with self.attribute_errors_to(pick):
+                evaluator = build_plugin(pick.entry.load(), Evaluator, pick.options)
             made.append((pick.label, CheckedEvaluator(evaluator, pick.entry, self.who(pick))))
         return made
 
@@ -141,13 +142,13 @@ class Experiment(Recipe):
             PluginError: what the plugin gives is no data set.
         """
         from calfat_plugin.datasets import Dataset
-        from calfat_plugin.experiment.building import built
+        from calfat_plugin.experiment.building import build_plugin
 
         root, options = self.data.data_cache_dir, asdict(self.dataset.options)
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
-        with self.naming(self.dataset):
-            read = built(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
+        with self.attribute_errors_to(self.dataset):
+            read = build_plugin(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
 
         from calfat_plugin.datasets.subset import prepared
 
@@ -171,14 +172,14 @@ class Experiment(Recipe):
             DataError: the labels cannot be split as asked.
             PluginError: what the plugin gives is no partition.
         """
-        from calfat_plugin.experiment.building import built, checked_split
+        from calfat_plugin.experiment.building import build_plugin, checked_split
 
         entry, clients = self.partition.entry, self.num_clients
         arguments = self._partition_options()
         if entry.uses_alpha:
             arguments["alpha"] = self.data.partition_alpha
-        with self._complaints_at(("data_args", "partition_method")), self.naming(self.partition):
-            shards = built(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
+        with self._complaints_at(("data_args", "partition_method")), self.attribute_errors_to(self.partition):
+            shards = build_plugin(entry.load(), object, labels, clients, names="labels, num_clients", **arguments)
             return checked_split(shards, len(labels), clients, may_leave_out=entry.may_leave_out)
 
     def _partition_options(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class Experiment(Recipe):
                 num_classes=dataset.num_classes,
                 **asdict(self.model.options),
             )
-            with self.naming(self.trainer):
+            with self.attribute_errors_to(self.trainer):
                 return returned.instance(trainer.adapt_model(model), nn.Module, "adapt_model returned")
 
         with self._complaints_at(("model_args", "model")):

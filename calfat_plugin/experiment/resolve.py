@@ -290,7 +290,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
         return
     for plugin in experiment.picked:
         try:
-            with experiment.naming(plugin):
+            with experiment.attribute_errors_to(plugin):
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None

@@ -156,7 +156,7 @@ class Server:
             usable, refused = self._usable(round, dict(sorted(uploads.items())))
             aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
-        with self.experiment.naming(self.experiment.trainer):
+        with self.experiment.attribute_errors_to(self.experiment.trainer):
             extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned")
         self.broadcast = {**aggregate.broadcast, **extras}
         moved = drift([update.state for update in usable.values()], previous, names)
@@ -278,7 +278,7 @@ class Server:
         pick = self.experiment.aggregator
         if pick.entry.uses_monitored_data:
             task = replace(task, monitored=self._measurements.monitored)
-        with self.experiment.naming(pick):
+        with self.experiment.attribute_errors_to(pick):
             aggregate = returned.instance(
                 self._aggregator.combine(task), Aggregate, "combine returned", "Return Aggregate(state=...)."
             )

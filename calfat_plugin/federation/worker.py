@@ -61,7 +61,7 @@ class Worker:
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
         aggregator = experiment.build_aggregator()
-        with experiment.naming(experiment.aggregator):
+        with experiment.attribute_errors_to(experiment.aggregator):
             self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
         self._model = experiment.build_model(dataset, self._trainer).to(device)
         self._personal = self._trainer.personal_names(self._model)
@@ -135,7 +135,7 @@ class Worker:
     def _trained(self, task: LocalTask) -> LocalUpdate:
         trainer = self.experiment.trainer
         try:
-            with self.experiment.naming(trainer):
+            with self.experiment.attribute_errors_to(trainer):
                 update = returned.instance(self._trainer.fit(task), LocalUpdate, "fit returned")
                 returned.tensors(update.extras, "its update's extras hold")
                 returned.tensors(update.client_state, "its update's client_state holds")

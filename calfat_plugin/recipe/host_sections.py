@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calfat_plugin.errors import did_you_mean
-from calfat_plugin.options import describe, describe_options, written
+from calfat_plugin.options import describe, describe_options, yaml_text
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, REFUSED_SECTIONS, Effect, HostKey
@@ -140,7 +140,7 @@ def _is_in_force(document: Document, sections: Sections, path: tuple[str, str], 
 def _refusal(row: HostKey, value: Any) -> str:
     instead = f", or write {row.switch}: false" if row.switch else ""
     if row.harmless:
-        instead = f", or write {written(row.harmless[0])}"
+        instead = f", or write {yaml_text(row.harmless[0])}"
     return f"got {describe(value)}, but {row.text}. Remove the key{instead}."
 
 

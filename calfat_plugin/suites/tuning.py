@@ -15,7 +15,7 @@ from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
-from calfat_plugin.options import to_plain, written
+from calfat_plugin.options import to_plain, yaml_text
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.labels import listing
@@ -244,14 +244,14 @@ def texts_of(point: Sequence[Setting]) -> dict[str, str]:
     """Key to value, both as texts; keys by their last part where these differ."""
     short = [str(setting.path[-1]) for setting in point]
     names = short if len(set(short)) == len(short) else [setting.key for setting in point]
-    return {name: written(setting.value) for name, setting in zip(names, point, strict=True)}
+    return {name: yaml_text(setting.value) for name, setting in zip(names, point, strict=True)}
 
 
 def _folder(suite: Suite, point: Sequence[Setting], texts: Mapping[str, str]) -> str:
     """``learning_rate=0.05``; another name for every point."""
     name = quote(",".join(f"{key}={value}" for key, value in texts.items()), safe="=,+")
     if len(name) > _LONGEST:
-        longest = max(point, key=lambda setting: len(written(setting.value)))
+        longest = max(point, key=lambda setting: len(yaml_text(setting.value)))
         raise suite.document.error(
             (*CHOOSE, "grid", longest.key),
             f"its values are too long to name a folder ({longest.place}); write fewer options.",

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from calfat_plugin import __version__, registry
-from calfat_plugin.entries import AggregatorEntry, Citation, ModifierEntry, Preset, TrainerEntry
+from calfat_plugin.entries import KINDS, AggregatorEntry, Citation, ModifierEntry, Preset, TrainerEntry
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
-from calfat_plugin.registry import BUILT_IN, KINDS, Provider, Registry
+from calfat_plugin.registry import BUILT_IN, Provider, Registry
 from tests.cli.runner import Ended, calfat
 from tests.snapshot import TextSnapshot
 

@@ -10,14 +10,14 @@ import pytest
 
 from calfat_plugin import entries
 from calfat_plugin.cli.entry_page import entry_page
-from calfat_plugin.entries import Entry, EvaluatorEntry, ModifierEntry, Preset, TrainerEntry
+from calfat_plugin.entries import KINDS, Entry, EvaluatorEntry, ModifierEntry, Preset, TrainerEntry
 from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.options import describe_options, option
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.schema import HOST_SECTIONS, EvaluationOptions, Monitor, Recipe, RuntimeOptions
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.registry import Registry
 from calfat_plugin.suites.schema import SuiteOptions
 from calfat_plugin.threat import ThreatModel
 from tests.snapshot import TextSnapshot

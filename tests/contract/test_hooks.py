@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from calfat_plugin import entries, hookspecs
-from calfat_plugin.entries import Entry
+from calfat_plugin.entries import KINDS, Entry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.registry import Registry
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.runs.session import Listeners
 from tests.cli.runner import ROOT
@@ -42,7 +42,7 @@ def test_the_page_has_the_hooks_in_the_order_of_their_module_and_no_others() -> 
 
 
 def test_every_hook_is_used() -> None:
-    assert set(HOOKS) == set(KINDS.values()) | set(hookspecs.LIFE)
+    assert set(HOOKS) == {kind.hook for kind in KINDS} | set(hookspecs.LIFE)
 
 
 def test_examples_on_the_page_are_python() -> None:

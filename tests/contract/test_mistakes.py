@@ -40,7 +40,6 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
-from calfat_plugin.registry import KINDS
 from calfat_plugin.trainers.base import AdversarialTrainer
 from tests.cli.runner import COMMAND, python
 from tests.contract.distributions import install
@@ -61,7 +60,7 @@ KEYS = {
 
 def experiment(entry: Entry) -> Experiment:
     """The tiny recipe with this plugin in it."""
-    plugin = SimpleNamespace(**{KINDS[type(entry)]: hookimpl(lambda: [entry])}, __name__="wrong")
+    plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
     written: Any = entry.name
     if isinstance(entry, ModifierEntry):
         written = {"name": "fedpgd", "loss": entry.name}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from calfat_plugin import __version__
-from calfat_plugin.entries import EvaluatorEntry, ModelEntry, TrainerEntry
+from calfat_plugin.entries import KINDS, EvaluatorEntry, ModelEntry, TrainerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, KINDS, Provider, Registry
+from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Provider, Registry
 from tests.cli.runner import Ended, python
 from tests.contract.distributions import install
 from tests.snapshot import TextSnapshot

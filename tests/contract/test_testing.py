@@ -23,7 +23,7 @@ from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import Aggregate, ClientLoss, LocalTrainer, LossModifier
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
 from calfat_plugin.trainers.fedtrades import FedTRADES, FedTRADESOptions
@@ -37,7 +37,7 @@ def registry(entry: Entry) -> Registry:
     def offer(self: Any) -> list[Entry]:
         return [entry]
 
-    return testing.builtin_registry(type("Plugin", (), {KINDS[type(entry)]: offer})())
+    return testing.builtin_registry(type("Plugin", (), {type(entry).hook: offer})())
 
 
 def complaint(check: Callable[..., Any], entry: Entry, *more: Any, **options: Any) -> str:

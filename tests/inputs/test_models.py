@@ -13,13 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models import convolutions
-from calfat_plugin.models.base import conv_block
+from calfat_plugin.models.base import conv_block, effective_input
 from calfat_plugin.models.building import model_from_factory, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
 from calfat_plugin.models.convolutions import AttackedConv2d, PixelConv2d, UnpaddedConv2d
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
 from calfat_plugin.models.dual_norm import with_dual_norms
-from calfat_plugin.models.seen import seen_size
 from calfat_plugin.registry import Registry
 
 
@@ -346,7 +345,7 @@ def test_a_network_computes_what_its_features_depend_on_and_no_more(model_class,
     whole = model.body(x).flatten(1)
     (gradient,) = torch.autograd.grad(whole.square().sum(), x)
     rows, columns = (gradient.abs().sum(dim=axes).nonzero().max() + 1 for axes in ((0, 1, 3), (0, 1, 2)))
-    assert (int(rows), int(columns)) == seen_size(model.body, shape[1]) == seen
+    assert (int(rows), int(columns)) == effective_input(model.body, shape[1]) == seen
     sizes = []
     model.body[0].register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[2:])))
     features = model.features(x)
@@ -374,30 +373,30 @@ POOL = nn.MaxPool2d(2)
     ],
 )
 def test_all_of_an_image_counts_where_a_cut_would_show(layers):
-    assert seen_size(nn.Sequential(*layers), (13, 13)) == (13, 13)
+    assert effective_input(nn.Sequential(*layers), (13, 13)) == (13, 13)
 
 
 def test_windows_need_not_be_square():
     body = nn.Sequential(
         nn.Conv2d(3, 4, (3, 2)), nn.ReLU(), nn.MaxPool2d((2, 3), (2, 1)), nn.Flatten(), nn.Linear(8, 2)
     )
-    assert seen_size(body, (13, 13)) == (12, 13)
-    assert seen_size(nn.ModuleList([CONV, POOL]), (13, 13)) == (13, 13)
+    assert effective_input(body, (13, 13)) == (12, 13)
+    assert effective_input(nn.ModuleList([CONV, POOL]), (13, 13)) == (13, 13)
 
 
 @pytest.mark.parametrize("branch", ["clean", "noise"])
 def test_only_training_needs_whole_maps_for_its_statistics(branch):
     model = with_dual_norms(CNN())
-    assert seen_size(model.body, (32, 32)) == (32, 32)
-    assert seen_size(model.eval().body, (32, 32)) == (30, 30)
+    assert effective_input(model.body, (32, 32)) == (32, 32)
+    assert effective_input(model.eval().body, (32, 32)) == (30, 30)
     x = images(3, (32, 32))
     torch.testing.assert_close(model.features(x), model.body(x).flatten(1))
     getattr(model.body[0].norm, branch).train()
-    assert seen_size(model.body, (32, 32)) == (32, 32)
+    assert effective_input(model.body, (32, 32)) == (32, 32)
 
 
 def test_normalisation_without_running_statistics_takes_them_in_evaluation_too():
     for tracked, seen in ((True, (12, 12)), (False, (13, 13))):
         norm = nn.BatchNorm2d(4, track_running_stats=tracked)
-        assert seen_size(nn.Sequential(nn.Conv2d(3, 4, 2), norm, POOL).eval(), (13, 13)) == (13, 13)
-        assert seen_size(nn.Sequential(CONV, norm, POOL).eval(), (13, 13)) == seen
+        assert effective_input(nn.Sequential(nn.Conv2d(3, 4, 2), norm, POOL).eval(), (13, 13)) == (13, 13)
+        assert effective_input(nn.Sequential(CONV, norm, POOL).eval(), (13, 13)) == seen

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin import __version__, registry
+from calfat_plugin.entries import KINDS
 from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.registry import KINDS, Registry
+from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.directory import RunDirectory
 from tests.cli.runner import COMMAND, RECIPES, REPORTING, Ended, calfat, python

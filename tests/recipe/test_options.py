@@ -21,7 +21,7 @@ from calfat_plugin.options import (
     option,
     options_to_plain,
     parse_options,
-    written,
+    yaml_text,
 )
 from tests.snapshot import TextSnapshot
 
@@ -243,7 +243,7 @@ def test_lists_are_read_item_by_item_and_written_back() -> None:
     }
     assert parse(Lists, **yaml.safe_load(yaml.safe_dump(plain))) == read
     assert parse(Lists, words=[]) == Lists(words=())
-    assert written(plain) == "{widths: [4, 2], radii: [8/255, 1], kinds: [snow, fog], flags: [], words: [a, b, 8]}"
+    assert yaml_text(plain) == "{widths: [4, 2], radii: [8/255, 1], kinds: [snow, fog], flags: [], words: [a, b, 8]}"
 
 
 @pytest.mark.parametrize(
