@@ -1,8 +1,7 @@
-"""What the server measures: its test images after rounds, at the end, and once before the first round; and memory."""
+"""What the server measures: its test images after rounds, at the end, and once before the first round."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,47 +23,6 @@ from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
-
-MB = 1e6  # bytes
-_RESET = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
-_FORGET_PEAK = "5"  # proc(5): the highest resident size becomes the present one
-
-
-class PeakMemory:
-    """The largest memory in use since :meth:`begin`, in MB (10^6 bytes).
-
-    The kernel's own mark is set back and read, so nothing is sampled and no peak is missed. Where it cannot be set back
-    (it is Linux's, and a sandbox may forbid it) there is no number: the mark of the whole life of a process says
-    nothing about one round.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._known = device, False
-
-    def begin(self) -> None:
-        """Forget what was in use before."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        try:
-            _RESET.write_text(_FORGET_PEAK, encoding="ascii")
-            self._known = True
-        except OSError:
-            self._known = False
-
-    def of_process(self) -> float | None:
-        """Resident memory of this process; None where the system does not give it for a while alone."""
-        if not self._known:
-            return None
-        mark = re.search(r"^VmHWM:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
-        return None if mark is None else int(mark[1]) * 1024 / MB
-
-    def of_gpu(self) -> float | None:
-        """Memory of torch's tensors on the GPU; None on another device."""
-        if self._device.type != "cuda":
-            return None
-        return torch.cuda.max_memory_allocated(self._device) / MB
-
 
 _TRIED = 2  # monitored images on which evaluators are tried before the first round
 

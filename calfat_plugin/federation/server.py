@@ -22,7 +22,8 @@ from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.federation.measurements import Measurements, PeakMemory
+from calfat_plugin.federation.measurements import Measurements
+from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import attack_alarms, loss_alarms, norm_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State

@@ -148,7 +148,9 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
             if meter.done == last and method.attacks:
                 fell = _falling(work, batch)
             with timed("outer step"):
-                value = returned.loss(method.take_steps(batch, step), "take_steps returned")
+                value = method.take_steps(batch, step)
+                if method.has_own_steps:  # a step has checked its own
+                    returned.loss(value, "take_steps returned")
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(y), batch.recorded)

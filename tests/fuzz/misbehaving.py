@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from calfat_plugin.exact import parse_number
-from calfat_plugin.federation.measurements import PeakMemory
+from calfat_plugin.federation.memory import PeakMemory
 
 _HELD: list[bytearray] = []
 

@@ -24,7 +24,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         ("traceback", "traceback outside of the package: ValueError: _ and _"),
         (
             "traceback_of_ours",
-            "traceback at calfat_plugin/threat.py:parse_number: ValueError: _ is not a number; write _/_, _._ or _e-_",
+            "traceback at calfat_plugin/exact.py:parse_number: ValueError: _ is not a number; write _/_, _._ or _e-_",
         ),
         ("silence", "refused without a word"),
         ("other_code", "exit code 1"),

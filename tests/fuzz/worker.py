@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "run
 
 import warm_server  # noqa: E402 (found by path, as this file is run)
 
-from calfat_plugin.federation import measurements  # noqa: E402
+from calfat_plugin.federation import memory  # noqa: E402
 
 _MEGABYTE = 1024  # ru_maxrss counts kilobytes
 _ROOM = 4.0  # address space beyond what the imports took, as a multiple of the memory that a case may take
@@ -40,7 +40,7 @@ def limited(order: dict[str, Any]) -> None:
 def child(order: dict[str, Any]) -> None:
     """Do what an order says, ``calfat`` or its target, and end."""
     os.setpgid(0, 0)
-    measurements._RESET = Path("/")  # a run would set the mark back that counts all that a case takes
+    memory._RESET = Path("/")  # a run would set the mark back that counts all that a case takes
     limited(order)
     if "target" in order:
         import calfat_plugin.cli.main as cli
