@@ -19,8 +19,7 @@ from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
-from calfat_plugin.report.analyses import eps_chart
-from calfat_plugin.report.charts import FORMATS, render
+from calfat_plugin.report.charts import FORMATS, eps_chart, render
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 

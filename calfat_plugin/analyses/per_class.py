@@ -20,7 +20,7 @@ from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, Warn, distrust, 
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.report.analyses import mean_of
+from calfat_plugin.report.charts import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 from calfat_plugin.results import RESULTS_FORMAT
 

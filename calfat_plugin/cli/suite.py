@@ -197,9 +197,9 @@ def _run_all(
         each = f"{counted(number, 'worker')} of {each}" if workers == str(number) else f"{each} for its workers"
     click.echo(
         f"{plan.suite.name}: {total} of {counted(len(plan.runs), what)} to do, {at_a_time} at a time with "
-        f"{each} each, in {plan.runs_directory}"
+        f"{each} each, in {plan.suite.runs_directory}"
         if total
-        else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.runs_directory}"
+        else f"{plan.suite.name}: {'nothing' if what == 'run' else f'no {what}'} to do, in {plan.suite.runs_directory}"
     )
     with LiveSuiteProgress(console, total) if can_draw(console) and total else PlainSuiteProgress(total) as observer:
         try:
@@ -277,8 +277,8 @@ def _show_and_write(
         click.echo("\n" + versus_markdown(summary, versus))
     click.echo(f"tables: {', '.join(map(str, folders))}")
     if any(run.results for cell in summary.cells for run in cell.runs):  # not of rows of a record alone
-        write_page(lambda: write_comparison([plan.directory]), plan.directory)
-    show(read_json(plan.directory / SUITE))
+        write_page(lambda: write_comparison([plan.suite.directory]), plan.suite.directory)
+    show(read_json(plan.suite.directory / SUITE))
 
 
 def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:

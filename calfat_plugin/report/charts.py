@@ -17,8 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.exact import parse_number
 from calfat_plugin.maths.metrics import mean_std, plausible_losses
 from calfat_plugin.report import theme
 from calfat_plugin.report.labels import final, listing, on_examples, without_curve
@@ -500,3 +502,89 @@ def _matrix(figure: Figure, run: RunFiles) -> None:
 
 def _short(name: str, longest: int = 14) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def mean_of(fractions: PerClass) -> float | None:
+    """Unweighted mean over classes that have examples."""
+    known = [value for value in fractions if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# --- calfat attack: accuracy over eps ---------------------------------------------------------------------------------
+
+_MOST_LEVEL_TICKS = 7
+
+
+def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "") -> Chart | None:
+    """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
+
+    Args:
+        name: file name without ending.
+        evaluations: as in a results file; those without an eps give the value at 0.
+        of: whose they are, when there are several on a page.
+    """
+    attacked = [evaluation for evaluation in evaluations if "eps" in evaluation["settings"]]
+    texts = list(dict.fromkeys(str(evaluation["settings"]["eps"]) for evaluation in attacked))
+    if len(texts) < 2:
+        return None
+    natural = [float(e["accuracy"]) for e in evaluations if "eps" not in e["settings"]]
+    start = [(0.0, natural[0])] if natural and "0" not in texts else []
+    ticks = ["0", *texts] if start else texts
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for evaluation in attacked:
+        line = lines.setdefault(str(evaluation["label"]), [*start])
+        line.append((float(parse_number(evaluation["settings"]["eps"])), float(evaluation["accuracy"])))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for index, (attack, points) in enumerate(lines.items()):
+            x, y = zip(*sorted(points), strict=True)
+            heights = [100 * value for value in y]
+            axes.plot(x, heights, label=legend_name(attack), marker=theme.marker(index), **theme.line_style(index))
+        axes.set_xticks([float(parse_number(text)) for text in ticks], ticks)
+        if len(ticks) > _MOST_LEVEL_TICKS:
+            axes.tick_params(axis="x", rotation=60)
+        axes.set_xlabel(f"eps ({attacked[0]['settings']['norm']}, fraction of the pixel range)")
+        axes.set_ylabel("accuracy (%)")
+        axes.set_ylim(0, 100)
+        axes.grid(axis="y")
+
+    title = "Accuracy under attack over eps" + (f", {of}" if of else "")
+    caption = f"Clean and attacked image both classified correctly, {evaluations[0]['num_examples']} test examples."
+    return Chart(name, title, caption, 3.4, draw)
+
+
+# --- calfat report --tsne (figure 6 of the paper) ---------------------------------------------------------------------
+
+
+def tsne_chart(content: Mapping[str, Any], name: str = "tsne", of: str = "") -> Chart | None:
+    """A point an example, its class's name at the median of its points.
+
+    Args:
+        content: ``tsne.json``.
+        name: of the chart.
+        of: whose features they are, when there are several on a page.
+    """
+    if not content:
+        return None
+    points: Sequence[Sequence[float]] = content["points"]
+    labels: Sequence[int] = content["labels"]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        dots: dict[str, Any] = {"linestyle": "", "markersize": 3.2, "markeredgewidth": 0, "alpha": 0.75}
+        name: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold"}
+        name["bbox"] = {"boxstyle": "round,pad=0.2", "facecolor": theme.PAPER.light, "alpha": 0.8, "linewidth": 0}
+        for label in sorted(set(labels)):
+            x, y = zip(*(point for point, other in zip(points, labels, strict=True) if other == label), strict=True)
+            axes.plot(x, y, marker=theme.marker(label), color=theme.series(label), **dots)
+            axes.annotate(str(content["class_names"][label]), (median(x), median(y)), **name)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_axis_off()
+
+    caption = (
+        f"{len(points):,} clean test examples, as many of each class as can be; features of checkpoint "
+        f"{content['checkpoint']} (round {content['round']}); perplexity {content['perplexity']:g}, seed "
+        f"{content['seed']}. Distances between far groups mean nothing in t-SNE."
+    )
+    return Chart(name, "t-SNE of penultimate features" + (f": {of}" if of else ""), caption, 4.4, draw)

@@ -11,8 +11,16 @@ from typing import Any
 
 from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report import labels
-from calfat_plugin.report.analyses import tsne_chart
-from calfat_plugin.report.charts import Chart, Drawing, compared, label_distribution, per_class, render, spread_sentence
+from calfat_plugin.report.charts import (
+    Chart,
+    Drawing,
+    compared,
+    label_distribution,
+    per_class,
+    render,
+    spread_sentence,
+    tsne_chart,
+)
 from calfat_plugin.report.labels import (
     MORE,
     Measure,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +10,23 @@ from calfat_plugin.exact import parse_number
 from calfat_plugin.loggers.public import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
-from calfat_plugin.report.analyses import attacks_view, eps_chart, evaluation_row, per_class_view, tsne_chart
 from calfat_plugin.report.charts import (
     Chart,
     Drawing,
+    PerClass,
+    eps_chart,
     final_per_class,
     heterogeneity,
     label_distribution,
     learning_curves,
     learning_rate,
     losses,
+    mean_of,
     own_metrics,
+    per_class,
     render,
+    spread_sentence,
+    tsne_chart,
 )
 from calfat_plugin.report.comparison import reported_of
 from calfat_plugin.report.numbers import (
@@ -190,6 +195,92 @@ def _counts(run: RunFiles) -> dict[str, Any] | None:
         for client, row in enumerate(run.class_counts)
     ]
     return {"head": ["client", *run.class_names, "all"], "rows": rows}
+
+
+# --- calfat attack ----------------------------------------------------------------------------------------------------
+
+
+def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> list[dict[str, Any]]:
+    """What the page shows of each results file.
+
+    Args:
+        attacks: file name to content of ``attacks/*.json``.
+        figures: an existing folder, for those with several eps.
+    """
+    shown = []
+    for name, content in attacks.items():
+        evaluations: Sequence[Mapping[str, Any]] = content.get("evaluations") or ()
+        chart = eps_chart(f"attacks_{Path(name).stem}", evaluations, name)
+        shown.append(
+            {
+                "name": name,
+                "checkpoint": Path(str(content.get("checkpoint"))).stem,
+                "round": content.get("round"),
+                "selected_on": content.get("selected_on"),
+                "rows": list(map(evaluation_row, evaluations)),
+                "figures": [render(chart, figures)] if chart else [],
+            }
+        )
+    return shown
+
+
+def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
+    """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the release's accuracy."""
+    number = evaluation.get("num_examples") or 0
+    found = of_accuracy((float(evaluation["accuracy"]),), number)
+    numbers = [
+        bare_percent(float(evaluation["accuracy"])),
+        NOTHING if found is None else interval(*found),
+        bare_percent(evaluation.get("accuracy_release")),
+        *reported,
+        f"{number:,}",
+        f"{float(evaluation.get('seconds') or 0):.1f}",
+    ]
+    return str(evaluation["label"]), labels.budget(evaluation.get("settings") or {}), numbers
+
+
+# --- calfat per-class (methods.md 12.1: Table 4, figures 3 and 5 of the paper) ----------------------------------------
+
+_MANY_CLASSES = 24
+
+
+def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | None:
+    """What the page shows of ``per_class.json``; None where the protocol has not been run."""
+    if not content:
+        return None
+    methods: Mapping[str, Sequence[Mapping[str, Any]]] = content["methods"]
+    classes = [str(name) for name in content["class_names"]]
+    shown = len(classes) if len(classes) <= _MANY_CLASSES else 0  # columns of classes, while they fit on a page
+    drawn, tables = [], []
+    for label in map(str, content["evaluators"]):
+        title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
+        if label != NATURAL and "format" not in content:  # of a version that counted as the release does
+            title += " (release)"
+        found = {method: [client[label] for client in clients] for method, clients in methods.items()}
+        means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
+        caption = spread_sentence(means, classes)
+        chart = per_class(f"clients_{label}", f"{title} per class, mean over clients", caption, means, classes)
+        drawn.append(render(chart, figures))
+        blocks = []
+        for index, client in enumerate(next(iter(methods.values()))):
+            rows = [_row(method, of[index], shown) for method, of in found.items()]
+            blocks.append({"whose": f"client {client['client']}", "rows": rows})
+        blocks.append({"whose": "mean", "rows": [_row(method, mean, shown) for method, mean in means.items()]})
+        tables.append({"title": title, "blocks": blocks})
+    return {
+        "checkpoint": content["checkpoint"],
+        "round": content["round"],
+        "methods": labels.listing(list(methods)),
+        "classes": classes[:shown],
+        "figures": drawn,
+        "tables": tables,
+    }
+
+
+def _row(method: str, fractions: PerClass, shown: int) -> dict[str, Any]:
+    """A method's accuracies: (number, strength of its tint in percent) for each class, and their mean."""
+    cells = [(bare_percent(value, 1), f"{38 * (value or 0.0):.0f}") for value in fractions[:shown]]
+    return {"method": method, "cells": cells, "mean": bare_percent(mean_of(fractions))}
 
 
 # --- the verdict of calfat trust --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.experiment import Experiment
@@ -52,16 +51,6 @@ class SuitePlan:
     selected: frozenset[str]
     warnings: tuple[str, ...]
     choices: Mapping[str, Tuning] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> Path:
-        """Where the tables go."""
-        return self.suite.directory
-
-    @property
-    def runs_directory(self) -> Path:
-        """Where the run directories are."""
-        return self.suite.runs_directory
 
     @property
     def left(self) -> tuple[PlannedRun, ...]:

@@ -291,11 +291,6 @@ def _escape(text: str) -> str:
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
-_CSV_NUMBERS = ("mean_percent", "std_percent", "release_percent", "reported_percent", "difference_points")
-_CSV_INTERVALS = ("low_percent", "high_percent", "rival", "rival_points", "rival_low_points", "rival_high_points")
-_CSV_SEEDS = ("seeds", "values_percent")  # one value a seed, for paired comparisons
-_CSV_FIGURES = ("mean", "std", "values")  # of what is no accuracy; only in tables that have such a column
-
 
 def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
     """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
@@ -312,7 +307,7 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }
-    folders = {summary.plan.directory: False, **({} if out is None else {out: True})}
+    folders = {summary.suite.directory: False, **({} if out is None else {out: True})}
     for folder, is_copy in folders.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -325,59 +320,52 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
 
 def as_csv(summary: SuiteSummary) -> str:
     """A row for each cell and metric."""
+    scores = [(cell, *scored) for cell in summary.cells for scored in cell.scores.items()]
+    figures = any(not score.is_accuracy for _, _, score in scores)
+    rows = [_csv_row(cell, score) | (_csv_figure(score) if figures else {}) for cell, _, score in scores]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    figures = not all(score.is_accuracy for cell in summary.cells for score in cell.scores.values())
-    more = _CSV_FIGURES if figures else ()
-    head = (*_CSV_NUMBERS, "beyond", "source", "note", *_CSV_INTERVALS, *_CSV_SEEDS, *more)
-    writer.writerow([*columns(summary), "metric", "n", *head])
-    for cell in summary.cells:
-        for label, score in cell.scores.items():
-            writer.writerow(
-                [
-                    *names(summary, cell),
-                    label,
-                    len(score.values),
-                    *_numbers(score),
-                    "" if score.beyond is None else str(score.beyond).lower(),
-                    (cell.source or "") if score.reported is not None else "",
-                    "; ".join(cell.notes),
-                    *_intervals(score),
-                    *_seeds(score),
-                    *_figures(score)[: len(more)],
-                ]
-            )
+    writer.writerow([*columns(summary), "metric", "n", *rows[0]])
+    for (cell, label, score), row in zip(scores, rows, strict=True):
+        writer.writerow([*names(summary, cell), label, len(score.values), *row.values()])
     return text.getvalue()
 
 
-def _numbers(score: Score) -> list[str]:
-    """The values of ``_CSV_NUMBERS``; empty for a figure."""
-    numbers = (score.mean, score.std, score.release_mean, score.reported, score.difference)
-    return _in_hundredths(numbers if score.is_accuracy else (None,) * len(numbers))
+def _csv_row(cell: CellSummary, score: Score) -> dict[str, str]:
+    """Column to text; the numbers of a figure are left to :func:`_csv_figure`."""
+    of = score if score.is_accuracy else Score({})
+    low, high = of.interval or (None, None)
+    rival = score.rival and score.rival.difference
+    rival_low, rival_high = (rival and rival.interval) or (None, None)
+    return {
+        "mean_percent": _hundredths(of.mean),
+        "std_percent": _hundredths(of.std),
+        "release_percent": _hundredths(of.release_mean),
+        "reported_percent": _hundredths(of.reported),
+        "difference_points": _hundredths(of.difference),
+        "beyond": "" if score.beyond is None else str(score.beyond).lower(),
+        "source": (cell.source or "") if score.reported is not None else "",
+        "note": "; ".join(cell.notes),
+        "low_percent": _hundredths(low),
+        "high_percent": _hundredths(high),
+        "rival": score.rival.name if score.rival else "",
+        "rival_points": _hundredths(rival and rival.mean),
+        "rival_low_points": _hundredths(rival_low),
+        "rival_high_points": _hundredths(rival_high),
+        # One value a seed, for paired comparisons.
+        "seeds": " ".join(map(str, score.by_seed)),
+        "values_percent": " ".join(map(_hundredths, of.values)),
+    }
 
 
-def _intervals(score: Score) -> list[str]:
-    """The values of ``_CSV_INTERVALS``."""
-    own = score.interval if score.is_accuracy else None
-    rival = "" if score.rival is None else score.rival.name
-    difference = None if score.rival is None else score.rival.difference
-    found = [None] * 3 if difference is None else [difference.mean, *(difference.interval or (None, None))]
-    return [*_in_hundredths(own or (None, None)), rival, *_in_hundredths(found)]
-
-
-def _seeds(score: Score) -> list[str]:
-    """The values of ``_CSV_SEEDS``."""
-    return [" ".join(map(str, score.by_seed)), " ".join(_in_hundredths(score.values if score.is_accuracy else ()))]
-
-
-def _figures(score: Score) -> list[str]:
-    """The values of ``_CSV_FIGURES``; empty for an accuracy."""
-    if score.is_accuracy:
-        return [""] * len(_CSV_FIGURES)
-    return [
-        *("" if number is None else repr(number) for number in (score.mean, score.std)),
-        " ".join(map(repr, score.values)),
-    ]
+def _csv_figure(score: Score) -> dict[str, str]:
+    """The columns of what is no accuracy, only in tables that have such a metric; empty for an accuracy."""
+    of = Score({}) if score.is_accuracy else score
+    numbers = {"mean": of.mean, "std": of.std}
+    return {
+        **{name: "" if number is None else repr(number) for name, number in numbers.items()},
+        "values": " ".join(map(repr, of.values)),
+    }
 
 
 def as_json(summary: SuiteSummary) -> dict[str, Any]:
@@ -465,5 +453,5 @@ def _rival_as_json(rival: Rival) -> dict[str, Any]:
     return {"name": rival.name, **paired}
 
 
-def _in_hundredths(fractions: Iterable[float | None]) -> list[str]:
-    return ["" if number is None else f"{100 * number:.4f}" for number in fractions]
+def _hundredths(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.4f}"

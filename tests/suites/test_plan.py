@@ -174,7 +174,7 @@ def test_a_cosine_of_fewer_rounds_is_refused_once(tmp_path, registry):
 def test_suites_may_share_their_runs(tmp_path, registry):
     plan = plan_of(tmp_path, registry, SUITE + "runs: other\n")
     assert str(plan.runs[0].directory) == "runs/suites/other/calfat/seed-0"
-    assert str(plan.directory) == "runs/suites/tiny"
+    assert str(plan.suite.directory) == "runs/suites/tiny"
 
 
 def test_a_run_s_recipe_reports_what_is_published_of_its_own_cell(tmp_path, registry):

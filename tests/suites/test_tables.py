@@ -166,7 +166,7 @@ def test_json_holds_everything(summary):
 def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
     out = tmp_path / "paper" / "tables"
     folders = write_tables(summary, out)
-    assert sorted(path.name for path in summary.plan.directory.iterdir() if path.is_file()) == [
+    assert sorted(path.name for path in summary.suite.directory.iterdir() if path.is_file()) == [
         "suite.json",
         "table.csv",
         "table.md",
@@ -174,7 +174,7 @@ def test_tables_are_written_to_the_suite_and_copied(summary, tmp_path):
     ]
     assert sorted(path.name for path in out.iterdir()) == ["tiny.csv", "tiny.json", "tiny.md", "tiny.tex"]
     assert (out / "tiny.tex").read_text(encoding="utf-8") == latex(summary)
-    assert folders == [summary.plan.directory, out]
+    assert folders == [summary.suite.directory, out]
 
 
 def test_a_place_that_cannot_be_written_is_reported(summary, tmp_path, snapshot):
