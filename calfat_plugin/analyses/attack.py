@@ -6,9 +6,8 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,9 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.report.charts import FORMATS, eps_chart, render
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
+from calfat_plugin.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from calfat_plugin.entries import Citation, Entry
@@ -78,6 +78,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
         CalfatError: with what to fix.
     """
     from calfat_plugin.runs.compute import describe_environment
+    from calfat_plugin.runs.writer import CONVENTIONS
 
     started = time.perf_counter()
     first = plan.experiments[0]
@@ -94,13 +95,24 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
             **facts_of(run),
             "dataset": run.dataset.name,
             "test_examples": len(run.dataset.test),
-            "evaluations": results,
+            "evaluations": list(map(evaluation_as_json, results)),
             "environment": describe_environment(run.device, first.registry, command, "fp32"),
         }
     alarms = find_alarms(results)
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))
     path = _reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
-    _write(path, plan, content, alarms, time.perf_counter() - started)
+    RunDirectory(path.parent).write_json(
+        path,
+        {
+            "format": RESULTS_FORMAT,
+            **content,
+            "seconds": time.perf_counter() - started,
+            "conventions": CONVENTIONS,
+            "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
+            "calfat_plugin": __version__,
+            "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
+        },
+    )
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
     sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
     chart = eps_chart(path.stem, sweep)
@@ -137,16 +149,11 @@ def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackOb
                 seed=experiment.seed,
                 correct=correct,
                 scratch=scratch,
-                on_progress=partial(_renamed, observer, name),
+                on_progress=lambda _, *counts, name=name: observer.progress(name, *counts),
             )
             results += found.values()
             observer.measured(results[-1])
     return tuple(results)
-
-
-def _renamed(observer: AttackObserver, name: str, label: str, done: int, total: int, right: int) -> None:
-    """Progress under a name that also says the eps."""
-    observer.progress(name, done, total, right)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -188,26 +195,6 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
             f"{folder}: cannot be written to ({error.strerror}); choose another place with --output."
         ) from None
     return folder, stem
-
-
-def _write(path: Path, plan: AttackPlan, content: Mapping[str, Any], alarms: tuple[Alarm, ...], seconds: float) -> None:
-    from calfat_plugin.results import RESULTS_FORMAT, evaluation_as_json
-    from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.writer import CONVENTIONS
-
-    RunDirectory(path.parent).write_json(
-        path,
-        {
-            "format": RESULTS_FORMAT,
-            **content,
-            "seconds": seconds,
-            "conventions": CONVENTIONS,
-            "evaluations": [evaluation_as_json(evaluation) for evaluation in content["evaluations"]],
-            "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
-            "calfat_plugin": __version__,
-            "citations": [dataclasses.asdict(citation) for citation in _citations(plan)],
-        },
-    )
 
 
 def _citations(plan: AttackPlan) -> tuple[Citation, ...]:

@@ -119,21 +119,16 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
             .with_value(("calfat", "evaluators"), list(evaluators), "--evaluators")
             .with_value(("train_args", "epochs"), 1, place)
         )
-        variant = _begun(assemble(document, own.registry))
-        label = variant.trainer.label
+        variant = assemble(document, own.registry)
+        trainer = variant.trainer
+        if hasattr(trainer.options, _STARTS):  # in full effect: the global model is a trained one, whatever its round
+            trainer = dataclasses.replace(trainer, options=dataclasses.replace(trainer.options, **{_STARTS: 1}))
+            variant = dataclasses.replace(variant, trainer=trainer)
+        label = trainer.label
         if label in variants:
             raise OptionError(f"--methods: '{label}' is named twice; give one of them a label of its own.")
         variants[label] = variant
     return variants
-
-
-def _begun(experiment: Experiment) -> Experiment:
-    """The experiment with its method in full effect: the global model is a trained one, whatever its round."""
-    trainer = experiment.trainer
-    if not hasattr(trainer.options, _STARTS):
-        return experiment
-    options = dataclasses.replace(trainer.options, **{_STARTS: 1})
-    return dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, options=options))
 
 
 def _clients(

@@ -323,18 +323,17 @@ def line_chart(
 
 
 def _draw_line(axes: Axes, line: Line, factor: float, name: str | None) -> None:
+    def columns(points: Points) -> tuple[list[int], list[float]]:
+        return [number for number, _ in points], [factor * value for _, value in points]
+
     for thin in line.thin:
-        axes.plot(*_columns(thin, factor), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
+        axes.plot(*columns(thin), color=theme.MUTED.light, linewidth=0.7, alpha=0.55)
     if line.band:
         rounds, low, high = zip(*line.band, strict=True)
         edges = [factor * value for value in low], [factor * value for value in high]
         axes.fill_between(rounds, *edges, color=theme.series(line.index), alpha=0.16, linewidth=0)
     marker = theme.marker(line.index) if len(line.points) <= _SPARSE else ""
-    axes.plot(*_columns(line.points, factor), label=name, marker=marker, **theme.line_style(line.index))
-
-
-def _columns(points: Points, factor: float) -> tuple[list[int], list[float]]:
-    return [number for number, _ in points], [factor * value for _, value in points]
+    axes.plot(*columns(line.points), label=name, marker=marker, **theme.line_style(line.index))
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------

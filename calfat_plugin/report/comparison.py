@@ -61,6 +61,11 @@ class Group:
     source: str
     tolerable: Mapping[str, bool]
 
+    @property
+    def finished(self) -> int:
+        """How many of its seeds are."""
+        return sum(run.finished for run in self.runs)
+
     def score(self, label: str) -> Score:
         """The final accuracy of the finished runs."""
         found = {run.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
@@ -108,7 +113,7 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     together: dict[str, dict[int, RunFiles]] = {}
     for run in runs:
         cell = cells.get(run.path.resolve())
-        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run).items()))
+        key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run.settings).items()))
         seeds = together.setdefault(key, {})
         if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
             seeds[run.seed] = run
@@ -128,7 +133,7 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """
     settings = []
     for group in groups:
-        found = settings_of(group.runs[0])
+        found = settings_of(group.runs[0].settings)
         found = {key: value for key, value in found.items() if not key.startswith("calfat.trainer.")}
         written = group.runs[0].recipe.trainer.as_run()
         loss = f" + {pick(written['loss'])}" if "loss" in written else ""
@@ -213,17 +218,11 @@ def _rows(
     return [
         {
             "name": group.name,
-            "seeds": _seeds(group),
+            "seeds": str(done) if (done := group.finished) == len(group.runs) else f"{done} of {len(group.runs)}",
             "scores": [_score(group, column, found[column].get(group.name, Score({}))) for column in columns],
         }
         for group in block
     ]
-
-
-def _seeds(group: Group) -> str:
-    """How many seeds are finished, of how many that were started."""
-    finished = sum(run.finished for run in group.runs)
-    return str(finished) if finished == len(group.runs) else f"{finished} of {len(group.runs)}"
 
 
 def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:

@@ -55,11 +55,6 @@ def method(run: RunFiles) -> str:
     return trainer.name if loss.name == "plain" else f"{trainer.name} + {loss.name}"
 
 
-def aggregator(run: RunFiles) -> str:
-    """The aggregator's name."""
-    return run.recipe.aggregator.name
-
-
 def partition(run: RunFiles) -> str:
     """How the data was split: ``dirichlet, β = 0.1``."""
     name = run.recipe.partition.name
@@ -69,7 +64,7 @@ def partition(run: RunFiles) -> str:
 def headline(run: RunFiles) -> str:
     """The run in a sentence."""
     return (
-        f"{method(run)} with {aggregator(run)} on {run.recipe.dataset.name} ({partition(run)}): "
+        f"{method(run)} with {run.recipe.aggregator.name} on {run.recipe.dataset.name} ({partition(run)}): "
         f"{counted(run.recipe.num_clients, 'client')}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
     )
 
@@ -79,6 +74,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
     recipe = run.recipe
     train, threat, per_round = recipe.train, recipe.threat, recipe.clients_per_round
     step = plain(to_plain(threat.step_size)).replace("eps", "ε")
+    work = f"local epochs {train.epochs}" if train.local_steps is None else f"local steps {train.local_steps}"
     found = {
         "Method": pick(recipe.trainer.as_run()),
         "Loss modifier": pick(recipe.modifier.as_run()) if method(run) != recipe.trainer.name else "",
@@ -87,7 +83,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Partition": f"{partition(run)}{_options(recipe.partition.plain_options())}",
         "Model": f"{recipe.model.name}{_options(recipe.model.plain_options())}",
         "Clients": f"{recipe.num_clients}, {'all' if per_round == recipe.num_clients else per_round} in each round",
-        "Rounds": f"{run.num_rounds}, {_work(train)}, batches of {train.batch_size}",
+        "Rounds": f"{run.num_rounds}, {work}, batches of {train.batch_size}",
         f"Local {_OPTIMIZERS[train.client_optimizer]}": _optimizer(train),
         "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {threat.steps} training steps of {step}",
         "Seed": str(run.seed),
@@ -97,11 +93,6 @@ def highlights(run: RunFiles) -> dict[str, str]:
 
 
 _OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
-
-
-def _work(train: TrainArgs) -> str:
-    """What a client does in a round."""
-    return f"local epochs {train.epochs}" if train.local_steps is None else f"local steps {train.local_steps}"
 
 
 def _optimizer(train: TrainArgs) -> str:
@@ -181,23 +172,20 @@ _FIRST: Mapping[str, Callable[[Any], str]] = {  # said before all others
     "calfat.threat.eps": lambda value: f"ε {plain(value)}",
 }
 _PARTICIPANTS = ("train_args.client_num_per_round", "train_args.client_num_in_total")
+_NAMES = ("calfat.trainer.name", "calfat.aggregator.name", "calfat.trainer.loss.name")
 _MOST = 3  # further values in a name; more are listed under "What differs"
 MORE = "…"
 
 
-def settings_of(run: RunFiles) -> dict[str, Any]:
-    """Dotted key to value, for all that parts runs into settings."""
-    return _settings(run.settings)
-
-
-def _settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key to value of a recipe as run, for all that parts runs into settings."""
     found = comparable(recipe).items()
     return {key: value for key, value in found if not (key.startswith(_NOT_A_SETTING) or PLUGIN_PLACE.fullmatch(key))}
 
 
 def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat."""
-    return {key: value for key, value in _settings(recipe).items() if key.startswith(_PROBLEM)}
+    return {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -217,29 +205,22 @@ def setting_names(runs: Sequence[RunFiles]) -> list[str]:
 
     A name that says less than all differences ends in an ellipsis.
     """
-    settings = [settings_of(run) for run in runs]
-    methods, aggregators = list(map(method, runs)), list(map(aggregator, runs))
-    keys = [key for key in differing(settings) if not key.startswith(_NAMED_LAST) and not _follows(key, settings)]
+    settings = [settings_of(run.settings) for run in runs]
+    methods, aggregators = list(map(method, runs)), [run.recipe.aggregator.name for run in runs]
+    keys = [key for key in differing(settings) if not key.startswith(_NAMED_LAST)]
+    per_round, total = _PARTICIPANTS
+    if all(values.get(per_round) in (None, values.get(total)) for values in settings):  # all take part: it is said
+        keys = [key for key in keys if key != per_round]
     first = [key for key in keys if key in _FIRST]
     names = []
     for index, values in enumerate(settings):
         # What only one method or aggregator has is said by its name.
-        others = [key for key in keys if key not in _FIRST and not _is_name(key)]
+        others = [key for key in keys if key not in _FIRST and key not in _NAMES]
         others = [key for key in others if _differs_within(key, index, settings, methods, aggregators)]
         parts = [methods[index], *([aggregators[index]] if len(set(aggregators)) > 1 else [])]
         parts += [_setting_words(key, values.get(key)) for key in (*first, *others[:_MOST])]
         names.append(" · ".join([*parts, *([MORE] if len(others) > _MOST else [])]))
     return _told_apart(names, runs, settings)
-
-
-def _is_name(key: str) -> bool:
-    return key in ("calfat.trainer.name", "calfat.aggregator.name", "calfat.trainer.loss.name")
-
-
-def _follows(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a value differs only because another one does, which is said: all clients take part."""
-    per_round, total = _PARTICIPANTS
-    return key == per_round and all(values.get(key) in (None, values.get(total)) for values in settings)
 
 
 def _differs_within(

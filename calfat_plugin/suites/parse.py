@@ -281,7 +281,6 @@ CHOOSE: KeyPath = ("choose",)
 MOST_TRIES = 100  # of a cell; a product of grids grows fast
 CHOOSE_KEYS = ("metric", "by", "seeds", "finalists", "grid", "own", "extend")
 LEAST_FACTOR, MOST_FACTOR = 1.1, 100.0  # with two digits, a value times less may be itself
-_WAYS = ("last", "best")
 _EXAMPLE = "{train_args.learning_rate: [0.02, 0.05, 0.1]}"
 _METRIC = "an evaluator such as pgd20, or several such as mean(natural, pgd20)"
 _MEAN = re.compile(r"mean\((.*)\)")
@@ -313,9 +312,14 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
             raise document.error(
                 (*CHOOSE, key), "unknown key." + (did_you_mean(key, CHOOSE_KEYS) or f" Known: {listed(CHOOSE_KEYS)}.")
             )
+    metric = _metric(document)
+    by = document.get((*CHOOSE, "by")) if document.has((*CHOOSE, "by")) else "last"
+    if by not in ("last", "best"):
+        what = f"got {describe(by)}, expected last (the last round's value) or best (any round's)."
+        raise document.error((*CHOOSE, "by"), what)
     choose = Choose(
-        metric=_metric(document),
-        by=_way(document),
+        metric=metric,
+        by=by,
         seeds=seeds_at(document, (*CHOOSE, "seeds")),
         grid=_grid(document, (*CHOOSE, "grid")),
         own=_own(document, axes),
@@ -336,16 +340,6 @@ def _metric(document: Document) -> tuple[str, ...]:
     if not isinstance(raw, str) or not all(labels) or len(set(labels)) < len(labels):
         raise document.error(path, f"got {describe(raw)}, expected {_METRIC}.")
     return tuple(labels)
-
-
-def _way(document: Document) -> str:
-    path = (*CHOOSE, "by")
-    way = document.get(path) if document.has(path) else _WAYS[0]
-    if way not in _WAYS:
-        raise document.error(
-            path, f"got {describe(way)}, expected last (the last round's value) or best (any round's)."
-        )
-    return str(way)
 
 
 def _finalists(document: Document) -> int | None:

@@ -107,11 +107,18 @@ def make_plan(
         OptionError: a selector that matches no cell.
         RunError: a run directory that another recipe was run in.
     """
-    selectors = _selectors(suite, only)
+    selectors = [Selector(text) for text in only]
+    for selector in selectors:
+        if problem := check_selector(selector, suite.axes):
+            raise OptionError(f"--only: {problem}")
     _refuse_hidden_axes(suite, overrides)
     cells = list(_cells(suite, registry, overrides))
     _refuse_twins(suite, cells)
-    choices = dict(_choices(suite, registry, cells, overrides))
+    choices = {
+        cell.name: choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
+        for cell in cells
+        if suite.choose is not None and cell.experiment is not None
+    }
     cells = [_with_chosen(suite, registry, cell, choices.get(cell.name), overrides) for cell in cells]
     chosen_seeds = suite.seeds if seeds is None else tuple(seeds)
     ready = [cell for cell in cells if cell.name not in choices or choices[cell.name].best is not None]
@@ -145,15 +152,6 @@ def registry_of(suite: Suite, overrides: Iterable[str]) -> Registry:
     return Registry.for_recipe(suite.base_document.with_overrides(files))
 
 
-def _choices(
-    suite: Suite, registry: Registry, cells: Iterable[Cell], overrides: Sequence[str]
-) -> Iterator[tuple[str, Tuning]]:
-    if suite.choose is not None:
-        for cell in cells:
-            if cell.experiment is not None:
-                yield cell.name, choice_of(suite, suite.choose, registry, cell, cell.experiment, overrides)
-
-
 def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Tuning | None, overrides: Sequence[str]) -> Cell:
     """The cell with its chosen values; as it was where nothing is chosen, or not yet."""
     if choice is None or choice.best is None:
@@ -162,14 +160,6 @@ def _with_chosen(suite: Suite, registry: Registry, cell: Cell, choice: Tuning | 
     return dataclasses.replace(
         cell, settings=settings, experiment=resolve(suite, registry, cell.name, settings, overrides)
     )
-
-
-def _selectors(suite: Suite, only: Iterable[str]) -> list[Selector]:
-    selectors = [Selector(text) for text in only]
-    for selector in selectors:
-        if problem := check_selector(selector, suite.axes):
-            raise OptionError(f"--only: {problem}")
-    return selectors
 
 
 def _refuse_hidden_axes(suite: Suite, overrides: Sequence[str]) -> None:

@@ -11,8 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -184,22 +183,15 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
     """
     with reporting_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):
+        folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             before = read_record(path)
             after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
             if after != before:
                 write_text(path, _as_csv(after))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds it; nothing is left in the folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+        finally:
+            os.close(folder)
 
 
 def _as_csv(rows: Mapping[Key, Recorded]) -> str:

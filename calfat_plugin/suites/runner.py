@@ -329,8 +329,8 @@ def _stopped_by_signals(pool: _Pool) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
     previous = [signal.signal(number, lambda signum, frame: pool.ask_to_stop()) for number in numbers]
     try:
         yield

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -326,15 +325,11 @@ def place_in_grid(value: Any, values: Sequence[Any]) -> str:
         chosen, numbers = parse_number(value), [parse_number(each) for each in values]
     except ValueError:  # names, mappings, true and false
         return ""
-    below, above = (sum(_sign(number - chosen) == side for number in numbers) for side in (-1, 1))
+    below, above = (sum((number > chosen) - (number < chosen) == side for number in numbers) for side in (-1, 1))
     if not above or not below:
         return f"{'lower' if above else 'upper'} edge of the grid"
     edge = "both edges" if below == above else f"the {'lower' if below < above else 'upper'} edge"
     return f"{counted(min(below, above), 'step')} from {edge} of the grid"
-
-
-def _sign(number: Fraction) -> int:
-    return (number > 0) - (number < 0)
 
 
 def choice_notes(choice: Tuning) -> list[str]:
@@ -353,14 +348,13 @@ def _reason(run: PlannedRun) -> str:
 
 def tries_text(choice: Tuning) -> str:
     """``learning_rate 0.02: 61.30; learning_rate 0.5: 12.10, 1 of 2 runs lost``; the chosen one is marked."""
-    return "; ".join(_try_text(each, choice) + (" (chosen)" if each is choice.best else "") for each in choice.tries)
-
-
-def _try_text(each: Try, choice: Tuning) -> str:
-    number = percent(each.mean) if each.mean is not None else "not finished"
-    one = " with the first seed" if len(each.runs) < choice.seeds else ""
-    lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
-    return f"{each.name}: {number}{one}{lost}"
+    texts = []
+    for each in choice.tries:
+        number = percent(each.mean) if each.mean is not None else "not finished"
+        one = " with the first seed" if len(each.runs) < choice.seeds else ""
+        lost = f", {each.lost} of {counted(len(each.runs), 'run')} lost" if each.lost else ""
+        texts.append(f"{each.name}: {number}{one}{lost}{' (chosen)' if each is choice.best else ''}")
+    return "; ".join(texts)
 
 
 def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
