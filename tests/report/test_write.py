@@ -31,7 +31,7 @@ FINAL = {"natural": 0.6, "pgd20": 0.3}
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, where the test is about something else."""
     drawing = Drawing("title", "caption", False, "data:,")
-    for page in ("run_page", "comparison", "analyses"):
+    for page in ("run_page", "comparison"):
         monkeypatch.setattr(f"calfat_plugin.report.{page}.render", lambda chart, figures: drawing)
 
 
