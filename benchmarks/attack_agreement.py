@@ -219,8 +219,16 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, case: dict[str, Any]) -> tuple[
     """(x_adv, the random start) of our evaluator."""
     from calfat_plugin.datasets import ImageData
     from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
-    from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
-    from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+    from calfat_plugin.evaluators.gradient import (
+        CW,
+        FGSM,
+        MIFGSM,
+        PGD,
+        CWOptions,
+        FGSMOptions,
+        MIFGSMOptions,
+        PGDOptions,
+    )
     from calfat_plugin.exact import parse_number as exact
     from calfat_plugin.interfaces import EvaluationTask
     from calfat_plugin.threat import ThreatModel

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, momentum, natural, panel
+from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, natural, panel
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -18,7 +18,7 @@ from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, f
 METHODS = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
-OTHERS = (natural, momentum, deepfool, corruptions, panel, tensorboard, wandb)
+OTHERS = (natural, deepfool, corruptions, panel, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)),

@@ -1,4 +1,4 @@
-"""FGSM, BIM, PGD-N and CW-N: settings of the one gradient-ascent loop on a loss of raw logits (methods.md 9)."""
+"""FGSM, BIM, PGD, CW and MI-FGSM: settings of the one gradient-ascent loop on a loss of raw logits (methods.md 9)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from calfat_plugin.errors import OptionError
 from calfat_plugin.evaluators.base import PIXELS, BudgetedAttack, BudgetOptions, check_budget
 from calfat_plugin.exact import StepSize, exact_text
 from calfat_plugin.interfaces import EvaluationTask
-from calfat_plugin.maths.attacks import Steering, attack_mode, gradient_ascent
+from calfat_plugin.maths.attacks import Steering, attack_mode, gradient_ascent, momentum
 from calfat_plugin.maths.losses import cross_entropy, true_class, wide, without_true_class
 from calfat_plugin.maths.passes import micro_batches
 from calfat_plugin.options import option
@@ -198,6 +198,33 @@ class CW(PGD):
         return -(self.options.kappa - _margin(logits, targets)).clamp_min(0.0).sum()
 
 
+@dataclass(frozen=True)
+class MIFGSMOptions(BIMOptions):
+    """Options of MI-FGSM; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    step_size: StepSize | None = option(
+        None, low=0, open_low=True, help="length of a step; null: eps / steps, as published", unit=PIXELS
+    )
+    steps: int = option(10, low=1, help="gradient steps")
+    decay: float = option(1.0, low=0, help="share of the earlier gradients that a step keeps; 0: none, as BIM")
+
+    def threat(self, run: ThreatModel) -> ThreatModel:
+        """The budget with the published step unless there is an own one."""
+        return dataclasses.replace(super().threat(run), step_size=self.step_size or StepSize(f"eps/{self.steps}"))
+
+
+class MIFGSM(PGD):
+    """Projected gradient ascent along the running sum of the gradients, each 1 long in L1."""
+
+    options: MIFGSMOptions
+
+    def settings(self, task: EvaluationTask) -> dict[str, Any]:
+        return {**super().settings(task), "attack": "mi-fgsm", "decay": self.options.decay}
+
+    def steering(self) -> Steering:
+        return momentum(self.options.decay)
+
+
 def _margin(logits: Tensor, y: Tensor) -> Tensor:
     """(N,) the logit of class y above the largest of the others."""
     logits = wide(logits)
@@ -281,6 +308,25 @@ ENTRIES = (
   author    = {Carlini, Nicholas and Wagner, David},
   booktitle = {IEEE Symposium on Security and Privacy},
   year      = {2017}
+}""",
+        ),
+        number_option="steps",
+        check=check_budget,
+    ),
+    EvaluatorEntry(
+        "mi-fgsm",
+        build=MIFGSM,
+        config=MIFGSMOptions,
+        summary="PGD with momentum from the clean image, 10 steps by default",
+        formula="g <- decay g + grad / ||grad||_1 with grad of CE(f(x'), y), x' <- Proj(x' + step_size sign g)",
+        citation=Citation(
+            "Dong et al., Boosting Adversarial Attacks with Momentum, CVPR 2018",
+            """@inproceedings{dong2018boosting,
+  title     = {Boosting Adversarial Attacks with Momentum},
+  author    = {Dong, Yinpeng and Liao, Fangzhou and Pang, Tianyu and Su, Hang and Zhu, Jun and Hu, Xiaolin
+               and Li, Jianguo},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year      = {2018}
 }""",
         ),
         number_option="steps",

@@ -83,7 +83,7 @@ def examine(
     Raises:
         CalfatError: with what to fix; nothing is written then.
     """
-    from calfat_plugin.evaluators.autoattack.resume import fingerprint
+    from calfat_plugin.evaluators.autoattack.autoattack import fingerprint
     from calfat_plugin.judging.record import Record
     from calfat_plugin.runs.compute import describe_environment
 

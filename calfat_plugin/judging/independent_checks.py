@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from calfat_plugin.evaluators.alarms import clearly_below
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions, PGDOptions
-from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.evaluators.gradient import CW, MIFGSM, PGD, CWOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.judging.attacks import Noise, NoiseOptions
 from calfat_plugin.judging.check import SLACK, STEP, STEPS, Check, Symptom
 from calfat_plugin.judging.evidence import CLAIM, Found, Row

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.loggers.public import public_recipe_text
-from calfat_plugin.loggers.scalars import final_scalars, round_scalars
+from calfat_plugin.loggers.base import final_scalars, public_recipe_text, round_scalars
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from unittest import mock
 from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.loggers.public import public_recipe
-from calfat_plugin.loggers.scalars import final_scalars, round_scalars
+from calfat_plugin.loggers.base import final_scalars, public_recipe, round_scalars
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.exact import parse_number
-from calfat_plugin.loggers.public import public_recipe_text
+from calfat_plugin.loggers.base import public_recipe_text
 from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
 from calfat_plugin.report.charts import (

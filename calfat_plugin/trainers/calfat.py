@@ -12,8 +12,7 @@ from calfat_plugin.maths.losses import cross_entropy, kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer, start_noise_option
-from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from calfat_plugin.trainers.mixing import SAMPLING_HELP, Sampling, mixed_rows
+from calfat_plugin.trainers.batches import SAMPLING_HELP, AttackBatch, Sampling, TrainBatch, mixed_rows
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,22 +16,24 @@ from torch import Tensor, nn
 from calfat_plugin import returned
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.datasets.data import pixels
+from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
 from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
 from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
+from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from calfat_plugin.trainers.meter import LossMeter
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT = "method/"  # namespace of what the method keeps in a client's state; the aggregator's part has its own
 
 
@@ -157,6 +160,57 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
     return meter.means() | ({FELL: fell} if fell else {})
 
 
+class LossMeter:
+    """Running means of one epoch, or of a round of local steps; looks at the sums on the device now and then."""
+
+    def __init__(self, task: LocalTask, in_round: int) -> None:
+        """in_round: how many batches the round has."""
+        self.task, self.in_round, self.done = task, in_round, 0
+        self.begin_epoch(0, in_round)
+
+    def begin_epoch(self, epoch: int, in_epoch: int) -> None:
+        """epoch: counted from 0; in_epoch: how many batches it has."""
+        self.epoch, self.in_epoch, self.batches = epoch, in_epoch, 0
+        if epoch == 0 or self.task.settings.local_steps is None:
+            self.total = torch.zeros((), dtype=torch.float64, device=self.task.device)
+            self.recorded: dict[str, Tensor] = {}
+            self.examples = 0
+
+    def add(self, loss: Tensor, count: int, recorded: Mapping[str, Tensor] = MappingProxyType({})) -> None:
+        self.total += loss.double() * count
+        for name, mean in recorded.items():
+            self.recorded[name] = self.recorded.get(name, 0) + mean.double() * count
+        self.examples += count
+        self.batches += 1
+        self.done += 1
+        every = 1 if self.task.device.type == "cpu" else _REPORT_EVERY
+        if self.batches % every == 0 or self.batches == self.in_epoch:
+            self.task.on_batch(BatchProgress(self.task.client, self.done, self.in_round, self.mean()))
+
+    def means(self) -> dict[str, float]:
+        """The mean loss per example, and those of all that was recorded.
+
+        Raises:
+            UpdateError: when the loss is not finite.
+        """
+        return {**{name: float(total) / self.examples for name, total in self.recorded.items()}, "loss": self.mean()}
+
+    def mean(self) -> float:
+        """Mean loss per example so far.
+
+        Raises:
+            UpdateError: when it is not finite.
+        """
+        mean = float(self.total) / max(1, self.examples)
+        if mean != mean or abs(mean) == float("inf"):
+            raise UpdateError(
+                f"client {self.task.client}, round {self.task.round}, epoch {self.epoch + 1}: the training loss is "
+                f"{mean} by batch {self.batches} of {self.in_epoch}. Lower train_args.learning_rate "
+                f"(now {self.task.settings.learning_rate:g}) or the scale of the loss."
+            )
+        return mean
+
+
 def _lengths(task: LocalTask) -> list[int]:
     """How many batches to take of each epoch: all, or as many as make the round's local steps together."""
     settings = task.settings
@@ -281,11 +335,11 @@ def _gradient(work: _Work, batch: TrainBatch) -> Tensor:
         return _backward(work, batch)  # this very batch: its logits stay those before the step
     inputs = batch.x_nat, batch.x_adv, batch.y, batch.attacked, batch.kappa, batch.index
     value, *others = work.call("training step", partial(_step, work), *inputs)
-    assert value is not None
     recorded, gradients = others[: len(work.recorded)], others[len(work.recorded) :]
     batch.recorded.update({name: each for name, each in zip(work.recorded, recorded, strict=True) if each is not None})
     for parameter, gradient in zip(work.task.model.parameters(), gradients, strict=True):
         parameter.grad = gradient  # where a graph was replayed, this is what it wrote
+    assert value is not None
     return value
 
 

@@ -9,8 +9,7 @@ from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
-from calfat_plugin.trainers.mixing import SAMPLING_HELP, Sampling, mixed_rows
+from calfat_plugin.trainers.batches import SAMPLING_HELP, Sampling, TrainBatch, mixed_rows
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -17,8 +17,7 @@ from torch import nn
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.evaluators.base import BudgetedAttack
 from calfat_plugin.evaluators.deepfool import DeepFool, DeepFoolOptions
-from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions, PGDOptions
-from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.evaluators.gradient import CW, FGSM, MIFGSM, PGD, CWOptions, FGSMOptions, MIFGSMOptions, PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.threat import ThreatModel
 

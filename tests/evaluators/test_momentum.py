@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from calfat_plugin.datasets import ImageData
-from calfat_plugin.evaluators.gradient import PGD, BIMOptions
-from calfat_plugin.evaluators.momentum import MIFGSM, MIFGSMOptions
+from calfat_plugin.evaluators.gradient import MIFGSM, PGD, BIMOptions, MIFGSMOptions
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 

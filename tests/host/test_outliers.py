@@ -16,7 +16,7 @@ import torch
 from calfat_plugin.cli.progress import PlainProgress, _scores
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.outliers import alarms_of, loss_alarms, norm_alarms, weight_alarms
-from calfat_plugin.loggers.scalars import round_scalars
+from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
 from calfat_plugin.rounds_csv import RoundsFile, read_rounds

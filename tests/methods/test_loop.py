@@ -20,10 +20,10 @@ from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTas
 from calfat_plugin.maths.passes import fast_passes
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.seeds import generator
-from calfat_plugin.trainers import meter as meter_module
+from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from calfat_plugin.trainers.meter import LossMeter
+from calfat_plugin.trainers.loop import LossMeter
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, build_modifier, local_task, same_bits, tiny_data
 
 
@@ -382,7 +382,7 @@ def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkey
     """Each look makes the GPU wait; there is none here, so its tensors are kept on the CPU."""
     told: list[BatchProgress] = []
     zeros = SimpleNamespace(zeros=lambda *shape, dtype, device: torch.zeros(*shape, dtype=dtype), float64=torch.float64)
-    monkeypatch.setattr(meter_module, "torch", zeros)
+    monkeypatch.setattr(loop, "torch", zeros)
     task: Any = SimpleNamespace(
         device=SimpleNamespace(type="cuda"),
         data=tiny_data(count=23),

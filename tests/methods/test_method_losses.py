@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from calfat_plugin.entries import ModifierEntry
 from calfat_plugin.modifiers.priors import subtract_at_label
 from calfat_plugin.modifiers.robal import cosine_logits
+from calfat_plugin.trainers.batches import random_share
 from calfat_plugin.trainers.fedgairat import example_weights
 from calfat_plugin.trainers.fedmart import margin, regulariser
-from calfat_plugin.trainers.mixing import random_share
 from tests.methods.helpers import COUNTS, Z_ADV, Z_NAT, F, Y, build_method, build_modifier, registry, train_batch
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)

@@ -24,7 +24,7 @@ from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers import loop
 from calfat_plugin.trainers.base import ALL_MODIFIERS, AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from calfat_plugin.trainers.meter import LossMeter
+from calfat_plugin.trainers.loop import LossMeter
 from tests.methods.helpers import (
     CPU,
     SETTINGS,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from calfat_plugin.errors import PluginError
-from calfat_plugin.loggers.public import public_recipe, public_recipe_text
-from calfat_plugin.loggers.scalars import round_scalars
+from calfat_plugin.loggers.base import public_recipe, public_recipe_text, round_scalars
 from calfat_plugin.loggers.tensorboard import TensorBoard, TensorBoardOptions
 from calfat_plugin.loggers.wandb import Wandb, WandbOptions
 from calfat_plugin.results import RunInfo, RunResult

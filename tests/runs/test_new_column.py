@@ -9,7 +9,7 @@ import pytest
 
 from calfat_plugin import Registry, load_run, rounds_csv
 from calfat_plugin.errors import CalfatError
-from calfat_plugin.loggers.scalars import round_scalars
+from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
 from calfat_plugin.rounds_csv import COLUMNS, Column, read_rounds
 from calfat_plugin.suites import load_suite

@@ -1,11 +1,28 @@
-"""The numbers of a run under the names that every logger uses for them."""
+"""What every logger sees of a run: the parts of its recipe that hold no secret, and its numbers by name."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from calfat_plugin.results import EvaluationResult, RoundRecord
 from calfat_plugin.rounds_csv import columns_of
+
+# The host's communication and tracking sections may name brokers, keys and passwords (``tracking_args.wandb_key``).
+PUBLIC_SECTIONS = ("common_args", "data_args", "model_args", "train_args", "device_args", "calfat")
+
+
+def public_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of ``recipe`` that are safe to show, in their usual order."""
+    return {section: recipe[section] for section in PUBLIC_SECTIONS if section in recipe}
+
+
+def public_recipe_text(recipe: Mapping[str, Any]) -> str:
+    """:func:`public_recipe` as YAML."""
+    import yaml
+
+    return yaml.safe_dump(public_recipe(recipe), sort_keys=False, width=120)
 
 
 def round_scalars(record: RoundRecord) -> dict[str, float]:
