@@ -25,24 +25,6 @@ def seeded(build: Callable[[], M], seed: int) -> M:
         return build()
 
 
-def model_from_factory(
-    path: str, in_channels: int, image_size: tuple[int, int], num_classes: int, **options: Any
-) -> nn.Module:
-    """Build a user's own model.
-
-    Args:
-        path: ``package.module:factory``; see :func:`built_model` for what it is.
-        in_channels: colour channels of the data set.
-        image_size: height and width in pixels.
-        num_classes: of the data set.
-        options: passed on.
-
-    Raises:
-        ModelError: the factory cannot be found or called, or what it builds gives other shapes.
-    """
-    return built_model(factory_at(path), f"model {path}", in_channels, image_size, num_classes, **options)
-
-
 def built_model(
     factory: Callable[..., object],
     who: str,

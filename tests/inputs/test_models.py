@@ -14,7 +14,7 @@ from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import ModelError
 from calfat_plugin.models import convolutions
 from calfat_plugin.models.base import conv_block, effective_input
-from calfat_plugin.models.building import model_from_factory, seeded
+from calfat_plugin.models.building import built_model, factory_at, seeded
 from calfat_plugin.models.cnn import CNN, CNNMcMahan, CNNSmall, CNNStrided
 from calfat_plugin.models.convolutions import AttackedConv2d, PixelConv2d, UnpaddedConv2d
 from calfat_plugin.models.deep import VGG8, AlexNet64, AlexNet64Small, ResNet18
@@ -190,7 +190,7 @@ def user_module(monkeypatch):
 
 
 def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
-    model = model_from_factory("my_models:flat", 1, (4, 4), 5)
+    model = built_model(factory_at("my_models:flat"), "model my_models:flat", 1, (4, 4), 5)
     assert model.training
     assert model(images(1, (4, 4))).shape == (3, 5)
 
@@ -209,7 +209,7 @@ def test_a_users_own_model_is_built_and_left_in_training_mode(user_module):
 )
 def test_a_users_model_that_cannot_be_used_is_refused(path, options, snapshot, user_module):
     with snapshot.raises(ModelError, f"model {path}: "):
-        model_from_factory(path, 1, (4, 4), 5, **options)
+        built_model(factory_at(path), f"model {path}", 1, (4, 4), 5, **options)
 
 
 @pytest.mark.parametrize(
