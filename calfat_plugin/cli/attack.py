@@ -90,15 +90,14 @@ def _run(plan: AttackPlan, output: Path | None, plain: bool) -> AttackReport:
     from rich.console import Console
 
     from calfat_plugin.analyses.attack import attack as measure
-    from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
+    from calfat_plugin.cli.attack_progress import AttackProgress
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.results import results_table, show_alarms
     from calfat_plugin.report import write_run_report
 
     console = Console(highlight=False)
-    live = can_draw(console) and not plain
     try:
-        with LiveAttackProgress(console) if live else PlainAttackProgress(sys.stdout, sys.stderr) as progress:
+        with AttackProgress(console if can_draw(console) and not plain else None) as progress:
             outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
     except KeyboardInterrupt:
         fail("stopped.", _RESUME, INTERRUPTED)

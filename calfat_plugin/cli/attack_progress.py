@@ -1,6 +1,8 @@
-"""What an attack looks like on the console: a bar on a terminal, plain lines elsewhere."""
+"""Progress of an attack on the console: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
+
+import sys
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,21 +15,15 @@ from calfat_plugin.report.numbers import percent
 from calfat_plugin.results import EvaluationResult
 
 
-class PlainAttackProgress(Lines, AttackObserver):
-    """A line for every evaluation, and one every half minute inside a long one."""
+class AttackProgress(Lines, AttackObserver):
+    """A line for every evaluation; the one at work has a bar on a terminal, and elsewhere a line every half minute.
 
-    def progress(self, name: str, done: int, total: int, correct: int) -> None:
-        if done < total and self.is_due():
-            self.say(f"{name}: {100 * done // total} % done, {percent(correct / max(1, done))} left so far")
+    Args:
+        console: a terminal; None: standard output is none.
+    """
 
-    def measured(self, result: EvaluationResult) -> None:
-        self.say(_line(result))
-
-
-class LiveAttackProgress(AttackObserver):
-    """A bar for the evaluation at work, and a line for every finished one above it."""
-
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(sys.stdout, sys.stderr)
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -42,24 +38,38 @@ class LiveAttackProgress(AttackObserver):
         )
         self._task = self._bar.add_task("reading", total=None, left="")
 
-    def __enter__(self) -> LiveAttackProgress:
-        self._bar.start()
+    def __enter__(self) -> AttackProgress:
+        if self._console is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
 
     def warn(self, message: str) -> None:
-        self._console.print(f"warning: {printable(message)}", style="yellow", markup=False)
+        if self._console is None:
+            super().warn(message)
+        else:
+            self._console.print(f"warning: {printable(message)}", style="yellow", markup=False)
+
+    def say(self, line: str) -> None:
+        if self._console is None:
+            super().say(line)
+        else:
+            self._console.print(printable(line), markup=False)
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
+        if self._console is None:
+            if done < total and self.is_due():
+                self.say(f"{name}: {100 * done // total} % done, {percent(correct / max(1, done))} left so far")
+            return
         if name != self._bar.tasks[0].description:
             self._bar.reset(self._task, description=name, total=total, left="")
         left = f"{percent(correct / done)} left" if done else ""
         self._bar.update(self._task, completed=done, total=total, left=left)
 
     def measured(self, result: EvaluationResult) -> None:
-        self._console.print(_line(result), markup=False)
+        self.say(_line(result))
 
 
 def _line(result: EvaluationResult) -> str:

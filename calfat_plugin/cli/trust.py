@@ -89,14 +89,13 @@ def judge(
     from rich.console import Console
 
     from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.trust_progress import LiveTrustProgress, PlainTrustProgress, show_verdict
+    from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
     from calfat_plugin.judging.examine import FILE, examine
     from calfat_plugin.report import write_run_report
 
     console = Console(highlight=False)
-    live = can_draw(console) and not plain
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    progress = LiveTrustProgress(console) if live else PlainTrustProgress(sys.stdout, sys.stderr)
+    progress = TrustProgress(console if can_draw(console) and not plain else None)
     try:
         with progress:
             outcome = examine(plan, transfer, full=full, output=output, command=command, observer=progress)

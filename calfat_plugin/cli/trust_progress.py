@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
+from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.progress import clock
 from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.evidence import Evidence
@@ -16,26 +16,16 @@ from calfat_plugin.report.numbers import interval, percent
 _STYLES = {"holds": "bold green", "overstated": "bold red", "not robust": "bold red", "not shown": "bold yellow"}
 
 
-class PlainTrustProgress(PlainAttackProgress, TrustObserver):
+class TrustProgress(AttackProgress, TrustObserver):
     """A line before every check with the time left, and one for every attack."""
 
     def begin(self, check: Check, number: int, total: int, seconds_left: float | None) -> None:
-        self.say(_heading(check, number, total, seconds_left))
+        left = "" if seconds_left is None else f"; at most about {clock(seconds_left)} left"
+        self.say(f"check {number} of {total}: {check.title}{left}")
 
     def checked(self, check: Check, evidence: Evidence) -> None:
-        for line in _lines(evidence):
-            self.say(line)
-
-
-class LiveTrustProgress(LiveAttackProgress, TrustObserver):
-    """A bar for the attack at work, and the lines above it."""
-
-    def begin(self, check: Check, number: int, total: int, seconds_left: float | None) -> None:
-        self._console.print(_heading(check, number, total, seconds_left), markup=False)
-
-    def checked(self, check: Check, evidence: Evidence) -> None:
-        for line in _lines(evidence):
-            self._console.print(line, markup=False)
+        for row in evidence.rows:
+            self.say(f"  {row.attack}  {percent(row.accuracy)}  {row.seconds:.1f} s")
 
 
 def show_verdict(console: Console, outcome: TrustReport) -> None:
@@ -65,12 +55,3 @@ def show_verdict(console: Console, outcome: TrustReport) -> None:
     if skipped:
         console.print(f"not needed for the verdict (--full runs them): {', '.join(skipped)}", soft_wrap=True)
     console.print(f"results: {outcome.path}", soft_wrap=True)
-
-
-def _heading(check: Check, number: int, total: int, seconds_left: float | None) -> str:
-    left = "" if seconds_left is None else f"; at most about {clock(seconds_left)} left"
-    return f"check {number} of {total}: {check.title}{left}"
-
-
-def _lines(evidence: Evidence) -> list[str]:
-    return [f"  {row.attack}  {percent(row.accuracy)}  {row.seconds:.1f} s" for row in evidence.rows]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from calfat_plugin.cli.attack_progress import LiveAttackProgress
+from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import fail, user_errors, warn
 from calfat_plugin.cli.progress import Lines, LiveProgress
 from calfat_plugin.errors import DataError, PluginError, did_you_mean
@@ -32,7 +32,7 @@ def test_what_a_plugin_wrote_does_not_drive_the_terminal(capsys: pytest.CaptureF
     lines.warn("\x1b[2Jodd.")
     lines.say("\x1b[2Jround 1")
     assert capsys.readouterr() == ("\ufffd[2Jround 1\n", "warning: \ufffd[2Jodd.\n")
-    for live in (LiveProgress, LiveAttackProgress):
+    for live in (LiveProgress, AttackProgress):
         console = Console(file=io.StringIO(), force_terminal=False)
         live(console).warn("\x1b[2Jodd.")
         assert console.file.getvalue() == "warning: \ufffd[2Jodd.\n"  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from calfat_plugin.maths.intervals import prediction
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
@@ -74,6 +75,32 @@ def published(name: str) -> Published:
     )
 
 
+def fresh_rows(name: str) -> Rows:
+    """Values of pairs that were run after publication, against the prediction interval of the published ones."""
+    published_runs, fresh = (read_record(DOCS / "results" / f"{name}_{kind}.csv") for kind in ("runs", "fresh"))
+    found = []
+    for cell in (PAPER, REFERENCE):
+        for metric, heading in (("natural", "natural"), ("autoattack", "AA")):
+            interval = prediction(
+                [run.values[metric] for (of, tried, _), run in published_runs.items() if of == cell and not tried]
+            )
+            assert interval is not None
+            values = {
+                seed: run.values[metric] for (of, tried, seed), run in sorted(fresh.items()) if of == cell and not tried
+            }
+            inside = sum(interval.low <= value <= interval.high for value in values.values())
+            found.append(
+                {
+                    "row": cell,
+                    "accuracy": heading,
+                    "95 % prediction interval": f"[{100 * interval.low:.1f}, {100 * interval.high:.1f}]",
+                    **{str(seed): f"{100 * value:.1f}" for seed, value in values.items()},
+                    "inside": f"{inside} of {len(values)}",
+                }
+            )
+    return found
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=STUDIES)
 def test_a_record_continues_its_suite(record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row is of a run that the suite has today, with the recipe that it has today."""
@@ -101,6 +128,16 @@ def test_every_number_of_a_table_is_that_of_its_record(page: Path, name: str, ki
         assert shown == known
     else:  # fewer columns
         assert shown == [{heading: row[heading] for heading in shown[0]} for row in known]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fresh_pairs_lie_where_the_published_ones_predict(name: str) -> None:
+    """At least nine of ten, in each accuracy, as the study says."""
+    (table,) = re.findall(rf"<!-- {name}: fresh -->\n+((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"))
+    assert rows(table) == fresh_rows(name)
+    for heading in ("natural", "AA"):
+        counts = [int(row["inside"].partition(" ")[0]) for row in rows(table) if row["accuracy"] == heading]
+        assert sum(counts) >= 9
 
 
 def test_every_hypothesis_has_the_word_that_its_test_allows() -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from calfat_plugin.cli.attack import attack
-from calfat_plugin.cli.attack_progress import LiveAttackProgress, PlainAttackProgress
+from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
@@ -503,7 +503,7 @@ def finished(label: str, accuracy: float, release: float) -> EvaluationResult:
 def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
     now = [0.0]
     monkeypatch.setattr("calfat_plugin.cli.progress.time.perf_counter", lambda: now[0])
-    progress = PlainAttackProgress(sys.stdout, sys.stderr)
+    progress = AttackProgress()
     for second in range(0, 70, 5):
         now[0] = float(second)
         progress.progress("autoattack at eps 8/255", second, 100, second // 2)
@@ -517,7 +517,7 @@ def test_plain_lines_speak_once_in_a_while(capsys, monkeypatch, snapshot):
 def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
     with (tmp_path / "screen").open("w+") as screen:
         console = Console(file=screen, force_terminal=True, width=100)
-        with LiveAttackProgress(console) as progress:
+        with AttackProgress(console) as progress:
             progress.progress("pgd20 at eps 8/255", 50, 100, 20)
             progress._bar.refresh()
             progress.measured(finished("pgd20", 0.4, 0.4))

@@ -52,8 +52,12 @@ def test_recipes_are_shipped() -> None:
 
 @pytest.mark.parametrize("data", ["digits", "fmnist"])
 def test_the_main_recipes_have_the_papers_constants_at_the_rate_that_they_chose(data: str) -> None:
-    table = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition(f"<!-- study_{data}: accuracies -->")[2]
-    chosen = re.findall(r"^\| 0\.1 +\| CalFAT, the paper's constants +\| (learning_rate [\d.]+, )", table, re.MULTILINE)[0]
+    table = (
+        (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition(f"<!-- study_{data}: accuracies -->")[2]
+    )
+    chosen = re.findall(
+        r"^\| 0\.1 +\| CalFAT, the paper's constants +\| (learning_rate [\d.]+, )", table, re.MULTILINE
+    )[0]
     files = (RECIPES / f"calfat_{name}.yaml" for name in (data, f"release_{data}"))
     paper, release = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
     assert chosen == f"learning_rate {paper['train_args']['learning_rate']}, "
