@@ -44,7 +44,8 @@ class AttackProgress(Lines, AttackObserver):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._bar.stop()
+        if self._console is not None:
+            self._bar.stop()
 
     def warn(self, message: str) -> None:
         if self._console is None:
