@@ -121,7 +121,7 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
         (("calfat", "trainer"), "standard", "calfat attack"),  # changes no model
     ):
         document = document.with_value(path, value, place)
-    return _plan(weights, None, document, request)
+    return _plan(weights, None, with_plugins(document, request.plugins), request)
 
 
 def _plan(weights: Path, run: Path | None, document: Document, request: AttackRequest) -> AttackPlan:
@@ -133,7 +133,7 @@ def _plan(weights: Path, run: Path | None, document: Document, request: AttackRe
     step_place = f"--step-size {request.step_size}"
     if request.norm not in (None, document.get(_NORM) or ThreatModel.norm) and step_size is None:
         step_size, step_place = QUARTER.text, f"--norm {request.norm}"
-    document = with_plugins(_with_attacks(document, request), request.plugins)
+    document = _with_attacks(document, request)
     registry = Registry.for_recipe(document)
     for path, value, flag in (
         (("calfat", "evaluation", "batch_size"), request.batch_size, "--batch-size"),

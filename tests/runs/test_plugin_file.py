@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import calfat_plugin
+from calfat_plugin.analyses.attack_plan import AttackRequest, plan_model
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
@@ -125,12 +126,21 @@ def test_a_finished_run_is_analysed_with_more_files(warm: WarmServer, folder: Pa
     assert list(per_class["trainers"]) == ["my-fat", "clean"]
 
 
+def test_a_model_of_ones_own_is_attacked_with_a_file(tmp_path: Path, forgotten: None) -> None:
+    (tmp_path / "more.py").write_text(MORE)
+    weights = tmp_path / "weights.pt"
+    weights.touch()
+    asked = AttackRequest(attacks=("corner",), eps=(), plugins=(tmp_path / "more.py",))
+    plan = plan_model("cnn_small", weights, "digits", asked)
+    assert [plugin.name for plugin in plan.experiments[0].evaluators] == ["corner", "natural"]
+
+
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What this process imports is forgotten after a test."""
     before = set(sys.modules)
     yield
-    for module in {"my_fat", "tiny_model"} - before:
+    for module in {"more", "my_fat", "tiny_model"} - before:
         sys.modules.pop(module, None)
 
 
