@@ -67,7 +67,7 @@ class AttackProgress(Lines, AttackObserver):
         if name != self._bar.tasks[0].description:
             self._bar.reset(self._task, description=name, total=total, left="")
         left = f"{percent(correct / done)} left" if done else ""
-        self._bar.update(self._task, completed=done, total=total, left=left)
+        self._bar.update(self._task, completed=done, left=left)
 
     def measured(self, result: EvaluationResult) -> None:
         self.say(_line(result))
