@@ -112,7 +112,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
             figure.suptitle(chart.title, x=0.02, ha="left", fontsize=11, fontweight="bold")
             for ending, how in FORMATS.items():
                 figure.savefig(folder / f"{chart.name}.{ending}", facecolor="white", **how)
-                figure.set_layout_engine("none")  # the layout found for the first is kept; finding it again costs time
+                figure.set_layout_engine(None)  # the first one's layout stays: finding it again costs a draw each
     source = f"data:image/svg+xml;base64,{base64.b64encode(inline.getvalue()).decode()}"
     return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
 
