@@ -6,6 +6,16 @@ from collections.abc import Callable
 
 from calfat_plugin import entries
 from calfat_plugin.aggregators import fedavg, fedprox, scaffold, server_optimizers, sfat
+from calfat_plugin.aggregators.robust import (
+    bulyan,
+    centered_clipping,
+    geometric_median,
+    krum,
+    median,
+    multi_krum,
+    norm_clipping,
+    trimmed_mean,
+)
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, natural, panel
 from calfat_plugin.hookspecs import hookimpl
@@ -18,10 +28,11 @@ from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, f
 METHODS = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
+ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)
 OTHERS = (natural, deepfool, corruptions, panel, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
-    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *OTHERS)),
+    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS)),
     *(entry for module in (server_optimizers, gradient, autoattack) for entry in module.ENTRIES),
     *(*DATASETS, *MODELS, *PARTITIONS),
 )

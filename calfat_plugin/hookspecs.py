@@ -75,7 +75,7 @@ def calfat_aggregators() -> Iterable[AggregatorEntry]:
         ```python
         @hookimpl
         def calfat_aggregators():
-            yield AggregatorEntry("median", build=CoordinateMedian)
+            yield AggregatorEntry("meamed", build=MeanAroundMedian)
         ```
     """
 

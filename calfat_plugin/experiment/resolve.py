@@ -14,6 +14,7 @@ from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
+from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
 from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
@@ -43,8 +44,9 @@ def assemble(document: Document, registry: Registry, *, trains: bool = True, fin
     Raises:
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
-    written, document = document, _with_preset(document, registry)
     warnings: list[str] = []
+    document = with_defense(document, warnings)
+    written, document = document, _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
         raise RecipeError(

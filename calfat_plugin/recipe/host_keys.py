@@ -66,7 +66,10 @@ def _switched(why: str, switch: str, keys: str) -> dict[str, HostKey]:
 
 _SECURE_AGGREGATION = "there is no secure aggregation here: the server sees every client's update"
 _PRIVACY = "there is no differential privacy here: no client's update is clipped and no noise is added"
-_DEFENCE = "FedML's defences are not used here: calfat.aggregator combines the updates"
+_DEFENCE = (
+    "FedML's own defences do not run here: calfat.aggregator combines the updates, and defense_args with "
+    "enable_defense: true and a defense_type selects one"
+)
 _ATTACK = "FedML's attacks are not used here: every client is honest, and calfat.threat describes the attack on images"
 _ENCRYPTION = "there is no homomorphic encryption here: the server sees every client's update"
 _TRACKING = (

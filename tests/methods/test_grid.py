@@ -9,6 +9,7 @@ import torch
 
 from calfat_plugin import entries
 from calfat_plugin.experiment import defined_modifiers
+from calfat_plugin.options import describe_options
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from tests.methods.helpers import Federation, experiment, registry, same_bits
 
@@ -28,7 +29,8 @@ def test_every_aggregator_runs_two_rounds(method, loss):
     for aggregator in AGGREGATORS:
         if aggregator.name in method.conflicts or method.name in aggregator.conflicts:
             continue
-        federation = Federation(experiment(trainer, aggregator.name))
+        wanted = {"f": 0} if "f" in {info.name for info in describe_options(aggregator.config)} else {}
+        federation = Federation(experiment(trainer, {"name": aggregator.name, **wanted}))
         before = federation.server.state
         for _ in range(2):
             record = federation.play()

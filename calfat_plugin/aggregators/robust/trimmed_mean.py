@@ -1,0 +1,43 @@
+"""Coordinate-wise trimmed mean of the clients' models (Yin et al., ICML 2018, definition 2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacements, TolerantOptions
+from calfat_plugin.aggregators.robust.median import CITATION
+from calfat_plugin.entries import AggregatorEntry
+from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BOUND = Bound("the trimmed mean", 2, 1)
+
+
+class TrimmedMean(Aggregator):
+    """theta[k] <- the mean of theta_i[k] without the f largest and the f smallest (the paper's beta is f / n)."""
+
+    def __init__(self, options: TolerantOptions) -> None:
+        self.options = options
+
+    def combine(self, task: AggregationTask) -> Aggregate:
+        moves = Displacements(task)
+        f = _BOUND.borne(self.options.f, len(moves.clients))
+
+        def trimmed(rows: Tensor) -> Tensor:
+            return rows.sort(0).values[f : len(rows) - f].mean(0)
+
+        return moves.moved(moves.each(trimmed), trimmed, metrics={"tolerated": float(f)})
+
+
+ENTRY = AggregatorEntry(
+    "trimmed_mean",
+    build=TrimmedMean,
+    config=TolerantOptions,
+    check=_BOUND.check,
+    summary="coordinate-wise mean without the f largest and f smallest values; every client counts the same",
+    formula="theta[k] = 1 / (n - 2f) sum of the theta_i[k] but the f largest and the f smallest",
+    citation=CITATION,
+    metrics=TOLERATED,
+)

@@ -1,0 +1,295 @@
+"""Robust aggregation: other libraries' numbers, the papers' definitions in plain loops, attackers, buffers, memory."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calfat_plugin.errors import RecipeError
+from calfat_plugin.interfaces import Aggregate, AggregationTask
+from calfat_plugin.results import LocalUpdate
+from tests.methods.helpers import build_aggregator, experiment
+
+PEERS = json.loads((Path(__file__).parent / "robust_peers.json").read_text())
+GIVEN = [(peer, rule) for peer in ("byzfl", "fedml") for rule in PEERS[peer]]
+# Each rule with as many attackers as eleven clients bear.
+RULES: dict[str, dict[str, Any]] = {
+    "median": {},
+    "trimmed_mean": {"f": 2},
+    "krum": {"f": 2},
+    "multi_krum": {"f": 2},
+    "bulyan": {"f": 2},
+    "geometric_median": {"iterations": 20},
+    "centered_clipping": {},
+    "norm_clipping": {},
+}
+
+
+def combine(
+    rule: str, vectors: Any, *, start: Any = None, memory: Any = None, examples: Any = (), **options: Any
+) -> Any:
+    """One aggregation of clients' vectors, client ids 10, 11, ...; ``start``: the global model, by default zeros."""
+    rows = torch.as_tensor(vectors, dtype=torch.float64)
+    theta = torch.zeros(rows.shape[1], dtype=torch.float64) if start is None else start
+    examples = examples or [1] * len(rows)
+    updates = {10 + i: LocalUpdate({"w": row}, n) for i, (row, n) in enumerate(zip(rows, examples, strict=True))}
+    task = AggregationTask({"w": theta}, updates, memory or {}, ["w"], 20, 1)
+    return build_aggregator(rule, **options).combine(task)
+
+
+def vector_of(aggregate: Aggregate) -> list[float]:
+    values: list[float] = aggregate.state["w"].tolist()
+    return values
+
+
+@pytest.mark.parametrize(("peer", "asked"), GIVEN)
+def test_as_other_libraries_have_it(peer: str, asked: str) -> None:
+    rule, *texts = asked.split()
+    options = {key: float(value) if "." in value else int(value) for key, value in (t.split("=") for t in texts)}
+    assert vector_of(combine(rule, PEERS["vectors"], **options)) == pytest.approx(PEERS[peer][asked], abs=1e-6)
+
+
+# --- the papers' definitions in plain loops ---------------------------------------------------------------------------
+
+tables = st.integers(1, 12).flatmap(
+    lambda n: st.lists(st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=3), min_size=n, max_size=n)
+)
+
+
+def scores(vectors: list[list[float]], f: int) -> list[float]:
+    def square(a: list[float], b: list[float]) -> float:
+        return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+
+    n = len(vectors)
+    return [
+        sum(sorted(square(own, other) for j, other in enumerate(vectors) if j != i)[: max(1, n - f - 2)])
+        for i, own in enumerate(vectors)
+    ]
+
+
+def bulyan(vectors: list[list[float]], f: int) -> list[float]:
+    left, chosen = list(vectors), []
+    while len(chosen) < len(vectors) - 2 * f:
+        found = scores(left, f)
+        chosen.append(left.pop(found.index(min(found))))
+    means = []
+    for column in zip(*chosen, strict=True):
+        middle = statistics.median(column)
+        means.append(statistics.fmean(sorted(column, key=lambda v: abs(v - middle))[: len(chosen) - 2 * f]))
+    return means
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 2), st.integers(0, 4))
+def test_bulyan_is_krum_again_and_again_and_then_a_mean_around_the_median(seed: int, f: int, more: int) -> None:
+    stream = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(4 * f + 3 + more, 3, generator=stream, dtype=torch.float64).tolist()
+    assert vector_of(combine("bulyan", vectors, f=f)) == pytest.approx(bulyan(vectors, f), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables)
+def test_the_median_of_each_coordinate(vectors: list[list[float]]) -> None:
+    expected = [statistics.median(column) for column in zip(*vectors, strict=True)]
+    assert vector_of(combine("median", vectors)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("f", [0, 1, 2])
+def test_krum_and_multi_krum_by_their_scores(f: int) -> None:
+    vectors = PEERS["vectors"][:7]
+    found = scores(vectors, f)
+    best = sorted(range(7), key=lambda i: found[i])
+    krum = combine("krum", vectors, f=f)
+    assert vector_of(krum) == pytest.approx(vectors[best[0]])
+    assert krum.metrics == {"tolerated": f, "selected": 10 + best[0]}
+    assert krum.weights == {}  # one client's model each round is what it is for, and no finding
+    several = combine("multi_krum", vectors, f=f)
+    assert {client for client, weight in several.weights.items() if weight > 0} == {10 + i for i in best[: 7 - f]}
+    two = combine("multi_krum", vectors, f=f, m=2)
+    expected = [(a + b) / 2 for a, b in zip(vectors[best[0]], vectors[best[1]], strict=True)]
+    assert vector_of(two) == pytest.approx(expected)
+
+
+def test_the_geometric_median_of_a_right_angle() -> None:
+    """Fermat's point of (0, 0), (1, 0), (0, 1) is at (3 - sqrt 3) / 6 on both axes."""
+    found = combine("geometric_median", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)], iterations=200)
+    assert vector_of(found) == pytest.approx([(3 - 3**0.5) / 6] * 2, abs=1e-6)
+
+
+def test_nu_is_the_smallest_distance() -> None:
+    """From 0: distances 0 (taken as 2) and 4, so shares 2/3 and 1/3."""
+    assert vector_of(combine("geometric_median", [(0.0,), (4.0,)], iterations=1, nu=2.0)) == pytest.approx([4 / 3])
+
+
+def test_norm_clipping_without_a_bound_clips_at_the_median() -> None:
+    found = combine("norm_clipping", [(1.0, 0.0), (0.0, 2.0), (-30.0, 40.0)], start=torch.zeros(2))
+    assert vector_of(found) == pytest.approx([(1 - 1.2) / 3, (2 + 1.6) / 3])
+    assert found.metrics == {"clipped": 1}
+    bounded = combine("norm_clipping", [(1.0, 0.0), (0.0, 2.0), (-30.0, 40.0)], bound=0.5)
+    assert vector_of(bounded) == pytest.approx([(0.5 - 0.3) / 3, (0.5 + 0.4) / 3])
+    assert bounded.metrics == {"clipped": 3}
+
+
+def test_displacements_are_from_the_global_model() -> None:
+    found = combine("norm_clipping", [(11.0, 5.0), (10.0, 9.0)], start=torch.tensor([10.0, 5.0]), bound=2.0)
+    assert vector_of(found) == pytest.approx([10.5, 6.0])
+
+
+def test_centered_clipping_begins_where_the_last_round_ended() -> None:
+    """Radius 1: from 0 to the mean of clipped 1 and -1 and 1; then 1/3, with steps of 1 again."""
+    first = combine("centered_clipping", [(4.0,), (-2.0,), (9.0,)], radius=1.0)
+    assert vector_of(first) == pytest.approx([1 / 3])
+    second = combine("centered_clipping", [(4.0,), (-2.0,), (9.0,)], radius=1.0, memory=first.server_state)
+    assert vector_of(second) == pytest.approx([2 / 3])
+    twice = combine("centered_clipping", [(4.0,), (-2.0,), (9.0,)], radius=1.0, iterations=2)
+    assert vector_of(twice) == pytest.approx([2 / 3])
+    assert list(first.server_state) == ["centered_clipping/center/w"]
+    away = combine("centered_clipping", [(4.0,), (-2.0,)], radius=1.0, start=torch.tensor([2.0]))
+    assert away.server_state["centered_clipping/center/w"].tolist() == pytest.approx([0.0])
+    assert vector_of(combine("centered_clipping", [(1.0,), (2.0,), (30.0,)])) == pytest.approx([5 / 3])  # radius 2
+
+
+# --- attackers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
+@pytest.mark.parametrize("attack", ["far", "turned around", "one coordinate"])
+def test_two_of_eleven_do_not_carry_it_away(rule: str, options: dict[str, Any], attack: str) -> None:
+    stream = torch.Generator().manual_seed(1)
+    honest = torch.randn(9, 4, generator=stream, dtype=torch.float64) + 3
+    sent = {
+        "far": honest[:2] * 1e6,
+        "turned around": -5 * honest[:2],
+        "one coordinate": honest[:2] + torch.tensor([0.0, 1e6, 0.0, 0.0]),
+    }[attack]
+    found = torch.tensor(vector_of(combine(rule, torch.cat([sent, honest]), **options)))
+    mean = honest.mean(0)
+    assert (found - mean).norm() < mean.norm()  # FedAvg is further away than that
+    assert (torch.cat([sent, honest]).mean(0) - mean).norm() > 1.03 * mean.norm()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "bulyan"])
+def test_who_sends_first_does_not_matter(rule: str) -> None:
+    """Of Bulyan's last candidates two have the same score, their distance: there the first client is taken."""
+    options = RULES[rule]
+    vectors = PEERS["vectors"]
+    backwards = vector_of(combine(rule, vectors[::-1], **options))
+    assert backwards == pytest.approx(vector_of(combine(rule, vectors, **options)), abs=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
+def test_clients_who_agree_are_followed(rule: str, options: dict[str, Any]) -> None:
+    far = {"radius": 10.0} if rule == "centered_clipping" else {}
+    found = combine(rule, [(1.0, -2.0)] * 11, start=torch.tensor([1.0, 1.0]), **options, **far)
+    assert vector_of(found) == pytest.approx([1.0, -2.0])
+    assert sum(found.weights.values()) == pytest.approx(1) or not found.weights
+
+
+@pytest.mark.parametrize("rule", ["multi_krum", "geometric_median", "centered_clipping", "norm_clipping"])
+def test_examples_count_where_the_recipe_says_so(rule: str) -> None:
+    vectors, wide = [(1.0,), (1.5,), (2.0,), (2.5,), (3.0,)], {"f": 0} if rule == "multi_krum" else {}
+    even = combine(rule, vectors, examples=[1, 1, 1, 1, 96], **wide)
+    claimed = combine(rule, vectors, examples=[1, 1, 1, 1, 96], weights="examples", **wide)
+    assert vector_of(claimed)[0] > vector_of(even)[0] + 0.1
+    assert claimed.weights[14] > even.weights[14]
+
+
+# --- rounds with fewer clients ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "borne"),
+    [
+        ("krum", 9, 3), ("krum", 8, 2), ("krum", 3, 0), ("krum", 1, 0),
+        ("multi_krum", 7, 2), ("multi_krum", 2, 0),
+        ("bulyan", 11, 2), ("bulyan", 10, 1), ("bulyan", 2, 0), ("bulyan", 1, 0),
+        ("trimmed_mean", 7, 3), ("trimmed_mean", 6, 2), ("trimmed_mean", 1, 0),
+    ],
+)  # fmt: skip
+def test_a_round_of_fewer_updates_bears_what_it_can(rule: str, clients: int, borne: int) -> None:
+    vectors = PEERS["vectors"][:clients]
+    found = combine(rule, vectors, f=3)
+    assert found.metrics["tolerated"] == borne
+    assert vector_of(found) == vector_of(combine(rule, vectors, f=borne))
+
+
+NEEDS = "f: got {}, for which {} clients a round, and 3 train in one (train_args.client_num_per_round); expected "
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "complaint"),
+    [
+        ("krum", NEEDS.format(1, "Krum needs 2 f + 3 = 5") + "an f of at most 0."),
+        ("bulyan", NEEDS.format(1, "Bulyan needs 4 f + 3 = 7") + "an f of at most 0."),
+        ({"name": "multi_krum", "f": 2}, NEEDS.format(2, "multi-Krum needs 2 f + 3 = 7") + "an f of at most 0."),
+        (
+            {"name": "trimmed_mean", "f": 2},
+            NEEDS.format(2, "the trimmed mean needs 2 f + 1 = 5") + "an f of at most 1.",
+        ),
+        (
+            {"name": "multi_krum", "f": 0, "m": 4},
+            "m: got 4, expected at most n - f = 3, or attackers have to be among them; 3 clients train in a round "
+            "(train_args.client_num_per_round).",
+        ),
+    ],
+    ids=["krum", "bulyan", "multi-krum", "trimmed-mean", "m"],
+)
+def test_an_f_that_a_round_cannot_bear_is_refused(aggregator: Any, complaint: str) -> None:
+    """Of nine clients three train in a round: it is these that count."""
+    with pytest.raises(RecipeError) as refused:
+        experiment("fedpgd", aggregator, train_args={"client_num_in_total": 9, "client_num_per_round": 3})
+    assert str(refused.value) == f"test.yaml:2: calfat.aggregator: {complaint}"
+
+
+def test_two_clients_are_too_few_for_krum() -> None:
+    with pytest.raises(
+        RecipeError, match=r"2 f \+ 3 = 3 clients a round, and 2 train .*; expected at least 3 clients\.$"
+    ):
+        experiment("fedpgd", {"name": "krum", "f": 0}, train_args={"client_num_in_total": 2})
+
+
+# --- buffers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
+def test_buffers_follow_no_single_client(rule: str, options: dict[str, Any]) -> None:
+    """Six clients agree on the parameter; the first, whom Krum may well choose, sends wild buffers beside it."""
+    options = {**options, "f": 1} if "f" in options else options
+    updates = {
+        client: LocalUpdate(
+            {"w": torch.tensor([1.0]), "mean": torch.tensor([1e9 if client == 0 else float(client)]),
+             "count": torch.tensor(0 if client == 0 else 10 + client)},
+            1,
+        )
+        for client in range(7)
+    }  # fmt: skip
+    start = {"w": torch.tensor([0.5]), "mean": torch.tensor([0.0]), "count": torch.tensor(3)}
+    state = build_aggregator(rule, **options).combine(AggregationTask(start, updates, {}, ["w"], 7, 1)).state
+    median = {"mean": 4.0, "count": 13}
+    if rule == "trimmed_mean":  # without 1e9 and 1; without 0 and 16: the rule's own
+        median = {"mean": 4.0, "count": 13}
+    assert state["mean"].item() == pytest.approx(median["mean"])
+    assert state["count"].item() == median["count"]
+    assert state["count"].dtype == torch.int64
+    assert list(state) == list(start)
+
+
+def test_whole_numbers_are_rounded() -> None:
+    updates = {client: LocalUpdate({"w": torch.ones(1), "count": torch.tensor(client)}, 1) for client in (2, 5)}
+    start = {"w": torch.ones(1), "count": torch.tensor(0)}
+    found = build_aggregator("median").combine(AggregationTask(start, updates, {}, ["w"], 2, 1))
+    assert found.state["count"].item() == 4  # 3.5, to the even number
+
+
+def test_the_shape_of_a_weight_is_kept() -> None:
+    updates = {client: LocalUpdate({"w": torch.full((2, 3), float(client))}, 1) for client in range(3)}
+    found = build_aggregator("median").combine(AggregationTask({"w": torch.zeros(2, 3)}, updates, {}, ["w"], 3, 1))
+    assert torch.equal(found.state["w"], torch.ones(2, 3))
+    assert found.state["w"].dtype == torch.float32
