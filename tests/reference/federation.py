@@ -18,6 +18,18 @@ from torch import Tensor, nn
 from calfat_plugin.models.dual_norm import dual_norms, with_dual_norms
 from tests.reference.client import CLASSES, Client, Setting, epoch_of, seed_of, stream
 from tests.reference.models import Tiny
+from tests.reference.robust import robust
+
+ROBUST = (
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "geometric_median",
+    "centered_clipping",
+    "norm_clipping",
+)
 
 
 def split(labels: Any, s: Setting) -> list[list[int]]:
@@ -57,6 +69,7 @@ class Federation:
         self.c_of = {client: dict(zeros) for client in range(s.clients)}
         self.weights = {name: nn.Parameter(self.state[name].clone()) for name in self.shared}
         self.optimizer = server_optimizer(s.aggregator, list(self.weights.values()))
+        self.center = [0.0] * sum(self.state[name].numel() for name in self.shared)  # of centered clipping [7.6]
         self.clients: list[int] = []
         self.losses: dict[int, float] = {}
 
@@ -164,6 +177,18 @@ class Federation:
                 state[name] = (before[name].double() + s.mix.get("server_lr", 1.0) / len(clients) * moves).float()
                 total = sum(changes[client][name].double() for client in clients)
                 self.c[name] = (self.c[name].double() + total / s.clients).float()
+        if s.aggregator in ROBUST:
+            moved = [[after[c][name].double() - before[name].double() for name in self.shared] for c in clients]
+            rows = [torch.cat([each.flatten() for each in row]).tolist() for row in moved]
+            by = torch.tensor(robust(s.aggregator, rows, s.mix, self.center), dtype=torch.float64)
+            self.center = by.float().tolist()
+            for name, step in zip(self.shared, by.split([before[n].numel() for n in self.shared]), strict=True):
+                state[name] = (before[name].double() + step.view(before[name].shape)).float()
+            own = s.aggregator if s.aggregator == "trimmed_mean" else "median"
+            for name in before.keys() - set(self.shared):
+                seen = [after[client][name].double().flatten().tolist() for client in clients]
+                middle = torch.tensor(robust(own, seen, s.mix, [])).view(before[name].shape)
+                state[name] = (middle if before[name].is_floating_point() else middle.round()).to(before[name].dtype)
         if self.optimizer is not None:
             for name, p in self.weights.items():
                 p.grad = before[name] - state[name]

@@ -26,7 +26,7 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult, RoundRecord
 from tests.reference.client import Setting
-from tests.reference.federation import Federation
+from tests.reference.federation import ROBUST, Federation
 
 CPU = torch.device("cpu")
 VARIATE = "scaffold/c/"
@@ -61,9 +61,19 @@ AGGREGATORS: dict[str, dict[str, Any]] = {
     "fedadam": {},
     "fedyogi": {},
     "fedadagrad": {},
+    "median": {},
+    "trimmed_mean": {},
+    "krum": {"f": 0},
+    "multi_krum": {"f": 0, "m": None},
+    "bulyan": {"f": 0},
+    "geometric_median": {},
+    "centered_clipping": {},
+    "norm_clipping": {},
 }
 CONFLICTS = [("standard", "sfat"), ("fedrbn", "sfat")]
-GRID = [(method, mix) for method in METHODS for mix in AGGREGATORS if (method, mix) not in CONFLICTS]
+GRID = [
+    (method, mix) for method in METHODS for mix in AGGREGATORS if (method, mix) not in CONFLICTS and mix not in ROBUST
+]
 # Each method once, each aggregator at least once, and what the grid's options leave out.
 QUICK = [
     ("standard", "fedavg"),
@@ -75,6 +85,7 @@ QUICK = [
     ("fedrbn", "fedavg"),
     ("calfat", "fedadagrad"),
     ("fedawp", "fedavg"),
+    *(("fedpgd", rule) for rule in ROBUST),
 ]
 VARIANTS = [
     Setting("calfat", "fedavg", {"parameterisation": "release"}, {"weights": "uniform"}),
