@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.datasets import Dataset as Dataset
     from calfat_plugin.datasets import ImageData as ImageData
     from calfat_plugin.entries import AggregatorEntry as AggregatorEntry
+    from calfat_plugin.entries import AttackerEntry as AttackerEntry
     from calfat_plugin.entries import Citation as Citation
     from calfat_plugin.entries import DatasetEntry as DatasetEntry
     from calfat_plugin.entries import EvaluatorEntry as EvaluatorEntry
@@ -47,6 +48,8 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import Aggregate as Aggregate
     from calfat_plugin.interfaces import AggregationTask as AggregationTask
     from calfat_plugin.interfaces import Aggregator as Aggregator
+    from calfat_plugin.interfaces import Attacker as Attacker
+    from calfat_plugin.interfaces import AttackTask as AttackTask
     from calfat_plugin.interfaces import ClientLoss as ClientLoss
     from calfat_plugin.interfaces import EvaluationTask as EvaluationTask
     from calfat_plugin.interfaces import Evaluator as Evaluator

@@ -16,6 +16,7 @@ from calfat_plugin.aggregators.robust import (
     norm_clipping,
     trimmed_mean,
 )
+from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, natural, panel
 from calfat_plugin.hookspecs import hookimpl
@@ -32,8 +33,8 @@ ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, cent
 OTHERS = (natural, deepfool, corruptions, panel, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
-    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS)),
-    *(entry for module in (server_optimizers, gradient, autoattack) for entry in module.ENTRIES),
+    *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),
+    *(entry for module in (server_optimizers, gradient, autoattack, own_update, colluding) for entry in module.ENTRIES),
     *(*DATASETS, *MODELS, *PARTITIONS),
 )
 

@@ -198,6 +198,7 @@ class TrainerEntry(Entry):
 
     Attributes:
         modifiers: names of the loss modifiers that this method composes with; empty when it brings its own loss.
+        reshapes: whether ``adapt_model`` changes the model's tensors, so that all clients have to train with it.
         conflicts: aggregator name to the reason why it cannot work with this method; either side may declare it.
     """
 
@@ -206,6 +207,7 @@ class TrainerEntry(Entry):
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL)
     modifiers: tuple[str, ...] = ("plain",)
+    reshapes: bool = False
     conflicts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -216,11 +218,13 @@ class ModifierEntry(Entry):
     Attributes:
         methods: local trainers that it composes with, beside those whose ``modifiers`` name it. A method without
             modifiers brings its own loss and composes with none.
+        reshapes: as of a trainer.
     """
 
     kind: ClassVar[str] = "loss modifier"
     hook: ClassVar[str] = "calfat_loss_modifiers"
     methods: tuple[str, ...] = ()
+    reshapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,6 +297,19 @@ class PartitionEntry(Entry):
     hook: ClassVar[str] = "calfat_partitions"
     uses_alpha: bool = False
     may_leave_out: bool = False
+
+
+@dataclass(frozen=True)
+class AttackerEntry(Entry):
+    """An attacker. ``build(options)`` returns an ``interfaces.Attacker``.
+
+    Attributes:
+        sees_honest: whether ``sent`` looks at the models of the round's honest clients (``task.honest``).
+    """
+
+    kind: ClassVar[str] = "attacker"
+    hook: ClassVar[str] = "calfat_attackers"
+    sees_honest: bool = False
 
 
 @dataclass(frozen=True)

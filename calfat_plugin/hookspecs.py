@@ -22,6 +22,7 @@ import pluggy
 if TYPE_CHECKING:
     from calfat_plugin.entries import (
         AggregatorEntry,
+        AttackerEntry,
         DatasetEntry,
         EvaluatorEntry,
         LoggerEntry,
@@ -128,6 +129,19 @@ def calfat_partitions() -> Iterable[PartitionEntry]:
         @hookimpl
         def calfat_partitions():
             yield PartitionEntry("by-hospital", build=split_by_hospital)
+        ```
+    """
+
+
+@hookspec
+def calfat_attackers() -> Iterable[AttackerEntry]:
+    """Offer attackers: yield one ``AttackerEntry`` per kind of client that sends what harms the others.
+
+    Example:
+        ```python
+        @hookimpl
+        def calfat_attackers():
+            yield AttackerEntry("zero", build=SendsTheGlobalModel)
         ```
     """
 

@@ -17,6 +17,7 @@ WHERE: Mapping[type[entries.Entry], str] = {
     entries.TrainerEntry: "calfat.trainer",
     entries.ModifierEntry: "calfat.trainer.loss",
     entries.AggregatorEntry: "calfat.aggregator",
+    entries.AttackerEntry: "calfat.clients[].attacker",
     entries.EvaluatorEntry: "calfat.evaluators, calfat.monitor.evaluators",
     entries.DatasetEntry: "data_args.dataset; its options in calfat.dataset",
     entries.ModelEntry: "model_args.model; its options in calfat.model",
@@ -101,6 +102,8 @@ def _facts(registry: Registry, entry: entries.Entry) -> Iterator[str]:
         yield f"Loss modifiers: {_names(defined_modifiers(registry, entry)) or 'none, it has its own loss'}"
     if isinstance(entry, entries.ModifierEntry):
         yield f"Local trainers: {_names(methods_of(registry, entry)) or 'none'}"
+    if isinstance(entry, entries.AttackerEntry):
+        yield f"Sees: its own data and model{', and the models of the honest clients' if entry.sees_honest else ''}"
     if isinstance(entry, (entries.TrainerEntry, entries.AggregatorEntry)):
         yield from (f"Not with `{name}`: {reason}" for name, reason in entry.conflicts.items())
     if isinstance(entry, entries.DatasetEntry):

@@ -17,7 +17,8 @@ from calfat_plugin.cli.entry_page import cell, kind_section, option_table
 from calfat_plugin.cli.main import COMMANDS, main
 from calfat_plugin.entries import KINDS
 from calfat_plugin.options import describe_options, yaml_text
-from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.clients import BESIDE, GroupOptions
+from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import Registry
 
@@ -97,13 +98,17 @@ def _sections(path: str, config: type) -> Iterator[str]:
     """The section at ``path`` of a recipe, then those below it."""
     doc = " ".join((config.__doc__ or "").split("\n\n")[0].split(": ", 1)[-1].split())
     keys = keys_of(config)
-    rows = filter(None, (_row(name, what) for name, what in keys.items()))
+    rows = [row for row in (_row(name, what) for name, what in keys.items()) if row]
+    if config is GroupOptions:
+        rows += [f"| `{name}` | {cell(expected)} | `null` | {help} |" for name, (expected, help) in BESIDE.items()]
     yield "\n".join(
         [f"## `{path}`\n", f"{doc[:1].upper()}{doc[1:]}\n", option_table(describe_options(config)), *rows, ""]
     )
     for name, what in keys.items():
         if isinstance(what, Section):
             yield from _sections(f"{path}.{name}", what.config)
+        elif isinstance(what, Groups):
+            yield from _sections(f"{path}.{name}[]", what.config)
         elif isinstance(what, Sections):
             yield from _sections(f"{path}.{name}.<{what.named}>", what.config)
 

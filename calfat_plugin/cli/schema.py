@@ -21,10 +21,11 @@ from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
-from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
 from calfat_plugin.registry import Registry
+from calfat_plugin.threat import ThreatModel
 
 Schema = dict[str, Any]
 
@@ -90,6 +91,14 @@ def _below(registry: Registry, what: Key) -> Schema:
             return _choice(registry, what.kind, default=what.default)
         case Plugins():
             return {"type": ["array", "null"], "items": _choice(registry, what.kind)}
+        case Groups():
+            beside = {
+                "ids": {"type": ["integer", "string", "array"]},
+                "trainer": _choice(registry, entries.TrainerEntry),
+                "threat": _section(registry, ThreatModel),
+                "attacker": _choice(registry, entries.AttackerEntry),
+            }
+            return {"type": ["array", "null"], "items": _object({**_options(what.config), **beside})}
         case OptionsOf():
             return _options_of(registry, what.kind)
     raise TypeError(repr(what))

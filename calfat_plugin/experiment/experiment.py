@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
+from calfat_plugin.experiment.groups import members_of
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
-from calfat_plugin.recipe.schema import Recipe
+from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import columns_of
@@ -50,9 +51,31 @@ class Experiment(Recipe):
         return (*columns, *self._metrics(self.evaluators))
 
     def _metrics(self, evaluators: tuple[Plugin[entries.EvaluatorEntry], ...]) -> tuple[str, ...]:
-        measuring: dict[str, Plugin[Any]] = {"train": self.trainer, "server": self.aggregator}
-        measuring |= {pick.label: pick for pick in evaluators}
-        return tuple(f"{who}/{name}" for who, pick in measuring.items() for name in pick.entry.metrics)
+        trainers = [self.trainer, *(group.recipe.trainer for group in self.clients)]
+        measuring: list[tuple[str, Plugin[Any]]] = [("train", trainer) for trainer in trainers]
+        measuring += [("server", self.aggregator), *((pick.label, pick) for pick in evaluators)]
+        named = (f"{who}/{name}" for who, pick in measuring for name in pick.entry.metrics)
+        return tuple(dict.fromkeys(named))
+
+    def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
+        """Client id to its group, of those in one.
+
+        Args:
+            labels: (N,) training labels, by which clients are the smallest or the largest.
+
+        Raises:
+            RecipeError: a group has no client, or fewer than it asks for.
+        """
+        if not self.clients:
+            return {}
+        by_size = any(group.options.smallest or group.options.largest for group in self.clients)
+        return members_of(self, [len(part) for part in self.split(labels)] if by_size else ())
+
+    def trained_by(self, group: ClientGroup | None) -> Experiment:
+        """What a client of a group trains by; None: of no group."""
+        found = self if group is None else group.recipe
+        assert isinstance(found, Experiment)
+        return found
 
     def train_settings(self, round: int) -> TrainSettings:
         """The local trainer's share of ``train_args`` in a round, counted from 1."""

@@ -12,13 +12,25 @@ from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_mean, listed
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
+from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
 from calfat_plugin.recipe.host_sections import read_host_sections, refuse_misplaced
-from calfat_plugin.recipe.keys import Key, OnePlugin, OptionsOf, Others, Plugin, Plugins, Section, Sections, keys_of
+from calfat_plugin.recipe.keys import (
+    Groups,
+    Key,
+    OnePlugin,
+    OptionsOf,
+    Others,
+    Plugin,
+    Plugins,
+    Section,
+    Sections,
+    keys_of,
+)
 from calfat_plugin.recipe.plugin_files import plugin_files
 from calfat_plugin.recipe.sections import failing_at, options_at, section_at
 from calfat_plugin.recipe.training import check_training
@@ -109,6 +121,12 @@ class _Reader:
                 return self.plugins(path, what)
             case OptionsOf():
                 return self.plugin_named_at(path, what)
+            case Groups():
+                return read_groups(
+                    self.document,
+                    lambda variant: assemble(variant, self.registry, trains=False, finished=self.finished),
+                    lambda at: self.plugin(at, entries.AttackerEntry, also=("name", "preset")),
+                )
         raise TypeError(f"{dotted(path)}: {what!r}")
 
     def section(self, path: KeyPath, config: type) -> Any:
@@ -304,6 +322,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
             f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
         )
     _refuse_twin_columns(experiment)
+    check_groups(experiment)
 
 
 def _refuse_twin_columns(experiment: Experiment) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from calfat_plugin.datasets import Dataset, pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.attack import Attackers
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
@@ -89,6 +91,8 @@ class Server:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad and name not in self._personal
         ]
+        self._groups = experiment.client_groups(dataset.train.y.numpy())
+        self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.server_state: State = {}
         self.broadcast: State = {}
@@ -218,19 +222,31 @@ class Server:
     def _usable(
         self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]
     ) -> tuple[dict[int, LocalUpdate], dict[int, str]]:
+        received: dict[int, LocalUpdate] = {}
         usable: dict[int, LocalUpdate] = {}
         refused: dict[int, str] = {}
         parameters = {name: self.state[name] for name in self._parameter_names}
-        for client, (num_examples, wire) in uploads.items():
+
+        @contextmanager
+        def refusing(client: int) -> Iterator[None]:
             try:
-                update = unpack_update(wire, num_examples)
-                check_update(update.state, self.state, who=f"client {client}")
-                self._aggregator.check_extras(update.extras, parameters, who=f"client {client}")
-                usable[client] = update
+                yield
             except UpdateError as error:
                 reason = peer_text(error)  # it may quote names, or be the client's own
                 refused[client] = reason if reason.startswith(f"client {client}") else f"client {client}: {reason}"
                 log.warning("round %d: update refused: %s", round, refused[client])
+
+        for client, (num_examples, wire) in uploads.items():
+            with refusing(client):
+                update = unpack_update(wire, num_examples)
+                check_update(update.state, self.state, who=f"client {client}")
+                self._aggregator.check_extras(update.extras, parameters, who=f"client {client}")
+                received[client] = update
+        for client, update in self._attackers.send(round, received, self.state).items():
+            with refusing(client):
+                if update is not received[client]:
+                    check_update(update.state, self.state, who=f"client {client}")
+                usable[client] = update
         _refuse_empty_round(round, usable, refused)
         return usable, refused
 
@@ -295,7 +311,8 @@ class Server:
         What else a client sends under the name of a metric is left aside.
         """
         found = {}
-        for name in self.experiment.trainer.entry.metrics:
+        trainers = (self.experiment.trainer, *(group.recipe.trainer for group in self.experiment.clients))
+        for name in dict.fromkeys(name for trainer in trainers for name in trainer.entry.metrics):
             sent = [(usable[client].num_examples, value) for client, value in _sent(name, usable).items()]
             if sent:
                 total = sum(examples for examples, _ in sent)

@@ -18,6 +18,7 @@ from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
 from calfat_plugin.interfaces import LocalCorrection, LocalTask, State
@@ -26,6 +27,7 @@ from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
+from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import FELL, LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
@@ -60,6 +62,8 @@ class Worker:
         self.client_states: MutableMapping[int, State] = {} if client_states is None else client_states
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
+        self._groups = experiment.client_groups(dataset.train.y.numpy())
+        self._trainers = {group.name: experiment.trained_by(group).build_trainer() for group in self._groups.values()}
         aggregator = experiment.build_aggregator()
         with experiment.attribute_errors_to(experiment.aggregator):
             self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
@@ -99,14 +103,16 @@ class Worker:
         kept = self.client_states.get(client, {})
         own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
         self._model.load_state_dict({**received, **own})
-        data = self.shards[client]
+        group = self._groups.get(client)
+        experiment = self.experiment.trained_by(group)
+        data = self._poisoned(client, group)
         counts = torch.bincount(data.y, minlength=self._dataset.num_classes).cpu()
         task = LocalTask(
             model=self._model,
             data=data,
             class_counts=counts,
-            threat=self.experiment.threat,
-            settings=self.experiment.train_settings(round),
+            threat=experiment.threat,
+            settings=experiment.train_settings(round),
             augment=self._dataset.augment,
             device=self.device,
             seed=self.experiment.seed,
@@ -123,7 +129,7 @@ class Worker:
         try:
             ambient = derive_seed(self.experiment.seed, "ambient", round=round, client=client)
             with seeded_global_rng(ambient), timed("training"):
-                update = self._trained(task)
+                update = self._trained(task, group)
             check_update(update.state, received, who=f"client {client}")
         except UpdateError as error:
             log.warning("client %d has no update in round %d: %s", client, round, error)
@@ -132,11 +138,22 @@ class Worker:
         self.client_states[client] = {**update.client_state, **own}
         return pack_update(update)
 
-    def _trained(self, task: LocalTask) -> LocalUpdate:
-        trainer = self.experiment.trainer
+    def _poisoned(self, client: int, group: ClientGroup | None) -> ImageData:
+        """What a client trains on: its own data, unless it is an attacker that changes them."""
+        data = self.shards[client]
+        if group is None or group.attacker is None:
+            return data
+        attacker = build_attacker(self.experiment, group)
+        with self.experiment.attribute_errors_to(group.attacker):
+            poisoned = attacker.poisoned(data, self._dataset.num_classes)
+            return returned.instance(poisoned, ImageData, "poisoned returned")
+
+    def _trained(self, task: LocalTask, group: ClientGroup | None) -> LocalUpdate:
+        trainer = self.experiment.trained_by(group).trainer
+        local = self._trainer if group is None else self._trainers[group.name]
         try:
             with self.experiment.attribute_errors_to(trainer):
-                update = returned.instance(self._trainer.fit(task), LocalUpdate, "fit returned")
+                update = returned.instance(local.fit(task), LocalUpdate, "fit returned")
                 returned.tensors(update.extras, "its update's extras hold")
                 returned.tensors(update.client_state, "its update's client_state holds")
                 declared = {**trainer.entry.metrics, "loss": "mean training loss"}

@@ -1,4 +1,4 @@
-"""What a local trainer, a loss modifier, an aggregator and an evaluator must provide.
+"""What a local trainer, a loss modifier, an aggregator, an attacker and an evaluator must provide.
 
 All of them are stateless: one object may serve every client and every round. What a client or the server keeps
 between rounds is a flat mapping from name to tensor that is handed in and handed back, so that the runtime can store,
@@ -7,6 +7,7 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 """
 
 from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
+from calfat_plugin.interfaces.attack import Attacker, AttackTask
 from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator
 from calfat_plugin.interfaces.training import (
     ActiveCorrection,
@@ -25,6 +26,8 @@ __all__ = [
     "Aggregate",
     "AggregationTask",
     "Aggregator",
+    "AttackTask",
+    "Attacker",
     "ClientLoss",
     "EvaluationTask",
     "Evaluator",

@@ -124,6 +124,7 @@ ENTRY = ModifierEntry(
     "robal",
     build=RoBal,
     config=RoBalOptions,
+    reshapes=True,
     summary="cosine classifier, margins that grow with the class count, and the client's log class prior",
     formula="CE(s (cos_k - 1[k = y] m_y) + tau_b log pi_k, y), m_y = m0 + (tau_m / s) log(n_y / n_min)",
     citation=Citation(

@@ -81,6 +81,13 @@ class Sections(Key):
 
 
 @dataclass(frozen=True)
+class Groups(Key):
+    """A list of groups of clients, each with the keys of an options class and with plugins of its own."""
+
+    config: type = object
+
+
+@dataclass(frozen=True)
 class Others(Key):
     """Every further key of a section, each with a value that ``info`` describes."""
 
@@ -141,8 +148,8 @@ def _plain(what: Key, value: Any) -> Any:
             return None if value is None else as_plain(value, what.config)
         case Sections():
             return {name: each.as_run() for name, each in value.items()}
-        case Plugins():
-            return [plugin.as_run() for plugin in value]
+        case Plugins() | Groups():
+            return [each.as_run() for each in value]
         case OptionsOf():
             return value.plain_options()
     return value.as_run()

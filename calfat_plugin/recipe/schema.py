@@ -14,8 +14,20 @@ from typing import Any
 from calfat_plugin import entries
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
-from calfat_plugin.recipe.document import Document
-from calfat_plugin.recipe.keys import OnePlugin, OptionsOf, Others, Plugin, Plugins, Section, Sections, as_plain, key
+from calfat_plugin.recipe.clients import GroupOptions
+from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.keys import (
+    Groups,
+    OnePlugin,
+    OptionsOf,
+    Others,
+    Plugin,
+    Plugins,
+    Section,
+    Sections,
+    as_plain,
+    key,
+)
 from calfat_plugin.recipe.plugin_files import PluginFile, PluginFileOptions
 from calfat_plugin.recipe.silo import Silo
 from calfat_plugin.recipe.training import TrainArgs, useless
@@ -178,6 +190,43 @@ class Reported:
 
 
 @dataclass(frozen=True)
+class ClientGroup:
+    """A group of clients.
+
+    Attributes:
+        name: what results call it.
+        options: of the recipe.
+        ids: the 0-based clients that the recipe names; None where they are chosen otherwise.
+        recipe: that its clients train by: the run's, with the group's keys.
+        attacker: what its clients send instead of what they trained; None: they are honest.
+        changed: keys beside the options that the recipe gives it, in full.
+        path: of the group in the recipe.
+    """
+
+    name: str
+    options: GroupOptions
+    ids: tuple[int, ...] | None
+    recipe: Recipe
+    attacker: Plugin[entries.AttackerEntry] | None
+    changed: tuple[str, ...]
+    path: KeyPath
+
+    def as_run(self) -> dict[str, Any]:
+        """The group as a recipe writes it in full."""
+        given = {name: value for name, value in options_to_plain(self.options).items() if value is not None}
+        plain: dict[str, Any] = {**given, "name": self.name}
+        if self.ids is not None:
+            plain["ids"] = list(self.ids)
+        if "trainer" in self.changed:
+            plain["trainer"] = self.recipe.trainer.as_run()
+        if "threat" in self.changed:
+            plain["threat"] = options_to_plain(self.recipe.threat)
+        if self.attacker is not None:
+            plain["attacker"] = self.attacker.as_run()
+        return plain
+
+
+@dataclass(frozen=True)
 class CalfatSection:
     """``calfat``: what is trained and measured, and how.
 
@@ -187,6 +236,7 @@ class CalfatSection:
         name: of the recipe, or the file's stem; its runs are in a folder of this name.
         trainer: the local trainer, with the loss modifier that it composes with as ``loss``.
         aggregator: the server's.
+        clients: groups of clients that differ from the others.
         threat: the budget of training and evaluation.
         evaluators: at the end of the run.
         monitor: how often, on how many images and by what the global model is measured during the run.
@@ -215,6 +265,7 @@ class CalfatSection:
     aggregator: Plugin[entries.AggregatorEntry] = key(
         OnePlugin("the server's algorithm", kind=entries.AggregatorEntry, default="fedavg")
     )
+    clients: tuple[ClientGroup, ...] = key(Groups("clients that differ from the others", config=GroupOptions))
     threat: ThreatModel = key(Section(config=ThreatModel))
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
         Plugins(
@@ -313,11 +364,14 @@ class Recipe(CalfatSection):
     def picked(self) -> tuple[Plugin[Any], ...]:
         """All plugins of the recipe, in the order in which they are checked."""
         one_of_each = (self.trainer, self.modifier, self.aggregator, self.dataset, self.model, self.partition)
-        return (*one_of_each, *self.evaluators, *self.monitor.evaluators, *self.loggers)
+        attackers = (group.attacker for group in self.clients if group.attacker is not None)
+        return (*one_of_each, *attackers, *self.evaluators, *self.monitor.evaluators, *self.loggers)
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        return tuple({pick.entry.citation: None for pick in self.picked if pick.entry.citation is not None})
+        trainers = (pick for group in self.clients for pick in (group.recipe.trainer, group.recipe.modifier))
+        picked = (*self.picked, *trainers)
+        return tuple({pick.entry.citation: None for pick in picked if pick.entry.citation is not None})
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""

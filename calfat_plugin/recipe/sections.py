@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.options import describe, parse_options
-from calfat_plugin.recipe.document import Document, KeyPath
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ def options_at(
     config: type[T],
     raw: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
+    also: tuple[str, ...] = (),
 ) -> T:
     """The options of type ``config`` at ``path``.
 
@@ -46,11 +47,12 @@ def options_at(
         config: a frozen options dataclass.
         raw: their values, where they are not just those of the section.
         given: values of its further keys.
+        also: further keys that are read elsewhere.
 
     Raises:
         RecipeError: with place, key path, what was found and what was wanted.
     """
     raw = section_at(document, path) if raw is None else raw
-    owner = f"section '{path[-1]}'"
+    owner = f"section '{path[-1] if isinstance(path[-1], str) else dotted(path)}'"
     fail, given = failing_at(document, path), given or {}
-    return parse_options(config, raw, owner=owner, fail=fail, also=tuple(given), given=given)
+    return parse_options(config, raw, owner=owner, fail=fail, also=(*given, *also), given=given)

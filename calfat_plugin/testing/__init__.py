@@ -12,6 +12,7 @@ contract raises ``AssertionError`` with what was expected; what the framework it
 """
 
 from calfat_plugin.testing.aggregators import check_aggregator
+from calfat_plugin.testing.attackers import check_attacker
 from calfat_plugin.testing.evaluators import check_evaluator
 from calfat_plugin.testing.inputs import check_dataset, check_model, check_partition
 from calfat_plugin.testing.loggers import check_logger
@@ -24,6 +25,7 @@ __all__ = [
     "TinyModel",
     "builtin_registry",
     "check_aggregator",
+    "check_attacker",
     "check_dataset",
     "check_evaluator",
     "check_logger",

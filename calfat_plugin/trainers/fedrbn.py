@@ -282,6 +282,7 @@ ENTRY = TrainerEntry(
     "fedrbn",
     build=FedRBN,
     config=FedRBNOptions,
+    reshapes=True,
     check=_check,
     summary="dual batch normalisation; clients that train adversarially lend their statistics to those that do not",
     formula="at: min (1 - lam) CE(f_clean(x), y) + lam CE(f_noise(x~), y), x~ = argmax CE(f_noise(x'), y); "

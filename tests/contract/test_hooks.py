@@ -178,6 +178,14 @@ def test_calfat_run_stopped(diary: Diary, listeners: Listeners) -> None:
     assert diary.heard == [("stopped", error)]
 
 
+def test_calfat_attackers() -> None:
+    entry = entries.AttackerEntry("mine", build=dict)
+    registry = offered("calfat_attackers", entry)
+    (group,) = picked(registry, "calfat: {clients: [{ids: 0, attacker: mine}]}").clients
+    assert group.attacker is not None
+    assert group.attacker.entry is entry
+
+
 def test_calfat_loggers() -> None:
     """A logger hears of the runs whose recipe lists it, and of no others."""
     made: list[Diary] = []

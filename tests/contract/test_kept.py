@@ -43,6 +43,11 @@ def test_aggregators(name: str) -> None:
     testing.check_aggregator(name, registry=registry(), extras=name == "scaffold", **none)
 
 
+@pytest.mark.parametrize("name", names(entries.AttackerEntry))
+def test_attackers(name: str) -> None:
+    testing.check_attacker(name, registry=registry())
+
+
 QUICK = {"iterations", "queries"}  # of AutoAttack and its parts
 
 

@@ -1,0 +1,1 @@
+"""Built-in attackers: clients that send what harms the others, in simulations."""

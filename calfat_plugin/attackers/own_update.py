@@ -1,0 +1,156 @@
+"""Attackers that change their own update: they know what any client knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.entries import AttackerEntry, Citation
+from calfat_plugin.interfaces import Attacker, AttackTask, State
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SignFlipOptions:
+    """Options of the sign flip."""
+
+    scale: float = option(1.0, low=0, open_low=True, help="how many times its update, turned around")
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """Options of scaling."""
+
+    factor: float = option(100.0, low=0, help="how many times its update")
+
+
+class Multiple(Attacker):
+    """theta + c (theta_i - theta) over the trainable parameters; buffers as trained."""
+
+    def __init__(self, options: Any) -> None:
+        self.factor = -options.scale if isinstance(options, SignFlipOptions) else options.factor
+
+    def sent(self, task: AttackTask) -> State:
+        start = {name: task.global_state[name].double() for name in task.parameter_names}
+        return with_parameters(
+            task, {name: start[name] + self.factor * (task.own[name].double() - start[name]) for name in start}
+        )
+
+
+@dataclass(frozen=True)
+class GaussianOptions:
+    """Options of Gaussian noise."""
+
+    std: float = option(1.0, low=0, open_low=True, help="standard deviation of each value of its update")
+
+
+class GaussianNoise(Attacker):
+    """theta + N(0, std^2) in each coordinate; buffers as trained."""
+
+    def __init__(self, options: GaussianOptions) -> None:
+        self.options = options
+
+    def sent(self, task: AttackTask) -> State:
+        import torch
+
+        drawn = {}
+        for name in task.parameter_names:
+            start = task.global_state[name].double()
+            noise = torch.randn(start.shape, generator=task.generator, dtype=torch.float64)
+            drawn[name] = start + self.options.std * noise
+        return with_parameters(task, drawn)
+
+
+@dataclass(frozen=True)
+class MaskedOptions:
+    """Options of masked gradients."""
+
+    factor: float = option(100.0, low=1, help="how many times the logits of its model")
+
+
+class MaskedGradients(Attacker):
+    """The last linear layer times a factor: a softmax so sure that its gradients vanish in float32.
+
+    Against white-box attacks by gradients its model then looks robust (Carlini and Wagner 2017, section 7.2 on
+    distillation); what it trains, and so how well it answers, is its trainer's matter.
+    """
+
+    def __init__(self, options: MaskedOptions) -> None:
+        self.options = options
+
+    def sent(self, task: AttackTask) -> State:
+        matrices = [name for name in task.parameter_names if task.own[name].dim() == 2]
+        layer = matrices[-1].rpartition(".")[0] if matrices else None
+        last = [name for name in task.parameter_names if name.rpartition(".")[0] == layer]
+        return with_parameters(task, {name: self.options.factor * task.own[name].double() for name in last})
+
+
+def with_parameters(task: AttackTask, changed: dict[str, Tensor]) -> State:
+    """The attacker's own model with these parameters, in its dtypes."""
+    return {**task.own, **{name: tensor.to(task.own[name].dtype) for name, tensor in changed.items()}}
+
+
+BLANCHARD = Citation(
+    "Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017",
+    """@inproceedings{blanchard2017machine,
+  title     = {Machine Learning with Adversaries: {Byzantine} Tolerant Gradient Descent},
+  author    = {Blanchard, Peva and El Mhamdi, El Mahdi and Guerraoui, Rachid and Stainer, Julien},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year      = {2017}
+}""",
+)
+BAGDASARYAN = Citation(
+    "Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020",
+    """@inproceedings{bagdasaryan2020backdoor,
+  title     = {How To Backdoor Federated Learning},
+  author    = {Bagdasaryan, Eugene and Veit, Andreas and Hua, Yiqing and Estrin, Deborah and Shmatikov, Vitaly},
+  booktitle = {International Conference on Artificial Intelligence and Statistics},
+  year      = {2020}
+}""",
+)
+
+ENTRIES = (
+    AttackerEntry(
+        "sign_flip",
+        build=Multiple,
+        config=SignFlipOptions,
+        summary="sends its update turned around",
+        formula="theta - s (theta_i - theta)",
+        citation=BLANCHARD,
+    ),
+    AttackerEntry(
+        "scaling",
+        build=Multiple,
+        config=ScalingOptions,
+        summary="sends a multiple of its update, to replace the model",
+        formula="theta + c (theta_i - theta)",
+        citation=BAGDASARYAN,
+    ),
+    AttackerEntry(
+        "gaussian_noise",
+        build=GaussianNoise,
+        config=GaussianOptions,
+        summary="sends noise",
+        formula="theta + N(0, std^2)",
+        citation=BLANCHARD,
+    ),
+    AttackerEntry(
+        "masked_gradients",
+        build=MaskedGradients,
+        config=MaskedOptions,
+        summary="sends a model with gradients too small for an attack to follow, to make the global one look robust",
+        formula="f <- c f on the model that it trained",
+        citation=Citation(
+            "Carlini and Wagner, Towards Evaluating the Robustness of Neural Networks, IEEE S&P 2017",
+            """@inproceedings{carlini2017towards,
+  title     = {Towards Evaluating the Robustness of Neural Networks},
+  author    = {Carlini, Nicholas and Wagner, David},
+  booktitle = {IEEE Symposium on Security and Privacy},
+  year      = {2017}
+}""",
+        ),
+    ),
+)

@@ -1,0 +1,190 @@
+"""Groups of clients: how a recipe's are read, and which clients are in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin import entries
+from calfat_plugin.errors import OptionError, RecipeError, listed
+from calfat_plugin.options import describe
+from calfat_plugin.recipe.clients import BESIDE, CLIENTS, TRAINED, GroupOptions, choosing_key, parsed_ids
+from calfat_plugin.recipe.document import Document, KeyPath, dotted
+from calfat_plugin.recipe.schema import ClientGroup, Recipe
+from calfat_plugin.recipe.sections import options_at
+from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from calfat_plugin.recipe.keys import Plugin
+
+_SIZES = ("smallest", "largest")
+_EXAMPLE = "[{ids: 0-1, trainer: standard}]"
+
+
+def read_groups(
+    document: Document,
+    resolved: Callable[[Document], Recipe],
+    attacker: Callable[[KeyPath], Plugin[entries.AttackerEntry]],
+) -> tuple[ClientGroup, ...]:
+    """The groups of a recipe.
+
+    Args:
+        document: the recipe.
+        resolved: the experiment of a recipe without groups.
+        attacker: the attacker at a path.
+
+    Raises:
+        RecipeError, PluginError: with place, key path, what was found and what was wanted.
+    """
+    raw = document.get(CLIENTS)
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or not all(isinstance(item, Mapping) for item in raw):
+        raise document.error(CLIENTS, f"got {describe(raw)}, expected a list such as {_EXAMPLE}.")
+    without = document.with_value(CLIENTS, None, document.place(CLIENTS))
+    groups: list[ClientGroup] = []
+    for index, given in enumerate(raw):
+        path: KeyPath = (*CLIENTS, index)
+        options = options_at(
+            document,
+            path,
+            GroupOptions,
+            {key: value for key, value in given.items() if key not in BESIDE},
+            also=tuple(BESIDE),
+        )
+        at: KeyPath = path
+        try:
+            by = choosing_key(given)
+            at = (*path, by)
+            ids = parsed_ids(given["ids"]) if by == "ids" else None
+        except OptionError as error:
+            raise document.error(at, str(error)) from None
+        if options.seed is not None and by != "share":
+            raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
+        changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
+        recipe = resolved(_with_group(without, document, path, given))
+        picked = attacker((*path, "attacker")) if given.get("attacker") is not None else None
+        if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
+            raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")
+        name = options.name or f"group{index + 1}"
+        if name in (group.name for group in groups):
+            raise document.error((*path, "name"), f"there are two groups '{name}'; give one another name.")
+        groups.append(ClientGroup(name, replace(options, name=None), ids, recipe, picked, changed, path))
+    return tuple(groups)
+
+
+_CHANGES = ("trainer", "threat", "attacker", *TRAINED)
+
+
+def _with_group(without: Document, document: Document, path: KeyPath, given: Mapping[str, Any]) -> Document:
+    """The recipe that a group's clients train by."""
+    changes: dict[KeyPath, Any] = {("train_args", key): given[key] for key in TRAINED if given.get(key) is not None}
+    if given.get("trainer") is not None:
+        changes["calfat", "trainer"] = given["trainer"]
+    threat = given.get("threat")
+    if threat is not None and not isinstance(threat, Mapping):
+        raise document.error((*path, "threat"), f"got {describe(threat)}, expected a section such as {{eps: 4/255}}.")
+    changes |= {("calfat", "threat", key): value for key, value in (threat or {}).items()}
+    variant = without
+    for key, value in changes.items():
+        where = (*path, key[-1]) if key[0] == "train_args" else (*path, *key[1:])
+        variant = variant.with_value(key, value, f"{document.place(where)}: {dotted(path)}")
+    return variant
+
+
+def check_groups(experiment: Recipe) -> None:
+    """Refuse groups that no run could have.
+
+    Raises:
+        RecipeError: ids that there are not, or of two groups; a group without clients; methods of different models; an
+            attacker across silos.
+    """
+    document, clients = experiment.document, experiment.num_clients
+    owner: dict[int, str] = {}
+    for group in experiment.clients:
+        beyond = [client for client in group.ids or () if client >= clients]
+        if beyond:
+            text = f"there is no client {beyond[0]}; the {clients} clients of train_args.client_num_in_total are 0 to"
+            raise document.error((*group.path, "ids"), f"{text} {clients - 1}.")
+        for client in group.ids or ():
+            if client in owner:
+                raise document.error((*group.path, "ids"), f"client {client} is in the group '{owner[client]}', too.")
+            owner[client] = group.name
+        if group.attacker is not None and experiment.common.training_type != "simulation":
+            raise document.error(
+                (*group.path, "attacker"),
+                "attackers exist in simulations only: across silos each party is what it is. Remove the key, or set "
+                "common_args.training_type: simulation.",
+            )
+        if experiment.partition.entry.name == SILO and any(getattr(group.options, key) for key in _SIZES):
+            raise document.error(
+                group.path, "with partition_method: silo no party knows how many examples the others have; use ids."
+            )
+        _check_shape(experiment, group)
+    if not any(getattr(group.options, key) for group in experiment.clients for key in _SIZES):
+        members_of(experiment, ())
+    if all(group.attacker for group in experiment.clients) and len(owner) == clients:
+        raise document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
+
+
+def _check_shape(experiment: Recipe, group: ClientGroup) -> None:
+    """One model is averaged, so what changes its tensors is the same for all clients."""
+
+    def reshaping(recipe: Recipe) -> list[str]:
+        return [pick.entry.name for pick in (recipe.trainer, recipe.modifier) if pick.entry.reshapes]
+
+    found, wanted = reshaping(group.recipe), reshaping(experiment)
+    if found != wanted:
+        name = ({*found} ^ {*wanted}).pop()
+        raise experiment.document.error(
+            (*group.path, "trainer"),
+            f"'{name}' changes the model's tensors, so either all clients train with it or none does.",
+        )
+
+
+def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGroup]:
+    """Client id to its group, of those in one; the first group that chooses a client has it.
+
+    Args:
+        experiment: with the groups.
+        sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
+
+    Raises:
+        RecipeError: a group has no client, or fewer than it asks for.
+    """
+    found: dict[int, ClientGroup] = {}
+    for index, group in enumerate(experiment.clients):
+        free = [client for client in range(experiment.num_clients) if client not in found]
+        chosen = list(_chosen(experiment, group, index, free, sizes))
+        if not chosen:
+            raise _refused(experiment, group, "no client is left for this group: those above have them all.")
+        found |= dict.fromkeys(chosen, group)
+    return dict(sorted(found.items()))
+
+
+def _chosen(experiment: Recipe, group: ClientGroup, index: int, free: list[int], sizes: Sequence[int]) -> Iterator[int]:
+    options = group.options
+    if group.ids is not None:
+        return iter([client for client in group.ids if client in free])
+    if options.share is None:
+        count = options.smallest or options.largest or 0
+        ordered = sorted(free, key=lambda client: sizes[client], reverse=options.largest is not None)
+    else:
+        import numpy as np
+
+        count = round(options.share * experiment.num_clients)
+        if count == 0:
+            text = f"share: {options.share:g} of {experiment.num_clients} clients is none; expected a larger share."
+            raise _refused(experiment, group, text)
+        seed = experiment.seed if options.seed is None else options.seed
+        draw = np.random.default_rng(derive_seed(seed, "clients of a group", extra=index))
+        ordered = [int(client) for client in draw.permutation(free)]
+    if count > len(free):
+        raise _refused(experiment, group, f"it asks for {count} clients, and {len(free)} are in no group above.")
+    return iter(ordered[:count])
+
+
+def _refused(experiment: Recipe, group: ClientGroup, text: str) -> RecipeError:
+    return experiment.document.error(group.path, text)

@@ -1,0 +1,79 @@
+"""Attackers of a simulation: what they send takes the place of what their worker trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from calfat_plugin import returned
+from calfat_plugin.experiment.building import build_plugin
+from calfat_plugin.interfaces import Attacker, AttackTask, State
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.seeds import generator
+
+if TYPE_CHECKING:
+    from calfat_plugin.experiment import Experiment
+    from calfat_plugin.recipe.schema import ClientGroup
+
+
+def build_attacker(experiment: Experiment, group: ClientGroup | None) -> Attacker:
+    """The attacker of a group; one that does nothing for honest clients.
+
+    Raises:
+        PluginError: it cannot be built.
+    """
+    if group is None or group.attacker is None:
+        return Attacker()
+    with experiment.attribute_errors_to(group.attacker):
+        return build_plugin(group.attacker.entry.load(), Attacker, group.attacker.options)
+
+
+class Attackers:
+    """All attackers of a run.
+
+    Args:
+        experiment: the run's.
+        groups: client id to its group.
+        names: of the trainable parameters that are not personal.
+    """
+
+    def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
+        self._experiment, self._names = experiment, names
+        self._groups = {client: group for client, group in groups.items() if group.attacker is not None}
+        self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
+
+    def send(self, round: int, updates: Mapping[int, LocalUpdate], global_state: State) -> dict[int, LocalUpdate]:
+        """A round's updates as they arrive: those of honest clients as they are.
+
+        Args:
+            round: 1-based.
+            updates: client id to what it trained.
+            global_state: the model that all started from.
+
+        Raises:
+            PluginError: an attacker looks at what its entry does not declare, or gives no tensors.
+        """
+        present = [client for client in updates if client in self._built]
+        honest = {client: update.state for client, update in updates.items() if client not in self._built}
+        sent = dict(updates)
+        for client in present:
+            picked = self._groups[client].attacker
+            assert picked is not None
+            task = AttackTask(
+                client=client,
+                round=round,
+                own=updates[client].state,
+                global_state=global_state,
+                parameter_names=self._names,
+                generator=generator(self._experiment.seed, "attacker", round=round, client=client),
+                num_attackers=len(present),
+            )
+            if picked.entry.sees_honest:
+                if not honest:
+                    continue  # nobody to look at: it sends what it trained
+                task = replace(task, honest=lambda: honest)
+            with self._experiment.attribute_errors_to(picked):
+                state = returned.tensors(self._built[client].sent(task), "sent returned")
+            sent[client] = replace(updates[client], state=state)
+        return sent

@@ -1,0 +1,76 @@
+"""Groups of clients (``calfat.clients``): what a recipe may say about one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from calfat_plugin.errors import OptionError
+from calfat_plugin.options import describe, option
+from calfat_plugin.recipe.document import KeyPath
+
+CLIENTS: KeyPath = ("calfat", "clients")
+TRAINED = ("epochs", "local_steps", "batch_size", "learning_rate")  #: of a group's options: keys of ``train_args``
+BESIDE: Mapping[str, tuple[str, str]] = {
+    "ids": ("client ids such as 3, 2-4 or [0, 1, 5-7]", "chooses these clients"),
+    "trainer": ("one of the local trainers", "as calfat.trainer, with its loss modifier"),
+    "threat": ("a section", "keys of calfat.threat that differ; the others are the run's"),
+    "attacker": ("one of the attackers", "what its clients send instead of what they trained; in simulations only"),
+}  #: keys of a group that are no options: what they hold, and what for
+CHOOSING = ("ids", "share", "smallest", "largest")
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """``calfat.clients[]``: clients that differ from the others, chosen by one of ``ids``, ``share``, ``smallest`` and
+    ``largest``. The first group that chooses a client has it."""
+
+    name: str | None = option(None, help="what results call the group; null: group1, group2 and so on")
+    share: float | None = option(
+        None, low=0, open_low=True, high=1, help="chooses this share of all clients, drawn from those of no group above"
+    )
+    seed: int | None = option(None, low=0, help="of the draw; null: the run's seed")
+    smallest: int | None = option(
+        None, low=1, help="chooses so many clients with the fewest training examples, of those of no group above"
+    )
+    largest: int | None = option(None, low=1, help="likewise, with the most training examples")
+    epochs: int | None = option(None, low=1, help="as train_args.epochs")
+    local_steps: int | None = option(None, low=1, help="as train_args.local_steps")
+    batch_size: int | None = option(None, low=1, help="as train_args.batch_size")
+    learning_rate: float | None = option(None, low=0, open_low=True, help="as train_args.learning_rate")
+
+
+def parsed_ids(raw: Any) -> tuple[int, ...]:
+    """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending.
+
+    Raises:
+        OptionError: something else, or an id twice.
+    """
+    found: list[int] = []
+    for item in raw if isinstance(raw, list) else [raw]:
+        first, dash, last = item.partition("-") if isinstance(item, str) else (item, "", "")
+        ends = [int(end) if isinstance(end, str) and end.strip().isdecimal() else end for end in (first, last or first)]
+        numbers = [end for end in ends if isinstance(end, int) and not isinstance(end, bool) and end >= 0]
+        if len(numbers) < 2 or (dash and not last) or numbers[0] > numbers[1]:
+            raise OptionError(f"got {describe(item)}, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
+        found += range(numbers[0], numbers[1] + 1)
+    twice = {client for client in found if found.count(client) > 1}
+    if twice:
+        raise OptionError(f"client {min(twice)} is listed twice.")
+    if not found:
+        raise OptionError("got an empty list, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
+    return tuple(sorted(found))
+
+
+def choosing_key(given: Mapping[str, Any]) -> str:
+    """The one key of a group that says who is in it.
+
+    Raises:
+        OptionError: none does, or several do.
+    """
+    chosen = [name for name in CHOOSING if given.get(name) is not None]
+    if len(chosen) != 1:
+        found = f"{' and '.join(chosen)} say" if chosen else "nothing says"
+        raise OptionError(f"{found} who is in the group; expected one of {', '.join(CHOOSING)}.")
+    return chosen[0]

@@ -1,0 +1,208 @@
+"""Groups in a federation: each client trains by its group's recipe, attackers send what they say, a resume is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from calfat_plugin.attackers.colluding import hidden_deviations
+from calfat_plugin.federation.attack import Attackers
+from calfat_plugin.federation.wire import unpack_update
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from tests.methods.helpers import Federation, experiment, same_bits
+
+
+def played(clients: Any = None, rounds: int = 2, **settings: Any) -> Federation:
+    more = {} if clients is None else {"calfat__clients": clients}
+    recipe = experiment(settings.pop("trainer", "fedpgd"), settings.pop("aggregator", "fedavg"), **more, **settings)
+    federation = Federation(recipe)
+    for _ in range(rounds):
+        federation.play()
+    return federation
+
+
+def sent(federation: Federation, client: int) -> Any:
+    """What a client's worker trains in the first round."""
+    server = federation.server
+    return federation.worker.fit(client, 1, server.downlink())
+
+
+@pytest.mark.parametrize(
+    ("group", "same_as"),
+    [
+        ({"trainer": "standard"}, {"trainer": "standard"}),
+        ({"trainer": {"name": "fedtrades", "beta": 2}}, {"trainer": {"name": "fedtrades", "beta": 2}}),
+        ({"trainer": {"name": "fedpgd", "loss": "logitadj"}}, {"trainer": {"name": "fedpgd", "loss": "logitadj"}}),
+        ({"threat": {"eps": 0.01}}, {"calfat__threat__eps": 0.01}),
+        ({"epochs": 3}, {"train_args__epochs": 3}),
+        ({"local_steps": 5}, {"train_args__local_steps": 5}),
+        ({"batch_size": 2}, {"train_args__batch_size": 2}),
+        ({"learning_rate": 0.5}, {"train_args__learning_rate": 0.5}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_client_of_a_group_trains_as_all_would_by_that_recipe(group: Any, same_as: Any) -> None:
+    """And the others as without groups: nothing of a group reaches them."""
+    mixed, plain = (
+        Federation(experiment("fedpgd", calfat__clients=[{"ids": 1, **group}])),
+        Federation(experiment("fedpgd")),
+    )
+    other = dict(same_as)
+    whole = Federation(experiment(other.pop("trainer", "fedpgd"), **other))
+    assert same_bits(sent(mixed, 1), sent(whole, 1))
+    assert not same_bits(sent(mixed, 1), sent(plain, 1))
+    for client in (0, 2):
+        assert same_bits(sent(mixed, client), sent(plain, client))
+
+
+def test_the_same_group_for_all_is_the_plain_recipe() -> None:
+    grouped = played([{"share": 1, "epochs": 2, "trainer": "standard"}])
+    plain = played(trainer="standard", train_args__epochs=2)
+    assert same_bits(grouped.server.state, plain.server.state)
+
+
+# --- attackers --------------------------------------------------------------------------------------------------------
+
+
+def moves(federation: Federation) -> dict[int, Any]:
+    """Each client's displacement of the first parameter, as the aggregator gets it."""
+    seen: dict[int, Any] = {}
+    server = federation.server
+    combine = server._aggregator.combine
+
+    def watching(task: Any) -> Any:
+        name = task.parameter_names[0]
+        seen.update({c: (u.state[name] - task.global_state[name]).double() for c, u in task.updates.items()})
+        return combine(task)
+
+    server._aggregator.combine = watching  # type: ignore[method-assign]
+    federation.play()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("attacker", "factor"),
+    [
+        ({"name": "sign_flip", "scale": 5}, -5),
+        ("sign_flip", -1),
+        ({"name": "scaling", "factor": 7}, 7),
+        ("scaling", 100),
+    ],
+)
+def test_a_multiple_of_its_own_update(attacker: Any, factor: float) -> None:
+    honest = moves(played(rounds=0))
+    attacked = moves(played([{"ids": 1, "attacker": attacker}], rounds=0))
+    torch.testing.assert_close(attacked[1], factor * honest[1], rtol=1e-4, atol=1e-5)
+    for client in (0, 2):
+        assert torch.equal(attacked[client], honest[client])
+
+
+def test_an_attackers_update_counts_once() -> None:
+    """The server's next model is the mean of what was sent."""
+    federation = played(
+        [{"ids": 1, "attacker": {"name": "scaling", "factor": 10}}],
+        rounds=0,
+        aggregator={"name": "fedavg", "weights": "uniform"},
+    )
+    name = federation.server._parameter_names[0]
+    before = federation.server.state[name].double()
+    seen = moves(federation)
+    torch.testing.assert_close(
+        federation.server.state[name].double() - before, sum(seen.values()) / 3, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_noise_is_anew_each_round_and_the_same_each_time() -> None:
+    group = [{"ids": 1, "attacker": {"name": "gaussian_noise", "std": 0.5}}]
+    first = played(group, rounds=0)
+    one, two = moves(first)[1], moves(first)[1]
+    assert not torch.equal(one, two)
+    assert 0.1 < float(one.std()) < 1.0
+    assert torch.equal(moves(played(group, rounds=0))[1], one)
+
+
+def test_flipped_labels_are_trained_on() -> None:
+    honest, attacked = (
+        Federation(experiment("fedpgd")),
+        Federation(experiment("fedpgd", calfat__clients=[{"ids": 1, "attacker": "label_flip"}])),
+    )
+    assert not same_bits(sent(honest, 1), sent(attacked, 1))
+    assert same_bits(sent(honest, 0), sent(attacked, 0))
+    labels = attacked.worker.shards[1].y
+    classes = attacked.worker._dataset.num_classes
+    group = attacked.worker._groups[1]
+    assert torch.equal(attacked.worker._poisoned(1, group).y, classes - 1 - labels)
+    assert torch.equal(attacked.worker.shards[1].y, labels)
+
+
+def test_alie_hides_beside_the_honest_mean() -> None:
+    clients = [{"ids": 2, "attacker": {"name": "alie", "z": 1.5}}]
+    honest = moves(played(rounds=0))
+    found = moves(played(clients, rounds=0))[2]
+    rows = torch.stack([honest[0], honest[1]])
+    torch.testing.assert_close(found, rows.mean(0) - 1.5 * rows.std(0, correction=0), rtol=1e-4, atol=1e-5)
+
+
+def test_ipm_turns_the_honest_mean_around() -> None:
+    clients = [{"ids": 2, "attacker": {"name": "ipm", "epsilon": 0.3}}]
+    honest = moves(played(rounds=0))
+    found = moves(played(clients, rounds=0))[2]
+    torch.testing.assert_close(found, -0.3 * (honest[0] + honest[1]) / 2, rtol=1e-4, atol=1e-5)
+
+
+def test_attackers_do_not_see_each_other() -> None:
+    clients = [{"ids": [1, 2], "attacker": {"name": "ipm", "epsilon": 1}}]
+    honest = moves(played(rounds=0))
+    found = moves(played(clients, rounds=0))
+    for client in (1, 2):
+        torch.testing.assert_close(found[client], -honest[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("clients", "attackers", "z"), [(20, 4, 0.157311), (50, 12, 0.336038), (24, 4, 0.125661), (10, 6, 3.090232)]
+)
+def test_the_deviation_that_hides_them(clients: int, attackers: int, z: float) -> None:
+    """Of 20 clients 4 attack: s = 11 - 4 = 7 supporters, so phi(z) = (16 - 7) / 16; of 50 with 12: 24 / 38."""
+    assert hidden_deviations(clients, attackers) == pytest.approx(z, abs=1e-4)
+
+
+def test_masked_gradients_multiply_the_logits() -> None:
+    plain = played(rounds=0)
+    masked = Federation(
+        experiment("fedpgd", calfat__clients=[{"ids": 1, "attacker": {"name": "masked_gradients", "factor": 9}}])
+    )
+    server, client = masked.server, 1
+    update = unpack_update(sent(masked, client), 4)
+    attackers = Attackers(masked.server.experiment, masked.server._groups, server._parameter_names)
+    state = attackers.send(1, {client: update}, server.state)[client].state
+    model = plain.worker._model.eval()
+    x = torch.rand(3, *masked.worker._dataset.train.x.shape[1:])
+    with torch.no_grad():
+        model.load_state_dict(dict(update.state))
+        wanted = 9 * model(x)
+        model.load_state_dict(dict(state))
+        torch.testing.assert_close(model(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_what_an_attacker_sends_is_checked_as_anyones() -> None:
+    federation = played([{"ids": 1, "attacker": {"name": "scaling", "factor": 1e30}}], rounds=0)
+    record = federation.play()
+    assert record.clients == (0, 2)
+    assert list(record.refused) == [1]
+    assert "expected values up to 1e+18" in record.refused[1]
+
+
+def test_a_resumed_federation_has_the_same_attackers(tmp_path: Any) -> None:
+    groups = [
+        {"share": 0.34, "seed": 1, "attacker": "gaussian_noise"},
+        {"share": 0.34, "seed": 2, "trainer": "standard"},
+    ]
+    whole = played(groups, rounds=2)
+    stopped = played(groups, rounds=1)
+    save_checkpoint(tmp_path / "last.safetensors", stopped.snapshot(), {})
+    snapshot, _ = load_checkpoint(tmp_path / "last.safetensors")
+    resumed = Federation(experiment("fedpgd", calfat__clients=groups), snapshot)
+    resumed.play()
+    assert same_bits(resumed.server.state, whole.server.state)

@@ -1,0 +1,212 @@
+"""``calfat.clients``: who is in which group, what its clients train by, and the errors of wrong groups."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from calfat_plugin.entries import TrainerEntry
+from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.recipe.clients import parsed_ids
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.registry import Registry
+from calfat_plugin.testing import builtin_registry
+
+RECIPE = """\
+common_args: {{random_seed: 0}}
+model_args: {{model: cnn_small}}
+data_args: {{partition_method: {partition}}}
+train_args: {{client_num_in_total: 10, comm_round: 2, epochs: 2, batch_size: 32, learning_rate: 0.1}}
+calfat:
+  trainer: {{name: fedpgd, loss: logitadj}}
+  threat: {{eps: 0.1, step_size: eps/2, steps: 3}}
+  clients:
+{groups}
+"""
+
+
+def resolved(*groups: str, partition: str = "iid", **sections: Any) -> Experiment:
+    text = RECIPE.format(groups="\n".join(f"    - {group}" for group in groups), partition=partition)
+    document = parse_document(text, "r.yaml")
+    for path, value in sections.items():
+        document = document.with_value(tuple(path.split("__")), value, f"--set {path}")
+    return assemble(document, builtin_registry())
+
+
+def members(experiment: Experiment, labels: Any = None) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for client, group in experiment.client_groups(np.zeros(100, dtype=np.int64) if labels is None else labels).items():
+        found.setdefault(group.name, []).append(client)
+    return found
+
+
+# --- who is in a group ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "ids"),
+    [("3", (3,)), ("2-4", (2, 3, 4)), ("[0, 1]", (0, 1)), ("[7, 0, 2-4]", (0, 2, 3, 4, 7)), ("'5 - 6'", (5, 6))],
+)
+def test_ids_are_numbers_and_ranges(written: str, ids: tuple[int, ...]) -> None:
+    assert parsed_ids(yaml.safe_load(written)) == ids
+
+
+def test_the_first_group_that_chooses_a_client_has_it() -> None:
+    experiment = resolved(
+        "{ids: [0, 1], attacker: {name: sign_flip, scale: 5}}",
+        "{share: 0.3, seed: 7, threat: {eps: 4/255}, name: small}",
+        "{ids: 2-4, trainer: standard}",
+    )
+    found = members(experiment)
+    assert found["group1"] == [0, 1]
+    assert len(found["small"]) == 3
+    assert not {0, 1}.intersection(found["small"])
+    assert found["group3"] == [client for client in (2, 3, 4) if client not in found["small"]]
+    assert members(experiment) == found
+
+
+def test_a_share_is_drawn_anew_with_another_seed() -> None:
+    drawn = [members(resolved(f"{{share: 0.5, seed: {seed}, epochs: 1}}"))["group1"] for seed in range(4)]
+    assert len({tuple(each) for each in drawn}) == 4
+    assert all(len(each) == 5 for each in drawn)
+    by_run = [members(resolved("{share: 0.5, epochs: 1}", common_args__random_seed=s))["group1"] for s in (0, 1)]
+    assert by_run[0] == drawn[0]  # the run's seed is what null stands for
+    assert by_run[0] != by_run[1]
+
+
+def test_two_shares_have_draws_of_their_own() -> None:
+    found = members(resolved("{share: 0.5, epochs: 1}", "{share: 0.5, epochs: 3}"))
+    assert sorted(found["group1"] + found["group2"]) == list(range(10))
+    first, second = (members(resolved("{share: 0.1, epochs: 1}", f"{{share: {s}, epochs: 3}}")) for s in (0.2, 0.3))
+    assert first["group1"] == second["group1"]
+    assert set(first["group2"]) < set(second["group2"])
+
+
+def test_the_smallest_and_the_largest_are_by_examples() -> None:
+    labels = np.arange(600) % 10
+    experiment = resolved("{smallest: 2, epochs: 1}", "{largest: 3, epochs: 3}", partition="dirichlet")
+    sizes = [len(part) for part in experiment.split(labels)]
+    order = sorted(range(10), key=lambda client: sizes[client])
+    assert len(set(sizes)) > 5
+    found = members(experiment, labels)
+    assert set(found["group1"]) == set(order[:2])
+    assert sum(sizes[c] for c in found["group2"]) == sum(sorted(sizes)[-3:])
+
+
+# --- what its clients train by ----------------------------------------------------------------------------------------
+
+
+def test_a_group_has_the_runs_recipe_with_its_own_keys() -> None:
+    experiment = resolved(
+        "{ids: 0, trainer: standard}",
+        "{ids: 1, threat: {eps: 4/255}}",
+        "{ids: 2, epochs: 5, batch_size: 8, learning_rate: 0.5}",
+        "{ids: 3, trainer: {name: fedpgd, loss: fedlc}}",
+        "{ids: 4, local_steps: 7}",
+    )
+    by = {client: experiment.trained_by(group) for client, group in members_by_client(experiment).items()}
+    assert by[0].trainer.name == "standard"
+    assert by[0].threat == experiment.threat
+    assert by[1].trainer.name == "fedpgd"
+    assert by[1].modifier.name == "logitadj"
+    assert by[1].threat.eps == Fraction(4, 255)
+    assert by[1].threat.step_size == Fraction(2, 255)  # eps/2 follows the group's eps
+    assert by[1].threat.steps == 3
+    settings = by[2].train_settings(1)
+    assert (settings.epochs, settings.batch_size, settings.learning_rate) == (5, 8, 0.5)
+    assert by[3].modifier.name == "fedlc"
+    assert by[4].train_settings(1).local_steps == 7
+    assert experiment.trained_by(None) is experiment
+    assert experiment.train_settings(1).epochs == 2
+
+
+def members_by_client(experiment: Experiment) -> Any:
+    return experiment.client_groups(np.zeros(100, dtype=np.int64))
+
+
+def test_the_recipe_as_run_has_the_groups_in_full() -> None:
+    experiment = resolved(
+        "{ids: [0, 1], attacker: sign_flip, name: liars}",
+        "{share: 0.3, seed: 7, threat: {eps: 4/255}}",
+        "{smallest: 1, trainer: standard, epochs: 3}",
+    )
+    written = experiment.as_run()
+    assert written["calfat"]["clients"] == [
+        {"name": "liars", "ids": [0, 1], "attacker": {"name": "sign_flip", "scale": 1.0}},
+        {
+            "share": 0.3,
+            "seed": 7,
+            "name": "group2",
+            "threat": {"norm": "linf", "eps": "4/255", "step_size": "eps/2", "steps": 3},
+        },
+        {
+            "smallest": 1,
+            "epochs": 3,
+            "name": "group3",
+            "trainer": {"name": "standard", "loss": {"name": "plain"}},
+        },
+    ]
+    again = assemble(parse_document(yaml.safe_dump(written), "recipe.yaml"), builtin_registry())
+    assert again.as_run() == written
+    assert again.warnings == ()
+
+
+def test_papers_of_groups_and_attackers_are_cited() -> None:
+    texts = [
+        citation.text for citation in resolved("{ids: 0, attacker: alie}", "{ids: 1, trainer: fedtrades}").citations()
+    ]
+    assert any("A Little Is Enough" in text for text in texts)
+    assert any("TRADES" in text or "Theoretically Principled" in text for text in texts)
+
+
+def test_metrics_of_a_groups_trainer_are_columns() -> None:
+    entry = TrainerEntry("measuring", build=dict, metrics={"margin": "mean margin"})
+    plugin = SimpleNamespace(calfat_local_trainers=hookimpl(lambda: [entry]), __name__="measuring")
+    text = RECIPE.format(
+        groups="    - {ids: 0, trainer: measuring}\n    - {ids: 1, trainer: measuring}", partition="iid"
+    )
+    experiment = assemble(parse_document(text, "r.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
+    assert experiment.metric_columns == ("train/margin",)
+
+
+# --- wrong groups -----------------------------------------------------------------------------------------------------
+
+WRONG = [block.splitlines() for block in (Path(__file__).parent / "groups.txt").read_text().split("\n\n")]
+
+
+@pytest.mark.parametrize("lines", WRONG, ids=[lines[0][2:] for lines in WRONG])
+def test_wrong_groups_are_refused(lines: list[str]) -> None:
+    with pytest.raises(CalfatError) as refused:
+        resolved(*(line[2:] for line in lines if line.startswith("+ ")))
+    assert f"> {refused.value}" == lines[-1]
+
+
+def test_groups_are_a_list() -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolved("{ids: 0, epochs: 1}", calfat__clients=3)
+    text = "got 3 (int), expected a list such as [{ids: 0-1, trainer: standard}]."
+    assert str(refused.value) == f"--set calfat__clients: calfat.clients: {text}"
+
+
+def test_too_many_of_the_smallest_are_refused_once_the_data_are_read() -> None:
+    experiment = resolved("{ids: 0-7, epochs: 1}", "{smallest: 3, epochs: 3}")
+    with pytest.raises(RecipeError) as refused:
+        experiment.client_groups(np.zeros(100, dtype=np.int64))
+    assert str(refused.value) == "r.yaml:10: calfat.clients[1]: it asks for 3 clients, and 2 are in no group above."
+
+
+def test_attackers_are_refused_across_silos() -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolved("{ids: 0, attacker: ipm}", common_args__training_type="cross_silo", comm_args__backend="GRPC")
+    assert str(refused.value) == (
+        "r.yaml:9: calfat.clients[0].attacker: attackers exist in simulations only: across silos each party is what it "
+        "is. Remove the key, or set common_args.training_type: simulation."
+    )
