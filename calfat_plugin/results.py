@@ -111,6 +111,7 @@ class RoundRecord:
         refused: client id to reason, for updates that were not used.
         losses: client id to the mean training loss that it claims.
         update_norms: client id to the L2 norm of (local - global) over trainable parameters.
+        update_cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
         heterogeneity: s^2 of the CalFAT paper, section 3.2, over trainable parameters before aggregation.
         evaluations: label to result; empty in rounds that are not monitored.
         seconds: wall-clock time of the round, evaluation included.
@@ -145,6 +146,7 @@ class RoundRecord:
     learning_rate: float | None = None
     num_examples: Mapping[int, int] = field(default_factory=dict)
     weights: Mapping[int, float] = field(default_factory=dict)
+    update_cosines: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:

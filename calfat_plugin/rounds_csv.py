@@ -203,6 +203,12 @@ COLUMNS: tuple[Column, ...] = (
         page="<label>, worst clients %",
     ),
     Column(
+        "update_cosine_<k>",
+        lambda record: record.update_cosines,
+        "cosine of client k's update to the coordinate-wise median of the round's updates",
+        logged="update_cosine/client_<k>",
+    ),
+    Column(
         "num_examples_<k>",
         lambda record: record.num_examples,
         "number of training examples that client k claims",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
@@ -55,7 +56,8 @@ class Experiment(Recipe):
         measuring: list[tuple[str, Plugin[Any]]] = [("train", trainer) for trainer in trainers]
         measuring += [("server", self.aggregator), *((pick.label, pick) for pick in evaluators)]
         named = (f"{who}/{name}" for who, pick in measuring for name in pick.entry.metrics)
-        return tuple(dict.fromkeys(named))
+        groups = (f"group/{name}/{what}" for name in self.group_names for what in GROUPED)
+        return tuple(dict.fromkeys((*named, *groups)))
 
     def client_groups(self, labels: npt.NDArray[np.int64]) -> dict[int, ClientGroup]:
         """Client id to its group, of those in one.
@@ -70,6 +72,11 @@ class Experiment(Recipe):
             return {}
         by_size = any(group.options.smallest or group.options.largest for group in self.clients)
         return members_of(self, [len(part) for part in self.split(labels)] if by_size else ())
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """What results call the groups and the clients of none; empty without groups."""
+        return (*(group.name for group in self.clients), OTHERS) if self.clients else ()
 
     def trained_by(self, group: ClientGroup | None) -> Experiment:
         """What a client of a group trains by; None: of no group."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import entries
 from calfat_plugin.errors import OptionError, RecipeError, listed
 from calfat_plugin.options import describe
-from calfat_plugin.recipe.clients import BESIDE, CLIENTS, TRAINED, GroupOptions, choosing_key, parsed_ids
+from calfat_plugin.recipe.clients import BESIDE, CLIENTS, OTHERS, TRAINED, GroupOptions, choosing_key, parsed_ids
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.sections import options_at
@@ -19,6 +20,7 @@ from calfat_plugin.seeds import derive_seed
 if TYPE_CHECKING:
     from calfat_plugin.recipe.keys import Plugin
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SIZES = ("smallest", "largest")
 _EXAMPLE = "[{ids: 0-1, trainer: standard}]"
 
@@ -69,6 +71,9 @@ def read_groups(
         if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
             raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")
         name = options.name or f"group{index + 1}"
+        if not _NAME.fullmatch(name) or name == OTHERS:
+            text = f"got '{name}', expected letters, digits, '-' and '_', and not '{OTHERS}'."
+            raise document.error((*path, "name"), text)
         if name in (group.name for group in groups):
             raise document.error((*path, "name"), f"there are two groups '{name}'; give one another name.")
         groups.append(ClientGroup(name, replace(options, name=None), ids, recipe, picked, changed, path))

@@ -30,9 +30,11 @@ from calfat_plugin.federation.outliers import attack_alarms, loss_alarms, norm_a
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
+from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
+from calfat_plugin.recipe.clients import OTHERS
 from calfat_plugin.results import FELL, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
@@ -166,6 +168,7 @@ class Server:
         self.broadcast = {**aggregate.broadcast, **extras}
         moved = drift([update.state for update in usable.values()], previous, names)
         norms = dict(zip(usable, moved.norms, strict=True))
+        cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
         alarms = (
@@ -188,10 +191,15 @@ class Server:
             bytes_down=bytes_down,
             bytes_up=sum(num_bytes(wire) for _, wire in uploads.values()),
             alarms=alarms,
-            metrics={**self._of_clients(usable), **{f"server/{n}": value for n, value in aggregate.metrics.items()}},
+            metrics={
+                **self._of_clients(usable),
+                **self._of_groups({"loss": plausible_losses(losses), "update_norm": norms, "update_cosine": cosines}),
+                **{f"server/{n}": value for n, value in aggregate.metrics.items()},
+            },
             learning_rate=self.experiment.train.learning_rate_of(round),
             num_examples=num_examples,
             weights=aggregate.weights,
+            update_cosines=cosines,
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
@@ -318,6 +326,19 @@ class Server:
                 total = sum(examples for examples, _ in sent)
                 found[f"train/{name}"] = math.fsum(examples * value for examples, value in sent) / total
         return found
+
+    def _of_groups(self, numbers: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+        """``group/<group>/<name>``: the mean over a group's clients of the round; nothing without groups."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for name, by_client in numbers.items() if self._groups else ():
+            for client, number in by_client.items():
+                group = self._groups.get(client)
+                found.setdefault(OTHERS if group is None else group.name, {}).setdefault(name, []).append(number)
+        return {
+            f"group/{group}/{name}": math.fsum(values) / len(values)
+            for group, measured in found.items()
+            for name, values in measured.items()
+        }
 
     def _problem_of(self, aggregate: Aggregate, state: State) -> str:
         """Why nobody could go on from the outcome of a round, in words; an empty text where all is well."""

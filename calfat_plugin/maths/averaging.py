@@ -149,11 +149,14 @@ class Drift(NamedTuple):
 
     Attributes:
         norms: ||theta_i - reference||, one per client.
+        cosines: of theta_i - reference to the coordinate-wise median of all of them, one per client, in [-1, 1]; nan
+            where one of the two is zero.
         heterogeneity: s^2 = 1/(m-1) sum_i ||theta_i - mean_j theta_j||^2 (CalFAT section 3.2), with the plain mean,
             before aggregation; 0.0 for a single client, where nothing can differ.
     """
 
     norms: list[float]
+    cosines: list[float]
     heterogeneity: float
 
 
@@ -166,15 +169,33 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
         names: the trainable parameters: statistics of normalisation layers do not belong here.
     """
     squares: list[list[float]] = [[] for _ in states]
-    spread = 0.0
+    products: list[list[float]] = [[] for _ in states]
+    middles, spread = [], 0.0
     for name in names:
-        tensors, start = [state[name].double() for state in states], reference[name].double()
-        for own, tensor in zip(squares, tensors, strict=True):
-            own.append(_square(tensor - start))
-        if len(tensors) > 1:
-            mean = sum(tensors[1:], start=tensors[0]) / len(tensors)
-            spread += math.fsum(_square(tensor - mean) for tensor in tensors)
-    return Drift([math.sqrt(math.fsum(own)) for own in squares], spread / max(1, len(states) - 1))
+        start = reference[name].double()
+        moves = [state[name].double() - start for state in states]
+        middle = median_of(moves)
+        middles.append(_square(middle))
+        for own, product, move in zip(squares, products, moves, strict=True):
+            own.append(_square(move))
+            product.append(float((move * middle).sum()))
+        if len(moves) > 1:
+            mean = sum(moves[1:], start=moves[0]) / len(moves)
+            spread += math.fsum(_square(move - mean) for move in moves)
+    norms, length = [math.sqrt(math.fsum(own)) for own in squares], math.sqrt(math.fsum(middles))
+    cosines = [
+        math.fsum(product) / (norm * length) if norm * length > 0 else math.nan
+        for product, norm in zip(products, norms, strict=True)
+    ]
+    return Drift(norms, [min(1.0, max(-1.0, cosine)) for cosine in cosines], spread / max(1, len(states) - 1))
+
+
+def median_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The median of each coordinate over tensors of one shape; of an even number the mean of the middle two."""
+    import torch
+
+    ordered, n = torch.stack(list(tensors)).sort(0).values, len(tensors)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def _square(tensor: Tensor) -> float:

@@ -33,6 +33,16 @@ def worst_class(per_class: Sequence[float | None]) -> Worst | None:
     return Worst(min(known)[0], (min(known)[1],)) if known else None
 
 
+def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int]) -> list[list[int]]:
+    """The counts without those of attackers, whom nobody means to serve: their rows are zeros.
+
+    Args:
+        class_counts: training examples, a row a client, (K, C).
+        attackers: ids of clients.
+    """
+    return [[0] * len(row) if client in attackers else list(row) for client, row in enumerate(class_counts)]
+
+
 def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> Worst | None:
     """The worst 10 % of the clients, at least one: the mean of their accuracies.
 

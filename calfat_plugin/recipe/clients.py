@@ -18,6 +18,8 @@ BESIDE: Mapping[str, tuple[str, str]] = {
     "threat": ("a section", "keys of calfat.threat that differ; the others are the run's"),
     "attacker": ("one of the attackers", "what its clients send instead of what they trained; in simulations only"),
 }  #: keys of a group that are no options: what they hold, and what for
+OTHERS = "others"  #: what results call the clients of no group
+GROUPED = ("loss", "update_norm", "update_cosine")  #: of what ``rounds.csv`` has each group's mean
 CHOOSING = ("ids", "share", "smallest", "largest")
 
 

@@ -88,7 +88,13 @@ ENVIRONMENT = {
 _SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
 _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
 PROFILE = {"method?": TEXT, "parts": [_PART]}
-PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "*": ANYTHING}
+PARTITION = {
+    "class_names?": [TEXT],
+    "class_counts?": [[COUNT]],
+    "groups?": {"*": [COUNT]},
+    "attackers?": [COUNT],
+    "*": ANYTHING,
+}
 PER_CLASS_FILE = {
     "checkpoint": TEXT,
     "round": COUNT,

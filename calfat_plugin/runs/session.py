@@ -17,8 +17,10 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
+from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
@@ -57,15 +59,17 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         from calfat_plugin.federation.worker import shards_of
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
+        groups = experiment.client_groups(dataset.train.y.numpy())
         data = {} if runtime.is_cross_silo else describe_data(dataset, shards)  # the counts never leave the silos
-        counts = data.get("class_counts", ())
+        counts = honest_counts(data.get("class_counts", ()), attackers_among(groups))
+        data |= describe_groups(groups)
         info = RunInfo(
             name=experiment.name,
             directory=directory.path,
             recipe=experiment.as_run(),
             num_rounds=experiment.num_rounds,
             start_round=1 if snapshot is None else snapshot.round + 1,
-            class_counts=tuple(map(tuple, counts)),
+            class_counts=tuple(map(tuple, data.get("class_counts", ()))),
         )
         if snapshot is not None:
             directory.check_data(data)
@@ -165,6 +169,19 @@ def describe_data(dataset: Dataset, shards: Mapping[int, ImageData]) -> dict[str
         "dataset_sha256": _digest(filter(None, (dataset.train, dataset.test, dataset.validation))),
         "partition_sha256": _digest(shards.values()),
     }
+
+
+def describe_groups(groups: Mapping[int, ClientGroup]) -> dict[str, Any]:
+    """What ``partition.json`` holds of groups: name to client ids, and the ids of attackers; nothing without groups."""
+    members: dict[str, list[int]] = {}
+    for client, group in groups.items():
+        members.setdefault(group.name, []).append(client)
+    return {"groups": members, "attackers": attackers_among(groups)} if members else {}
+
+
+def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
+    """Ids of the clients that attack."""
+    return [client for client, group in groups.items() if group.attacker is not None]
 
 
 def _digest(parts: Iterable[ImageData]) -> str:

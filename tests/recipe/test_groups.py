@@ -15,7 +15,7 @@ from calfat_plugin.entries import TrainerEntry
 from calfat_plugin.errors import CalfatError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.recipe.clients import parsed_ids
+from calfat_plugin.recipe.clients import GROUPED, parsed_ids
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing import builtin_registry
@@ -174,7 +174,8 @@ def test_metrics_of_a_groups_trainer_are_columns() -> None:
         groups="    - {ids: 0, trainer: measuring}\n    - {ids: 1, trainer: measuring}", partition="iid"
     )
     experiment = assemble(parse_document(text, "r.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
-    assert experiment.metric_columns == ("train/margin",)
+    groups = [f"group/{name}/{what}" for name in ("group1", "group2", "others") for what in GROUPED]
+    assert experiment.metric_columns == ("train/margin", *groups)
 
 
 # --- wrong groups -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin.aggregators.fedavg import Weights
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
-from calfat_plugin.maths.averaging import weighted_sum
+from calfat_plugin.maths.averaging import median_of, weighted_sum
 from calfat_plugin.options import option
 
 if TYPE_CHECKING:
@@ -118,13 +118,13 @@ class Displacements:
 
         Args:
             by: name to (values,), for every parameter.
-            buffers: rule for all other tensors; None: :func:`median`.
+            buffers: rule for all other tensors; None: the median.
             more: further fields of the aggregate.
         """
         state = {}
         for name, start in self.task.global_state.items():
             moved = name in by
-            values = start.double().flatten() + by[name] if moved else (buffers or median)(_rows(self.task, name))
+            values = start.double().flatten() + by[name] if moved else (buffers or _median)(_rows(self.task, name))
             rounded = values if start.is_floating_point() else values.round()
             state[name] = rounded.reshape(start.shape).to(start.dtype)
         return Aggregate(state, **more)
@@ -137,15 +137,13 @@ def _rows(task: AggregationTask, name: str) -> Tensor:
     return torch.stack([update.state[name].double().flatten() for update in task.updates.values()])
 
 
-def median(rows: Tensor) -> Tensor:
-    """Coordinate-wise median: (n, values) to (values,); of an even number the mean of the middle two."""
-    ordered, n = rows.sort(0).values, len(rows)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+def _median(rows: Tensor) -> Tensor:
+    return median_of(list(rows))
 
 
 def clip_factors(norms: Tensor, bound: float | None) -> Tensor:
     """min(1, bound / norm), element by element: (n,) in [0, 1]. None: the norms' median is the bound."""
     import torch
 
-    limit = norms.new_tensor(bound) if bound is not None else median(norms[:, None])[0]
+    limit = norms.new_tensor(bound) if bound is not None else median_of(list(norms))
     return torch.where(norms > limit, limit / norms, 1.0)

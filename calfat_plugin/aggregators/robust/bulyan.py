@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacements, TolerantOptions, median
+from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacements, TolerantOptions
 from calfat_plugin.aggregators.robust.krum import krum_scores
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import median_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ def chosen_by_krum(squared: Tensor, f: int) -> list[int]:
 
 def mean_around_median(rows: Tensor, count: int) -> Tensor:
     """The mean of the ``count`` values of each coordinate nearest to its median: (n, values) to (values,)."""
-    middle = median(rows)
+    middle = median_of(list(rows))
     nearest = (rows - middle).abs().sort(dim=0, stable=True).indices[:count]
     return rows.gather(0, nearest).mean(0)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from calfat_plugin.aggregators.robust.base import Displacements, median
+from calfat_plugin.aggregators.robust.base import Displacements
 from calfat_plugin.entries import AggregatorEntry, Citation
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import median_of
 from calfat_plugin.options import NoOptions
 
 CITATION = Citation(
@@ -26,7 +27,7 @@ class Median(Aggregator):
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)
-        return moves.moved(moves.each(median))
+        return moves.moved(moves.each(lambda rows: median_of(list(rows))))
 
 
 ENTRY = AggregatorEntry(
