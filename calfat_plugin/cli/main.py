@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -48,8 +50,8 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, and report an output that cannot be written like any other error."""
         sys.excepthook = _show_traceback
-        if "torch" not in sys.modules:  # read when its OpenMP loads: threads that wait spin, at the cost of busy cores
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        wait_passively()
+        atexit.register(gc.freeze)  # at its end, Python looks for garbage in all that was ever imported: up to a second
         with user_errors():
             try:
                 return super().main(*args, **kwargs)
@@ -92,6 +94,12 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def wait_passively() -> None:
+    """Let threads of torch that wait sleep, not spin at the cost of busy cores; call it before torch is imported."""
+    if "torch" not in sys.modules:  # its OpenMP reads this when it is loaded
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -97,7 +97,7 @@ def render(chart: Chart, folder: Path) -> Drawing:
     Raises:
         OSError: the files cannot be written.
     """
-    with _matplotlib() as matplotlib:
+    with matplotlib_at_hand() as matplotlib:
         from matplotlib.figure import Figure
 
         with matplotlib.rc_context(_SETTINGS):
@@ -135,7 +135,7 @@ def _add_legend(figure: Figure) -> int:
 
 
 @contextmanager
-def _matplotlib() -> Iterator[Any]:
+def matplotlib_at_hand() -> Iterator[Any]:
     """matplotlib itself, with its font cache in a temporary folder unless it has a place already."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matplotlib"
     has_place = "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json"))

@@ -28,8 +28,9 @@ from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
 from calfat_plugin.suites.schema import Suite, release_of
 from calfat_plugin.suites.tuning import value_of_try
+from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
 
-PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")
+PROGRAM = (sys.executable, "-m", "calfat_plugin.cli.suite_run")  # a run; without arguments the warm process
 GRACE_SECONDS = 20.0  # a run that is asked to stop ends its batch and reports it; then it is killed
 ORPHAN_SECONDS = 60.0  # likewise for a run whose suite was killed
 _ROUND = re.compile(r"round +(\d+)/(\d+)\b")
@@ -129,6 +130,8 @@ def run_all(
         except BaseException:  # whatever it is, no process may stay behind
             pool.stop()
             raise
+        finally:
+            pool.end()
 
 
 @dataclass
@@ -137,7 +140,7 @@ class _Child:
 
     run: PlannedRun
     slot: int
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedRun
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     rounds: int = 0
@@ -160,6 +163,7 @@ class _Pool:
         self.free = list(range(jobs))
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._hopeless: dict[str, PlannedRun] = {}
+        self._warm: WarmProcess | None = None  # started with the first run
         self._stop_requests = 0
 
     def ask_to_stop(self) -> None:
@@ -191,18 +195,9 @@ class _Pool:
             if run.state == "finished":
                 self._end(RunOutcome(run, "finished"))
                 return
+            process = self._process(run, self.free[0])
             unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
-        process = subprocess.Popen(
-            [*PROGRAM, *command(self.plan, run, self.workers), "--plain"],
-            stdin=subprocess.PIPE,  # it ends with us, however we end
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            env=environment(slot, self.jobs, self.workers),
-            start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
-        )
         child = _Child(run, slot, process)
         child.reader = threading.Thread(target=self._read, args=(child, kept), daemon=True)
         self.children.append(child)
@@ -251,6 +246,35 @@ class _Pool:
             status: Status = "finished" if child.process.returncode == 0 else "interrupted"
             self._end(RunOutcome(child.run, status, seconds=time.perf_counter() - child.started))
 
+    def end(self) -> None:
+        """End the warm process."""
+        if self._warm is not None:
+            self._warm.end()
+
+    def _process(self, run: PlannedRun, slot: int) -> subprocess.Popen[str] | ForkedRun:
+        """Start a run: as a fork of the warm process, or, where that has ended, as a fresh process.
+
+        Raises:
+            KeyboardInterrupt: a stop was requested before the warm process was ready.
+        """
+        words = [*command(self.plan, run, self.workers), "--plain"]
+        variables = environment(slot, self.jobs, self.workers)
+        if self._warm is None:
+            self._warm = WarmProcess(PROGRAM, variables)
+        while self._warm.ready(_POLL_SECONDS) is None:
+            if self._stop_requests:
+                raise KeyboardInterrupt
+        return self._warm.start(words, variables) or subprocess.Popen(
+            [*PROGRAM, *words],
+            stdin=subprocess.PIPE,  # it ends with us, however we end
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            env=variables,
+            start_new_session=True,  # Ctrl-C in a terminal reaches only us, and we stop them in order
+        )
+
     def _is_free(self, run: PlannedRun) -> bool:
         """Whether no process is writing the run; one that a killed suite left behind is given the time to end."""
         directory, deadline = RunDirectory(run.directory), time.monotonic() + ORPHAN_SECONDS
@@ -275,9 +299,11 @@ class _Pool:
         self.children.remove(child)
         self.free.append(child.slot)
         status: Status = "finished"
-        message, code = "", child.process.returncode
+        message, code = "", child.process.wait()
         if code == _INTERRUPTED:
             status, message = "interrupted", "someone else stopped it"
+        elif code == UNKNOWN:
+            status, message = "failed", "how it ended is unknown: the process that runs are forked from was killed"
         elif code != 0:
             status, message = "failed", _what_went_wrong(child.lines, code)
             if child.run.cell.tried and code > 0:  # a signal comes from outside, and says nothing about the values

@@ -20,6 +20,7 @@ from calfat_plugin.cli.options import load_experiment
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites.warm import fork_runs
 
 ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
 STEP = 0.02  # what one seed more adds
@@ -89,4 +90,6 @@ def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        fork_runs(lambda: None)
     main()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 BASE = """\
 data_args: {dataset: digits}
@@ -46,3 +49,14 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str =
     (folder / "base.yaml").write_text(base, encoding="utf-8")
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return f"{name}.yaml"
+
+
+def note_in(found: list[Any], monkeypatch: pytest.MonkeyPatch, place: object, name: str) -> None:
+    """Let whatever makes something note each thing that it makes."""
+    make = getattr(place, name)
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        found.append(make(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(place, name, noting)

@@ -161,8 +161,18 @@ def kill_the_suite_in(output: Path) -> None:
     while not (output.exists() and "in round" in output.read_text()):
         assert first.poll() is None
         time.sleep(0.02)
+    (warm,) = children(first.pid)
+    (run,) = children(warm)
     first.kill()
     first.wait()
+    while any(
+        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (warm, run)
+    ):
+        time.sleep(0.02)  # until neither is there, but as a zombie
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_killed_hard_in_the_middle_it_repeats_no_finished_cell(monkeypatch):

@@ -17,7 +17,8 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver, run_all
-from tests.suites.files import FAKE_RUN, SUITE, write_suite
+from calfat_plugin.suites.warm import WarmProcess
+from tests.suites.files import FAKE_RUN, SUITE, note_in, write_suite
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
@@ -164,18 +165,15 @@ def test_no_process_outlives_a_signal(number, plan_of, monkeypatch):
     behave(monkeypatch, calfat="wait", fedpgd="wait")
     before = signal.getsignal(number)
     started = []
-    monkeypatch.setattr(runner.subprocess, "Popen", lambda *a, real=subprocess.Popen, **k: note(started, real(*a, **k)))
+    note_in(started, monkeypatch, subprocess, "Popen")
+    note_in(started, monkeypatch, WarmProcess, "start")
     outcomes = []
     with pytest.raises(KeyboardInterrupt):
         run_all(plan_of(), 2, Signalled(number), outcomes)
-    assert len(started) == len(outcomes) == 2
+    assert len(outcomes) == 2
+    assert len(started) == 3  # and the process that they are forked from
     assert all(process.poll() is not None for process in started)
     assert signal.getsignal(number) is before
-
-
-def note(started, process):
-    started.append(process)
-    return process
 
 
 def test_nohup_is_respected(plan_of):
