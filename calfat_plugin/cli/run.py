@@ -25,6 +25,7 @@ from calfat_plugin.cli.options import (
     set_option,
 )
 from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.compat import quick_imports
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.shipped import located
@@ -134,7 +135,9 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     from calfat_plugin.disk import read_json
     from calfat_plugin.evaluators.alarms import read_alarms
     from calfat_plugin.report.profile_table import spending_text
-    from calfat_plugin.runs import session
+
+    with quick_imports():
+        from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
     with choose_progress(console, plain=plain) as progress:

@@ -15,16 +15,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from calfat_plugin.compat import all_entry_points, make_torchvision_importable
+from calfat_plugin.compat import all_entry_points, make_torchvision_importable, quick_imports
 
 if "torch" not in sys.modules:  # in the process that workers are forked from, where no plugins were looked for
     list(all_entry_points())  # before torch, which fails where one of them is damaged
 
-import torch
+with quick_imports():
+    import torch
 
 make_torchvision_importable()  # before fedml, which imports torchvision
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), quick_imports():
     warnings.simplefilter("ignore")  # what its dependencies deprecate is nothing that our users could fix
     import fedml
 

@@ -1,11 +1,14 @@
-"""torchvision beside a torch of another build: importable, whatever was imported before."""
+"""Imports: torchvision beside a torch of another build, whatever was imported before; and what speeds them up."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from calfat_plugin.compat import quick_imports
 
 
 @pytest.mark.parametrize("first", ["", "import wandb"], ids=["nothing", "wandb, whose import hooks hide the package"])
@@ -18,3 +21,12 @@ def test_torchvision_can_be_imported(first: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_garbage_is_looked_for_again_after_imports_and_only_where_it_was_before() -> None:
+    with pytest.raises(ImportError), quick_imports():
+        with quick_imports():
+            pass
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
