@@ -112,6 +112,9 @@ class RoundRecord:
         losses: client id to the mean training loss that it claims.
         update_norms: client id to the L2 norm of (local - global) over trainable parameters.
         update_cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
+        attackers_named: share of the run's attackers that a finding about updates has named so far, in [0, 1]; None
+            where there are none.
+        others_named: likewise, of all other clients.
         heterogeneity: s^2 of the CalFAT paper, section 3.2, over trainable parameters before aggregation.
         evaluations: label to result; empty in rounds that are not monitored.
         seconds: wall-clock time of the round, evaluation included.
@@ -147,6 +150,8 @@ class RoundRecord:
     num_examples: Mapping[int, int] = field(default_factory=dict)
     weights: Mapping[int, float] = field(default_factory=dict)
     update_cosines: Mapping[int, float] = field(default_factory=dict)
+    attackers_named: float | None = None
+    others_named: float | None = None
 
     @property
     def loss(self) -> float:

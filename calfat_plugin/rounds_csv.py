@@ -209,6 +209,19 @@ COLUMNS: tuple[Column, ...] = (
         logged="update_cosine/client_<k>",
     ),
     Column(
+        "attackers_named",
+        lambda record: record.attackers_named,
+        "share of the attackers of `calfat.clients` that a finding about their updates has named so far "
+        "([evaluation.md](evaluation.md#alarms)). Empty without attackers",
+        in_results=True,
+    ),
+    Column(
+        "others_named",
+        lambda record: record.others_named,
+        "likewise, of all other clients",
+        in_results=True,
+    ),
+    Column(
         "num_examples_<k>",
         lambda record: record.num_examples,
         "number of training examples that client k claims",

@@ -6,41 +6,156 @@ A finding is a code and a sentence, ``large-update: the update of client 3 has .
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
 from calfat_plugin.evaluators.alarms import Alarm
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.maths.metrics import plausible_losses
+from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.rounds_csv import read_rounds
 
-#: Times the median norm from which an update is reported: a choice, not a measured bound. Honest norms differ with
-#: their number of steps and their classes; an update scaled to replace the mean of n clients is n times as long.
-RATIO = 10.0
-_FEWEST = 3  # clients; of two, nobody can say which is out of proportion
+#: Robust z-scores beyond which an update is reported: the median of a client's last :data:`WINDOW` rounds, and, of a
+#: norm, a single round. docs/attackers.md has the rates of false alarms that these were chosen for, and how often they
+#: name an attacker.
+LASTING, WINDOW, AT_ONCE = 3.5, 10, 10.0
+_FEWEST = {LASTING: 5, AT_ONCE: 3}  # clients of a round; among fewer, nobody can say who is out of proportion
+_SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual, however alike a round's clients are
+_CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
 _LISTED = 5  # rounds whose alarms are quoted on the page
 _LARGE_UPDATE = "large-update"
 _ADVICE = {
     _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
+    "contrary-update": "It works against the others: look at that client's labels, its method and its intentions.",
+    "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
     "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
 
 
-def norm_alarms(norms: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose update is more than :data:`RATIO` times as long as the round's median."""
-    middle = median(norms.values()) if len(norms) >= _FEWEST else 0.0
-    if middle <= 0:
-        return ()
-    return tuple(
-        f"large-update: the update of client {client} has the norm {norm:.3g}, {norm / middle:.0f} times the median of "
-        "its round"
-        for client, norm in norms.items()
-        if norm > RATIO * middle
-    )
+def robust_z(values: Mapping[int, float], spread: float) -> dict[int, float]:
+    """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993, with the MAD's usual factor).
+
+    Args:
+        values: client id to a number.
+        spread: the least that the denominator is.
+    """
+    middle = median(values.values())
+    scale = _CONSISTENT * median(abs(value - middle) for value in values.values())
+    return {client: (value - middle) / max(scale, spread) for client, value in values.items()}
+
+
+class UpdateHistory:
+    """Compares the updates of a run's clients with those of their rounds, and names clients that stand out.
+
+    Norms are compared per local step, on a log scale: under label skew clients have unequal numbers of examples.
+
+    Args:
+        experiment: the run's.
+        groups: client id to its group.
+
+    Attributes:
+        named: ids of the clients that a finding has named so far.
+    """
+
+    def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup]) -> None:
+        self._experiment, self._groups = experiment, groups
+        self._norms: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self._cosines: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
+        self.named: set[int] = set()
+
+    def read(self, rows: Iterable[Mapping[str, str]]) -> None:
+        """Take in the rounds of ``rounds.csv`` that a resumed run has behind it."""
+        for row in rows:
+            clients = [int(client) for client in row["clients"].split()]
+            columns = ("update_norm_", "update_cosine_", "num_examples_")
+            norms, cosines, examples = (
+                {client: float(row[name + str(client)]) for client in clients if row.get(name + str(client))}
+                for name in columns
+            )
+            self.add(norms, cosines, examples)
+
+    def add(
+        self, norms: Mapping[int, float], cosines: Mapping[int, float], num_examples: Mapping[int, float]
+    ) -> tuple[str, ...]:
+        """The findings about the updates of one more round.
+
+        Args:
+            norms: client id to the L2 norm of its update.
+            cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
+            num_examples: client id to the number of training examples that it claims.
+        """
+        per_step = {
+            client: math.log(norm / self._steps(client, num_examples[client]))
+            for client, norm in norms.items()
+            if norm > 0 and client in num_examples
+        }
+        found = {
+            _LARGE_UPDATE: self._large(per_step, norms),
+            "contrary-update": self._contrary(cosines),
+            "equal-updates": _equal(norms, cosines),
+        }
+        self.named.update(client for of_clients in found.values() for clients in of_clients for client in clients)
+        return tuple(f"{code}: {text}" for code, by_clients in found.items() for text in by_clients.values())
+
+    def _steps(self, client: int, examples: float) -> int:
+        settings = self._experiment.trained_by(self._groups.get(client)).train
+        return max(1, settings.local_steps or settings.epochs * math.ceil(examples / settings.batch_size))
+
+    def named_share(self, *, attackers: bool) -> float | None:
+        """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""
+        of_kind = [
+            client
+            for client in range(self._experiment.num_clients)
+            if attackers == (client in self._groups and self._groups[client].attacker is not None)
+        ]
+        return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
+
+    def _large(self, per_step: Mapping[int, float], norms: Mapping[int, float]) -> dict[tuple[int, ...], str]:
+        if len(per_step) < _FEWEST[AT_ONCE]:
+            return {}
+        found: dict[tuple[int, ...], str] = {}
+        for client, z in robust_z(per_step, _SPREADS[0]).items():
+            lasting = self._lasting(self._norms[client], z, len(per_step))
+            times = math.exp(per_step[client] - median(per_step.values()))
+            what = f"the update of client {client} has the norm {norms[client]:.3g}, per local step {times:.3g} times"
+            if z > AT_ONCE:
+                found[client,] = f"{what} the median of its round (z-score {z:.3g})"
+            elif lasting > LASTING:
+                found[client,] = f"{what} the median of its round (median z-score of {WINDOW} rounds {lasting:.3g})"
+        return found
+
+    def _contrary(self, cosines: Mapping[int, float]) -> dict[tuple[int, ...], str]:
+        found: dict[tuple[int, ...], str] = {}
+        for client, z in (robust_z(cosines, _SPREADS[1]) if cosines else {}).items():
+            lasting = self._lasting(self._cosines[client], z, len(cosines))
+            if lasting < -LASTING:
+                what = f"the update of client {client} has the cosine {cosines[client]:.2f} to the median of its"
+                found[client,] = f"{what} round's updates (median z-score of {WINDOW} rounds {lasting:.3g})"
+        return found
+
+    def _lasting(self, scores: deque[float], z: float, clients: int) -> float:
+        """The median of a client's last rounds, this one included; 0 while they are too few."""
+        if clients >= _FEWEST[LASTING]:
+            scores.append(z)
+        return median(scores) if len(scores) == WINDOW else 0.0
+
+
+def _equal(norms: Mapping[int, float], cosines: Mapping[int, float]) -> dict[tuple[int, ...], str]:
+    """Clients whose updates agree in norm and cosine to the last bit."""
+    alike: dict[tuple[float, float], list[int]] = {}
+    for client, cosine in cosines.items():
+        alike.setdefault((norms[client], cosine), []).append(client)
+    return {
+        tuple(clients): f"clients {', '.join(map(str, clients))} sent the same update"
+        for clients in alike.values()
+        if len(clients) > 1
+    }
 
 
 def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from calfat_plugin.federation.attack import Attackers
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.federation.outliers import attack_alarms, loss_alarms, norm_alarms, weight_alarms
+from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
@@ -95,6 +95,7 @@ class Server:
         ]
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
+        self._updates = UpdateHistory(experiment, self._groups)
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.server_state: State = {}
         self.broadcast: State = {}
@@ -102,8 +103,12 @@ class Server:
         self._model.to(device).eval()
         self._started, self._memory = time.perf_counter(), PeakMemory(device)
 
-    def begin(self, snapshot: Snapshot | None) -> None:
+    def begin(self, snapshot: Snapshot | None, rows: Iterable[Mapping[str, str]] = ()) -> None:
         """Continue after ``snapshot.round``; a new run tries its evaluators first, so that mistakes in them show.
+
+        Args:
+            snapshot: where to continue; None: a new run.
+            rows: of ``rounds.csv``, up to that round.
 
         Raises:
             UpdateError: when the snapshot does not fit this experiment's model.
@@ -115,6 +120,7 @@ class Server:
         check_update(snapshot.global_state, self.state, who="checkpoint")
         self.state, self.server_state = snapshot.global_state, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
+        self._updates.read(rows)
 
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
@@ -172,7 +178,7 @@ class Server:
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
         alarms = (
-            *norm_alarms(norms),
+            *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
             *attack_alarms(_sent(FELL, usable), len(usable)),
@@ -200,6 +206,8 @@ class Server:
             num_examples=num_examples,
             weights=aggregate.weights,
             update_cosines=cosines,
+            attackers_named=self._updates.named_share(attackers=True),
+            others_named=self._updates.named_share(attackers=False),
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:

@@ -108,7 +108,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         try:
             with profiling(profile), workers.running(request, directory.log) as processes, writer:
                 server = Server(experiment, dataset, device, observer)
-                server.begin(snapshot)
+                server.begin(snapshot, read_rounds(directory.rounds))
                 used = last_used(directory.rounds)
                 task = ServerTask(
                     server, on_round, shards, writer.client_states, used, directory.evaluation, processes, warn

@@ -7,15 +7,15 @@ import io
 import logging
 import math
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from calfat_plugin.cli.progress import PlainProgress, _scores
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.outliers import alarms_of, loss_alarms, norm_alarms, weight_alarms
+from calfat_plugin.federation.outliers import UpdateHistory, alarms_of, loss_alarms, robust_z, weight_alarms
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
 from calfat_plugin.results import RoundRecord, RunResult
@@ -24,28 +24,138 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation
-from tests.report.made import evaluation
+from tests.report.made import evaluation, record
+
+
+def history(clients: int = 20, groups: Any = (), **settings: Any) -> UpdateHistory:
+    run = experiment(train_args__client_num_in_total=clients, calfat__clients=list(groups) or None, **settings)
+    return UpdateHistory(run, run.client_groups(np.zeros(clients, dtype=np.int64)))
+
+
+def named(findings: tuple[str, ...], code: str) -> list[int]:
+    """The clients that the findings with a code name, one each."""
+    texts = [text.removeprefix(f"{code}: ") for text in findings if text.startswith(code)]
+    return [int(text.split("client ")[1].split()[0]) for text in texts]
+
+
+def rounds(history: UpdateHistory, count: int, norms: Any, cosines: Any = (), examples: Any = ()) -> tuple[str, ...]:
+    """The findings of the last of so many rounds, all with these values, by client id."""
+    found: tuple[str, ...] = ()
+    for _ in range(count):
+        found = history.add(
+            dict(enumerate(norms)), dict(enumerate(cosines)), dict(enumerate(examples or [30] * len(norms)))
+        )
+    return found
+
+
+def test_the_robust_z_score_is_by_median_and_mad() -> None:
+    """Of 1, 2, 3, 4, 10 the median is 3, and the median of 2, 1, 0, 1, 7 is 1."""
+    values = dict(enumerate([1.0, 2.0, 3.0, 4.0, 10.0]))
+    assert robust_z(values, spread=0.1) == pytest.approx({0: -1.349, 1: -0.6745, 2: 0, 3: 0.6745, 4: 4.7214}, rel=1e-4)
+    assert robust_z(values, spread=7.0) == pytest.approx({0: -2 / 7, 1: -1 / 7, 2: 0, 3: 1 / 7, 4: 1})
+
+
+ALIKE = [1.0, 1.01, 0.99, 1.02, 0.98]
 
 
 @pytest.mark.parametrize(
     ("norms", "clients"),
     [
-        ({0: 1.0, 1: 1.1, 2: 11.0}, []),
-        ({0: 1.0, 1: 1.0, 2: 10.1}, [2]),
-        ({0: 100.0, 1: 100.0, 2: 1.0, 3: 1.0, 4: 1.0}, [0, 1]),
-        ({0: 1.0, 1: 7000.0}, []),  # of two, nobody can say which
-        ({0: 0.0, 1: 0.0, 2: 1.0}, []),
-        ({}, []),
+        ([*ALIKE, math.exp(0.2 * 10) * 1.02], [5]),
+        ([*ALIKE, math.exp(0.2 * 10) * 0.98], []),
+        ([100.0, 100.0, *ALIKE], [0, 1]),
+        ([1.0, 1.0, 10.0], [2]),
+        ([1.0, 7000.0], []),  # of two, nobody can say which
+        ([0.0, 0.0, 1.0, 1.0], []),  # who does not move is no measure
+        ([1.0, 1.5, 2.5, 4.0, 10.0, 50.0], []),  # all differ: none is out of proportion
+        ([], []),
     ],
 )
-def test_norms_far_above_the_median(norms: dict[int, float], clients: list[int]) -> None:
-    assert [int(text.split()[5]) for text in norm_alarms(norms)] == clients
+def test_one_round_is_enough_for_a_norm_far_above_the_others(norms: list[float], clients: list[int]) -> None:
+    assert named(rounds(history(), 1, norms), "large-update") == clients
 
 
-def test_a_finding_says_who_and_how_far() -> None:
-    assert norm_alarms({0: 0.5, 1: 0.5, 2: 0.25, 3: 1234.5}) == (
-        "large-update: the update of client 3 has the norm 1.23e+03, 2469 times the median of its round",
+def test_norms_count_per_local_step() -> None:
+    """Twelve times as many examples are twelve times as many steps, and then such a norm is usual."""
+    norms, examples = [*ALIKE, 12.0], [10] * 5 + [120]
+    assert rounds(history(train_args__batch_size=10), 1, norms, examples=examples) == ()
+    assert named(rounds(history(train_args__batch_size=10), 1, norms), "large-update") == [5]
+    assert named(rounds(history(train_args__local_steps=3), 1, norms, examples=examples), "large-update") == [5]
+    twelve = {"ids": 5, "epochs": 12}
+    assert rounds(history(groups=[twelve], train_args__batch_size=30), 1, norms) == ()
+    assert named(rounds(history(groups=[twelve]), 1, [*ALIKE[1:], 1.0, 1.0], examples=[30] * 6), "large-update") == []
+
+
+def test_a_norm_that_is_above_the_others_round_after_round() -> None:
+    """2.2 is 0.79 above their log norms, so 3.9 of the smallest spread; in one round that is nothing."""
+    norms = [*ALIKE, 2.2]
+    seen = history()
+    assert rounds(seen, 9, norms) == ()
+    assert rounds(seen, 1, norms) == (
+        "large-update: the update of client 5 has the norm 2.2, per local step 2.19 times the median of its round "
+        "(median z-score of 10 rounds 3.92)",
     )
+    assert rounds(seen, 6, [*ALIKE, 1.0]) == ()  # most of its last ten rounds were like the others
+    assert rounds(history(), 30, [*ALIKE, 1.9]) == ()
+    assert rounds(history(), 30, [*ALIKE[:3], 2.2]) == ()  # among four, nobody can say
+
+
+def test_a_cosine_that_is_below_the_others_round_after_round() -> None:
+    cosines = [0.5, 0.52, 0.48, 0.51, 0.49, 0.1]
+    norms = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+    seen = history()
+    assert rounds(seen, 9, norms, cosines) == ()
+    assert rounds(seen, 1, norms, cosines) == (
+        "contrary-update: the update of client 5 has the cosine 0.10 to the median of its round's updates (median "
+        "z-score of 10 rounds -3.95)",
+    )
+    assert rounds(history(), 30, norms, [*cosines[:5], 0.16]) == ()
+    assert rounds(history(), 30, norms, [-cosine for cosine in cosines]) == ()  # above the others is no harm
+
+
+def test_equal_updates_are_found_at_once() -> None:
+    norms, cosines = [1.0, 1.1, 1.0, 1.2, 1.0, 1.0], [0.5, 0.4, 0.5, 0.4, 0.5, 0.45]
+    seen = history()
+    assert rounds(seen, 1, norms, cosines) == ("equal-updates: clients 0, 2, 4 sent the same update",)
+    assert seen.named == {0, 2, 4}
+
+
+def test_a_client_that_is_not_in_a_round_keeps_its_history() -> None:
+    norms = dict(enumerate([*ALIKE, 2.2]))
+    seen, examples = history(), dict.fromkeys(range(6), 30)
+    for round in range(19):
+        some = {client: norm for client, norm in norms.items() if client != 5 or round % 2 == 0}
+        found = seen.add(some, {}, examples)
+    assert named(found, "large-update") == [5]
+
+
+def test_shares_of_attackers_and_of_others_that_were_named() -> None:
+    seen = history(clients=10, groups=[{"ids": "0-3", "attacker": "sign_flip"}, {"ids": 4, "epochs": 1}])
+    assert (seen.named_share(attackers=True), seen.named_share(attackers=False)) == (0.0, 0.0)
+    rounds(seen, 1, [100.0, 1.0, 1.01, 0.99, 90.0, 80.0, 1.0, 1.0, 1.0, 1.0])
+    assert (seen.named_share(attackers=True), seen.named_share(attackers=False)) == (1 / 4, 2 / 6)
+    rounds(seen, 1, [1.0] * 10)
+    assert seen.named_share(attackers=True) == 1 / 4  # who was named stays named
+    assert history(clients=3).named_share(attackers=True) is None
+
+
+def test_a_resumed_run_has_the_history_of_its_rows(tmp_path: Path) -> None:
+    run = experiment(train_args__client_num_in_total=6)
+    file = RoundsFile(tmp_path / "rounds.csv", ["natural"], 6)
+    norms, cosines = dict(enumerate([*ALIKE, 2.2])), dict(enumerate([0.5, 0.52, 0.48, 0.51, 0.49, 0.1]))
+    for number in range(1, 10):
+        file.append(
+            dataclasses.replace(
+                record(number, {}, clients=6),
+                update_norms=norms,
+                update_cosines=cosines,
+                num_examples=dict.fromkeys(range(6), 30),
+            )
+        )
+    after = UpdateHistory(run, {})
+    after.read(read_rounds(file.path))
+    found = after.add(norms, cosines, dict.fromkeys(range(6), 30))
+    assert [text.partition(":")[0] for text in found] == ["large-update", "contrary-update"]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +257,11 @@ def test_an_update_scaled_by_100_is_used_and_found(caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.WARNING)
     record, _ = scaled_round(experiment(train_args__client_num_in_total=3), 100.0)
     assert record.clients == (0, 1, 2)
-    norm = record.update_norms[1]
-    times = norm / median(record.update_norms.values())
-    assert 50 < times < 200
-    assert record.alarms == (
-        f"large-update: the update of client 1 has the norm {norm:.3g}, {times:.0f} times the median of its round",
+    (alarm,) = record.alarms
+    assert alarm.startswith(
+        f"large-update: the update of client 1 has the norm {record.update_norms[1]:.3g}, per local"
     )
+    assert (record.attackers_named, record.others_named) == (None, 1 / 3)
     assert f"round 1: {record.alarms[0]}" in caplog.messages
 
 

@@ -197,3 +197,15 @@ def test_dropout_survives_a_resume(warm: WarmServer, recipe: Path) -> None:
     assert killed.code == -9
     assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
     assert_same_end(recipe.parent / "run", recipe.parent / "whole")
+
+
+def test_a_resumed_run_names_clients_by_the_rounds_behind_it(warm: WarmServer, recipe: Path) -> None:
+    """The tenth round is the first with a median of ten; it is the first of the resumed process."""
+    groups = "calfat.clients=[{ids: 0, attacker: {name: sign_flip, scale: 4}}]"
+    words = ("run", "tiny.yaml", "--set", groups, "--run-dir", "run", "--set")
+    assert warm.run(*words, "train_args.comm_round=9", cwd=recipe.parent).code == 0
+    assert warm.run(*words, "train_args.comm_round=10", "--resume", cwd=recipe.parent).code == 0
+    *before, last = read_rounds(recipe.parent / "run" / "rounds.csv")
+    assert not any("client 0" in row["alarms"] for row in before)
+    assert "update of client 0 has the norm" in last["alarms"]
+    assert (before[-1]["attackers_named"], last["attackers_named"]) == ("0.0", "1.0")

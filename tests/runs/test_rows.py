@@ -113,9 +113,10 @@ def test_a_file_that_counted_as_the_release_does(tmp_path: Path) -> None:
     now = (
         "round,natural,natural_release,pgd20,pgd20_release,heterogeneity,clients,refused,loss_0,update_norm_0,"
         "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,"
-        "natural_worst_clients,pgd20_worst_class,pgd20_worst_clients,update_cosine_0,num_examples_0,weight_0\n"
-        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,,\n"
-        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,,\n"
+        "natural_worst_clients,pgd20_worst_class,pgd20_worst_clients,update_cosine_0,attackers_named,"
+        "others_named,num_examples_0,weight_0\n"
+        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,,,,\n"
+        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,,,,\n"
     )
     assert file.path.read_text() == now
     assert now.startswith(",".join(file.columns))  # a row that is appended is in the right order
@@ -136,8 +137,8 @@ def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 30 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 30 values"),
+        (",2.250,long", ",", "expected 32 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 32 values"),
         (",2.250,", ",nan,", "seconds is nan"),
         (",2.250,", ",-1,", "seconds is -1"),
         (",2.250,", ",1e308,", "seconds is 1e308"),
