@@ -206,3 +206,12 @@ def test_a_resumed_federation_has_the_same_attackers(tmp_path: Any) -> None:
     resumed = Federation(experiment("fedpgd", calfat__clients=groups), snapshot)
     resumed.play()
     assert same_bits(resumed.server.state, whole.server.state)
+
+
+def test_a_record_says_which_share_of_the_attackers_was_named() -> None:
+    group = [{"ids": 1, "attacker": {"name": "scaling", "factor": 1000}}]
+    downlink = (federation := played(group, rounds=0)).server.downlink()
+    uploads = {client: (8, federation.worker.fit(client, 1, downlink)) for client in range(3)}
+    record = federation.server.finish_round(1, uploads)
+    assert (record.attackers_named, record.others_named) == (1.0, 0.0)
+    assert [alarm.partition(" has")[0] for alarm in record.alarms] == ["large-update: the update of client 1"]
