@@ -191,11 +191,19 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
 
 
 def median_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The median of each coordinate over tensors of one shape; of an even number the mean of the middle two."""
+    """The median of each coordinate over CPU tensors of one shape; of an even number the mean of the middle two."""
+    ordered, n = sorted_values(tensors), len(tensors)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def sorted_values(tensors: Sequence[Tensor]) -> Tensor:
+    """(n, ...): the n values of each coordinate in ascending order, of CPU tensors of one shape."""
+    import numpy as np
     import torch
 
-    ordered, n = torch.stack(list(tensors)).sort(0).values, len(tensors)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    values = np.stack([tensor.numpy() for tensor in tensors])
+    values.sort(axis=0)  # 4 to 20 times as fast as torch.sort, which keeps indices, too
+    return torch.from_numpy(values)
 
 
 def _square(tensor: Tensor) -> float:

@@ -43,14 +43,14 @@ def mean(found: Values | Sequence[float], whole: int) -> str:
     """In percent; with the number of runs where some are left to do."""
     numbers = list(found.values()) if isinstance(found, Mapping) else list(found)
     left = "" if len(numbers) == whole else f" ({len(numbers)} of {whole} runs)"
-    return f"{100 * fmean(numbers):.1f}{left}" if numbers else "–"
+    return f"{100 * fmean(numbers):.1f}{left}" if numbers else "-"
 
 
 def change(one: Values, other: Values) -> str:
     """``one`` minus ``other`` in points, paired over seeds, with its 95 % interval."""
     found = paired(by_seed(one, other), by_seed(other, one))
     if found is None:
-        return "–"
+        return "-"
     interval = "" if found.interval is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in found.interval))
     return f"{100 * found.mean:+.1f}{interval}"
 
@@ -102,7 +102,7 @@ def named(_: str) -> list[list[str]]:
         for attack in ATTACKS:
             who = ("attackers_named", "others_named")
             shares = [[v for rule in RULES for v in values(one, beta, attack, rule).values()] for one in who]
-            percent = ["–" if not numbers else f"{100 * fmean(numbers):.1f} %" for numbers in shares]
+            percent = ["-" if not numbers else f"{100 * fmean(numbers):.1f} %" for numbers in shares]
             rows.append([beta, attack, str(len(shares[1])), *percent])
     return rows
 
@@ -114,7 +114,9 @@ def rates(_: str) -> list[list[str]]:
     for method in METHODS:
         found = {rate: rate_score(method, rate) for rate in tried}
         best = max(found, key=lambda rate: found[rate])
-        rows.append([method, *(f"**{100 * v:.1f}**" if rate == best else f"{100 * v:.1f}" for rate, v in found.items())])
+        rows.append(
+            [method, *(f"**{100 * v:.1f}**" if rate == best else f"{100 * v:.1f}" for rate, v in found.items())]
+        )
     return rows
 
 
@@ -136,7 +138,9 @@ def with_tables(page: str) -> str:
 
     def made(found: re.Match[str]) -> str:
         head, *rows = TABLES[found[2]](found[3] or "")
-        aligned = ["---" if index == 0 or found[2] == "methods" and index == 1 else "--:" for index in range(len(head))]
+        aligned = [
+            "---" if index == 0 or (found[2] == "methods" and index == 1) else "--:" for index in range(len(head))
+        ]
         lines = [f"| {' | '.join(cells)} |" for cells in (head, aligned, *rows)]
         return f"{found[1]}{chr(10).join(lines)}\n{found[5]}"
 

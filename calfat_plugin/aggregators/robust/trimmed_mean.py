@@ -8,6 +8,7 @@ from calfat_plugin.aggregators.robust.base import TOLERATED, Bound, Displacement
 from calfat_plugin.aggregators.robust.median import CITATION
 from calfat_plugin.entries import AggregatorEntry
 from calfat_plugin.interfaces import Aggregate, AggregationTask, Aggregator
+from calfat_plugin.maths.averaging import sorted_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ class TrimmedMean(Aggregator):
         f = _BOUND.borne(self.options.f, len(moves.clients))
 
         def trimmed(rows: Tensor) -> Tensor:
-            return rows.sort(0).values[f : len(rows) - f].mean(0)
+            return sorted_values(list(rows))[f : len(rows) - f].mean(0)
 
         return moves.moved(moves.each(trimmed), trimmed, metrics={"tolerated": float(f)})
 
