@@ -17,11 +17,11 @@ from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.rounds_csv import read_rounds
 
-#: Robust z-scores beyond which an update is reported: the median of a client's last :data:`WINDOW` rounds, and, of a
-#: norm, a single round. docs/attackers.md has the rates of false alarms that these were chosen for, and how often they
-#: name an attacker.
-LASTING, WINDOW, AT_ONCE = 3.5, 10, 10.0
-_FEWEST = {LASTING: 5, AT_ONCE: 3}  # clients of a round; among fewer, nobody can say who is out of proportion
+#: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
+#: :data:`WINDOW` rounds, and a norm's of a single round. docs/attackers.md has the rates of false alarms that these
+#: were chosen for, and how often they name an attacker.
+LARGE, CONTRARY, WINDOW, AT_ONCE = 2.5, -3.0, 10, 10.0
+_FEWEST, _FEWEST_AT_ONCE = 5, 3  # clients of a round; among fewer, nobody can say who is out of proportion
 _SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual, however alike a round's clients are
 _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
@@ -117,7 +117,7 @@ class UpdateHistory:
         return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
 
     def _large(self, per_step: Mapping[int, float], norms: Mapping[int, float]) -> dict[tuple[int, ...], str]:
-        if len(per_step) < _FEWEST[AT_ONCE]:
+        if len(per_step) < _FEWEST_AT_ONCE:
             return {}
         found: dict[tuple[int, ...], str] = {}
         for client, z in robust_z(per_step, _SPREADS[0]).items():
@@ -126,7 +126,7 @@ class UpdateHistory:
             what = f"the update of client {client} has the norm {norms[client]:.3g}, per local step {times:.3g} times"
             if z > AT_ONCE:
                 found[client,] = f"{what} the median of its round (z-score {z:.3g})"
-            elif lasting > LASTING:
+            elif lasting > LARGE:
                 found[client,] = f"{what} the median of its round (median z-score of {WINDOW} rounds {lasting:.3g})"
         return found
 
@@ -134,14 +134,14 @@ class UpdateHistory:
         found: dict[tuple[int, ...], str] = {}
         for client, z in (robust_z(cosines, _SPREADS[1]) if cosines else {}).items():
             lasting = self._lasting(self._cosines[client], z, len(cosines))
-            if lasting < -LASTING:
+            if lasting < CONTRARY:
                 what = f"the update of client {client} has the cosine {cosines[client]:.2f} to the median of its"
                 found[client,] = f"{what} round's updates (median z-score of {WINDOW} rounds {lasting:.3g})"
         return found
 
     def _lasting(self, scores: deque[float], z: float, clients: int) -> float:
         """The median of a client's last rounds, this one included; 0 while they are too few."""
-        if clients >= _FEWEST[LASTING]:
+        if clients >= _FEWEST:
             scores.append(z)
         return median(scores) if len(scores) == WINDOW else 0.0
 
