@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 import yaml
 
 from calfat_plugin.maths.intervals import paired
 from calfat_plugin.suites.record import CHOICE, read_record
-from tests.cli.runner import ROOT
-from tests.docs.pages import DOCS
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 PAGE = DOCS / "attackers.md"
-SUITE = yaml.safe_load((ROOT / "suites" / "attackers_digits.yaml").read_text(encoding="utf-8"))
+SUITE, RATES_SUITE = (
+    yaml.safe_load((ROOT / "suites" / f"{name}.yaml").read_text(encoding="utf-8"))
+    for name in ("attackers_digits", "attackers_digits_rates")
+)
 RUNS = read_record(DOCS / "results" / "attackers_digits.csv")
 RATES = read_record(DOCS / "results" / "attackers_digits_rates.csv")
 BETAS, METHODS, ATTACKS, RULES = (list(labels) for labels in SUITE["axes"].values())
 SEEDS: Sequence[int] = SUITE["seeds"]
 NONE, *ATTACKED = ATTACKS
-BLOCK = re.compile(r"(<!-- attackers: (\w+)(?: (\S+))? -->\n\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- attackers: (\w+)(?: (\S+))? -->\n\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 Values = Mapping[tuple[str, int], float]  # (method, seed) to what its run measured
 
@@ -142,7 +146,7 @@ def with_tables(page: str) -> str:
             "---" if index == 0 or (found[2] == "methods" and index == 1) else "--:" for index in range(len(head))
         ]
         lines = [f"| {' | '.join(cells)} |" for cells in (head, aligned, *rows)]
-        return f"{found[1]}{chr(10).join(lines)}\n{found[5]}"
+        return f"{found[1]}{chr(10).join(lines)}\n\n{found[5]}"
 
     return BLOCK.sub(made, page)
 

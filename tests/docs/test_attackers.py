@@ -1,0 +1,41 @@
+"""The tables of docs/attackers.md are made of the committed records; the suite trains at the rates that these chose."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs import attackers
+
+
+def test_the_tables_are_what_the_records_say() -> None:
+    page = attackers.PAGE.read_text(encoding="utf-8")
+    assert len(attackers.BLOCK.findall(page)) >= 2
+    assert page == attackers.with_tables(page), "run python tests/docs/attackers.py"
+
+
+@pytest.mark.parametrize("method", attackers.METHODS)
+def test_a_method_trains_at_the_rate_that_its_choice_runs_chose(method: str) -> None:
+    rate = attackers.SUITE["axes"]["method"][method]["train_args.learning_rate"]
+    head, *rows = attackers.rates("")
+    (of_method,) = (row for row in rows if row[0] == method)
+    assert [head[index] for index, cell in enumerate(of_method) if cell.startswith("**")] == [f"{rate:g}"]
+
+
+def test_both_suites_train_alike() -> None:
+    """But for the attackers, rules and rates that their axes set."""
+    other = attackers.RATES_SUITE
+    assert other["set"] == attackers.SUITE["set"]
+    assert other["axes"]["beta"] == attackers.SUITE["axes"]["beta"]
+    chosen = {name: values["calfat.trainer"] for name, values in attackers.SUITE["axes"]["method"].items()}
+    assert {name: values["calfat.trainer"] for name, values in other["axes"]["method"].items()} == chosen
+    assert not set(other["choose"]["seeds"]) & set(attackers.SEEDS)
+
+
+def test_the_mean_over_methods_and_the_change_to_no_attack() -> None:
+    """Of hand-made values: a seed's value is the mean over the methods that both sides have."""
+    one = {("A", 0): 0.5, ("B", 0): 0.7, ("A", 1): 0.4, ("B", 1): 0.9}
+    other = {("A", 0): 0.6, ("B", 0): 0.8, ("A", 1): 0.6}
+    assert attackers.mean(one, 4) == "62.5"
+    assert attackers.mean(other, 4) == "66.7 (3 of 4 runs)"
+    assert attackers.change(one, other) == "-15.0 [-78.5, 48.5]"  # -10 and -20; t of one degree is 12.7
+    assert attackers.change(one, {}) == "-"
