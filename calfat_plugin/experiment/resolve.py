@@ -44,7 +44,9 @@ _EXAMPLE = "such as {name: calfat, preset: release}"
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
-def assemble(document: Document, registry: Registry, *, trains: bool = True, finished: bool = False) -> Experiment:
+def assemble(
+    document: Document, registry: Registry, *, trains: bool = True, finished: bool = False, group: bool = False
+) -> Experiment:
     """Resolve a recipe.
 
     Args:
@@ -52,6 +54,7 @@ def assemble(document: Document, registry: Registry, *, trains: bool = True, fin
         registry: the plugins.
         trains: whether it will run as it is, so that warnings about training and the monitor matter.
         finished: whether it is that of a run that is only looked at: a plugin that is not there has untyped options.
+        group: whether it is what a group of clients trains by, whose plugins are checked beside those of the run.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
@@ -77,8 +80,9 @@ def assemble(document: Document, registry: Registry, *, trains: bool = True, fin
     experiment = Experiment(
         name=_name(document), document=document, registry=registry, host_extra=extra, **sections, **values
     )
-    _check_together(experiment, finished)
-    more = () if finished else _warnings(experiment, written, trains)
+    if not group:
+        _check_together(experiment, finished)
+    more = () if finished or group else _warnings(experiment, written, trains)
     return dataclasses.replace(experiment, warnings=(*warnings, *more))
 
 
@@ -124,7 +128,7 @@ class _Reader:
             case Groups():
                 return read_groups(
                     self.document,
-                    lambda variant: assemble(variant, self.registry, trains=False, finished=self.finished),
+                    lambda variant: assemble(variant, self.registry, finished=self.finished, group=True),
                     lambda at: self.plugin(at, entries.AttackerEntry, also=("name", "preset")),
                 )
         raise TypeError(f"{dotted(path)}: {what!r}")
@@ -314,13 +318,16 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None
-    trainer, aggregator = experiment.trainer.entry, experiment.aggregator.entry
-    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
-    if reason is not None:
-        raise document.error(
-            experiment.aggregator.path,
-            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
-        )
+    aggregator = experiment.aggregator.entry
+    trainers = [recipe.trainer.entry for recipe in (experiment, *(group.recipe for group in experiment.clients))]
+    alone = all(trainer.name in aggregator.beside_others for trainer in trainers)
+    for trainer in trainers:
+        reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+        if reason is not None and (alone or trainer.name not in aggregator.beside_others):
+            raise document.error(
+                experiment.aggregator.path,
+                f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
+            )
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 

@@ -63,6 +63,33 @@ def test_the_same_group_for_all_is_the_plain_recipe() -> None:
     assert same_bits(grouped.server.state, plain.server.state)
 
 
+def test_roles_of_fedrbn_are_groups() -> None:
+    """The same bits as with a role for each client in turn, at the server and at the clients."""
+    warm = {"name": "fedrbn", "pnc_warmup": 1}
+    listed = played(trainer={**warm, "roles": "at st at"}, rounds=3)
+    for trainer, clients in (
+        (warm, [{"ids": 1, "trainer": {**warm, "role": "st"}}]),
+        ({**warm, "role": "st"}, [{"ids": [0, 2], "trainer": {**warm, "role": "at"}}]),
+    ):
+        grouped = played(clients, trainer=trainer, rounds=3)
+        assert same_bits(grouped.server.state, listed.server.state)
+        assert same_bits(grouped.server.broadcast, listed.server.broadcast)
+        kept, wanted = grouped.worker.client_states, listed.worker.client_states
+        assert all(same_bits(kept[client], wanted[client]) for client in wanted)
+
+
+@pytest.mark.parametrize(("group", "unattacked"), [({"trainer": "standard"}, {2}), ({"epochs": 3}, set())])
+def test_the_aggregator_knows_who_trains_without_an_attack(
+    monkeypatch: pytest.MonkeyPatch, group: Any, unattacked: set[int]
+) -> None:
+    federation = played([{"ids": 2, **group}], rounds=1, aggregator="sfat")
+    found = []
+    combine = federation.server._aggregator.combine
+    monkeypatch.setattr(federation.server._aggregator, "combine", lambda task: found.append(task) or combine(task))
+    federation.play()
+    assert [set(task.unattacked) for task in found] == [unattacked]
+
+
 # --- attackers --------------------------------------------------------------------------------------------------------
 
 
