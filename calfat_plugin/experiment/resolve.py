@@ -15,6 +15,7 @@ from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
+from calfat_plugin.recipe.attacks import with_attack
 from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
@@ -60,7 +61,7 @@ def assemble(
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
     warnings: list[str] = []
-    document = with_defense(document, warnings)
+    document = with_attack(with_defense(document, warnings), warnings)
     written, document = document, _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
