@@ -142,7 +142,7 @@ def _check_method(experiment: Recipe, group: ClientGroup) -> None:
         try:
             plugin.entry.check(plugin.options, beside)
         except (OptionError, PluginError) as error:
-            raise group.recipe.document.error(plugin.path, str(error)) from None
+            raise experiment.document.error(group.path, str(error)) from None
 
 
 def _check_shape(experiment: Recipe, group: ClientGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -279,12 +280,15 @@ def test_it_acts_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     Path("r.yaml").write_text(
         "model_args: {model: cnn_small}\n"
         "train_args: {client_num_in_total: 5, comm_round: 1, batch_size: 512}\n"
-        "attack_args: {enable_attack: true, attack_type: byzantine, attack_mode: zero, byzantine_client_num: 1}\n"
+        "attack_args: {enable_attack: true, attack_type: byzantine, attack_mode: zero, byzantine_client_num: 4}\n"
         "calfat: {trainer: standard, evaluators: [natural], monitor: {evaluators: [natural]}}\n"
     )
     done = calfat("run", "r.yaml", "--run-dir", "run")
     assert done.code == 0, done.err
-    assert "FedML's 'byzantine' is a group of calfat.clients here: {share: 0.2, " in done.err
-    (attacker,) = yaml.safe_load(Path("run/partition.json").read_text())["attackers"]
+    assert "FedML's 'byzantine' is a group of calfat.clients here: {share: 0.8, " in done.err
+    attackers = json.loads(Path("run/partition.json").read_text())["attackers"]
+    (honest,) = set(range(5)) - set(attackers)
     (values,) = read_rounds(Path("run/rounds.csv"))
-    assert values["group/group1/update_norm"] == values[f"update_norm_{attacker}"]
+    assert values["group/others/update_norm"] == values[f"update_norm_{honest}"]
+    (evaluation,) = json.loads(Path("run/results.json").read_text())["evaluations"]
+    assert evaluation["worst_clients"]["ids"] == [honest]  # nobody means to serve the others

@@ -252,8 +252,14 @@ FEDRBN = {"calfat__trainer": "fedrbn"}
         (
             "{ids: 0, trainer: {name: fedrbn, at_fraction: 0.01}}",
             FEDRBN,
-            "r.yaml:9: calfat.clients[0]: calfat.trainer: at_fraction: got 0.01, which leaves none of the 10 clients "
-            "to train adversarially; expected at least 0.1.",
+            "r.yaml:9: calfat.clients[0]: at_fraction: got 0.01, which leaves none of the 10 clients to train "
+            "adversarially; expected at least 0.1.",
+        ),
+        (
+            "{ids: 0, threat: {steps: 1}}",
+            {"calfat__trainer": "fedgairat"},
+            "r.yaml:9: calfat.clients[0]: weighting tanh divides by half the attack's steps, rounded down, so "
+            "calfat.threat.steps must be at least 2; got 1. weighting: discrete takes any number.",
         ),
         (
             "{ids: 0, epochs: 1}",

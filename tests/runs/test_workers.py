@@ -67,7 +67,8 @@ METHODS = {
     "groups": [
         "calfat.aggregator={name: trimmed_mean, f: 1}",
         "calfat.clients=[{ids: 0, trainer: {name: fedpgd, loss: logitadj}, epochs: 2}, "
-        "{smallest: 1, threat: {eps: 0.05}}, {share: 0.3, attacker: alie}, {largest: 1, attacker: label_flip, batch_size: 64}]",
+        "{smallest: 1, threat: {eps: 0.05}}, {share: 0.3, attacker: alie}, "
+        "{largest: 1, attacker: label_flip, batch_size: 64}]",
     ],
 }
 LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")

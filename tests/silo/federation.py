@@ -105,7 +105,7 @@ class Federation:
     """A recipe in a folder, and the processes that run it. Use as a context manager: it ends them all."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        """``changes``: section to values, merged into :data:`RECIPE`, or a list; ``silo=`` and the like go below ``calfat``."""
+        """``changes``: section to values, merged into :data:`RECIPE` (lists replace); ``silo=``: below ``calfat``."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         content = yaml.safe_load(yaml.safe_dump(RECIPE))
