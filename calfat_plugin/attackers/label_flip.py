@@ -19,7 +19,9 @@ class LabelFlipOptions:
     """Options of the label flip."""
 
     source: tuple[int, ...] | None = option(None, low=0, help="labels that are changed; null: all, y to C - 1 - y")
-    target: tuple[int, ...] | None = option(None, low=0, help="what each of them becomes, in the same order")
+    target: tuple[int, ...] | None = option(
+        None, low=0, help="what each of them becomes, in the same order; null: as source is"
+    )
 
     def __post_init__(self) -> None:
         source, target = self.source or (), self.target or ()

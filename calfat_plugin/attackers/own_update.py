@@ -27,7 +27,7 @@ class ScalingOptions:
 
     factor: float = option(100.0, low=0, help="how many times its update")
     norm: float | None = option(
-        None, low=0, open_low=True, help="Euclidean length that its update is scaled to, instead of by a factor"
+        None, low=0, open_low=True, help="Euclidean length that its update is scaled to; null: by the factor"
     )
 
 

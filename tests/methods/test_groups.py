@@ -167,7 +167,7 @@ def test_noise_is_anew_each_round_and_the_same_each_time() -> None:
     group = [{"ids": 1, "attacker": {"name": "gaussian_noise", "std": 0.5}}]
     first = played(group, rounds=0)
     one, two = moves(first)[1], moves(first)[1]
-    assert not torch.equal(one, two)
+    assert not torch.allclose(one, two, atol=1e-3)  # the same draw comes back from another model, but for rounding
     assert 0.1 < float(one.std()) < 1.0
     assert torch.equal(moves(played(group, rounds=0))[1], one)
 
