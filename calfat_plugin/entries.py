@@ -233,6 +233,7 @@ class AggregatorEntry(Entry):
 
     Attributes:
         conflicts: local trainer name to the reason why it cannot work with this aggregator.
+        beside_others: of ``conflicts``, those that groups of clients may have while other clients have another.
         uses_monitored_data: whether ``combine`` looks at the server's images (``task.monitored``). Results say so
             where these are test images.
     """
@@ -240,6 +241,7 @@ class AggregatorEntry(Entry):
     kind: ClassVar[str] = "aggregator"
     hook: ClassVar[str] = "calfat_aggregators"
     conflicts: Mapping[str, str] = field(default_factory=dict)
+    beside_others: tuple[str, ...] = ()
     uses_monitored_data: bool = False
 
 

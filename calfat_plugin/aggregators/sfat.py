@@ -40,12 +40,15 @@ class SFAT(FedAvg):
         weights = super().client_weights(task)
         if task.round < self.options.start_round:
             return weights
-        losses = [update.metrics.get("loss", math.nan) for update in task.updates.values()]
+        losses = [
+            None if client in task.unattacked else update.metrics.get("loss", math.nan)
+            for client, update in task.updates.items()
+        ]
         slack = slack_weights(list(weights.values()), losses, self.options.ratio, self.options.top)
         return dict(zip(weights, slack, strict=True))
 
 
-def slack_weights(weights: Sequence[float], losses: Sequence[float], ratio: float, top: int) -> list[float]:
+def slack_weights(weights: Sequence[float], losses: Sequence[float | None], ratio: float, top: int) -> list[float]:
     """The ``top`` clients' weights times ``ratio``, then all normalised to sum 1.
 
     The official release divides by a wrong sum where client 0 is not on top; this is the normalised form.
@@ -53,15 +56,13 @@ def slack_weights(weights: Sequence[float], losses: Sequence[float], ratio: floa
     Args:
         weights: base weights, equal or numbers of examples.
         losses: adversarial training loss of each client, last local epoch, batch mean. Ties go to the first client; a
-            nan counts as the largest loss.
+            nan counts as the largest loss, and one of None, which has no adversarial loss, is never favoured.
         ratio: >= 1; 1 leaves the weights as they are. 1.4 means alpha = 1/6.
         top: how many clients are favoured.
     """
 
-    def rank(index: int) -> float:
-        return math.inf if math.isnan(losses[index]) else losses[index]
-
-    favoured = sorted(range(len(losses)), key=rank)[:top]
+    ranked = {index: math.inf if math.isnan(loss) else loss for index, loss in enumerate(losses) if loss is not None}
+    favoured = sorted(ranked, key=ranked.__getitem__)[:top]
     slack = [w * ratio if i in favoured else float(w) for i, w in enumerate(weights)]
     total = math.fsum(slack)
     return [w / total for w in slack]
@@ -84,10 +85,12 @@ ENTRY = AggregatorEntry(
     formula="theta = sum_i w_i a_i theta_i / sum_i w_i a_i, a_i = (1 + alpha) / (1 - alpha) for the smallest losses, "
     "else 1",
     conflicts={
-        "standard": "SFAT ranks clients by their adversarial loss, and standard federated learning has none.",
+        "standard": "SFAT ranks clients by their adversarial loss, and standard federated learning has none. In "
+        "calfat.clients, groups may train so beside others that do not; they are not ranked.",
         "fedrbn": "SFAT ranks clients by their adversarial loss, and FedRBN's losses mix clean and adversarial parts "
         "that differ from client to client.",
     },
+    beside_others=("standard",),
     citation=Citation(
         "Zhu et al., Combating Exacerbated Heterogeneity for Robust Models in Federated Learning, ICLR 2023",
         """@inproceedings{zhu2023combating,

@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import AttackerEntry, Citation
+from calfat_plugin.errors import OptionError, PluginError
 from calfat_plugin.interfaces import Attacker
-from calfat_plugin.options import NoOptions
+from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
 
 
-class LabelFlip(Attacker):
-    """Trains on y <- C - 1 - y (Karimireddy et al. 2021, section 6)."""
+@dataclass(frozen=True)
+class LabelFlipOptions:
+    """Options of the label flip."""
 
-    def __init__(self, options: NoOptions) -> None:
-        """options: none."""
+    source: tuple[int, ...] | None = option(None, low=0, help="labels that are changed; null: all, y to C - 1 - y")
+    target: tuple[int, ...] | None = option(
+        None, low=0, help="what each of them becomes, in the same order; null: as source is"
+    )
+
+    def __post_init__(self) -> None:
+        source, target = self.source or (), self.target or ()
+        if len(source) != len(target) or len(set(source)) < len(source):
+            raise OptionError(
+                f"source and target: got {list(source)} and {list(target)}, expected two lists of one length, no label "
+                "twice in source."
+            )
+
+
+class LabelFlip(Attacker):
+    """Trains on y <- C - 1 - y (Karimireddy et al. 2021, section 6), or on chosen labels in the place of others."""
+
+    def __init__(self, options: LabelFlipOptions) -> None:
+        self.options = options
 
     def poisoned(self, data: ImageData, num_classes: int) -> ImageData:
-        return replace(data, y=num_classes - 1 - data.y)
+        import torch
+
+        source, target = self.options.source, self.options.target
+        if not source or not target:
+            return replace(data, y=num_classes - 1 - data.y)
+        if max(*source, *target) >= num_classes:
+            raise PluginError(f"there is no label {max(*source, *target)}; the {num_classes} classes begin at 0.")
+        becomes = torch.arange(num_classes, device=data.y.device)
+        becomes[list(source)] = torch.tensor(target, device=data.y.device)
+        return replace(data, y=becomes[data.y])
 
 
 ENTRY = AttackerEntry(
     "label_flip",
     build=LabelFlip,
+    config=LabelFlipOptions,
     summary="trains on wrong labels",
-    formula="y <- C - 1 - y",
+    formula="y <- C - 1 - y, or target_k where y is source_k",
     citation=Citation(
         "Tolpegin et al., Data Poisoning Attacks Against Federated Learning Systems, ESORICS 2020",
         """@inproceedings{tolpegin2020data,

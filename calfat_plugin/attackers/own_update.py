@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import AttackerEntry, Citation
 from calfat_plugin.interfaces import Attacker, AttackTask, State
@@ -25,6 +26,9 @@ class ScalingOptions:
     """Options of scaling."""
 
     factor: float = option(100.0, low=0, help="how many times its update")
+    norm: float | None = option(
+        None, low=0, open_low=True, help="Euclidean length that its update is scaled to; null: by the factor"
+    )
 
 
 class Multiple(Attacker):
@@ -32,12 +36,16 @@ class Multiple(Attacker):
 
     def __init__(self, options: Any) -> None:
         self.factor = -options.scale if isinstance(options, SignFlipOptions) else options.factor
+        self.norm = getattr(options, "norm", None)
 
     def sent(self, task: AttackTask) -> State:
         start = {name: task.global_state[name].double() for name in task.parameter_names}
-        return with_parameters(
-            task, {name: start[name] + self.factor * (task.own[name].double() - start[name]) for name in start}
-        )
+        moves = {name: task.own[name].double() - start[name] for name in start}
+        factor = self.factor
+        if self.norm is not None:
+            length = math.sqrt(math.fsum(float(move.square().sum()) for move in moves.values()))
+            factor = self.norm / length if length else 0.0
+        return with_parameters(task, {name: start[name] + factor * moves[name] for name in start})
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,30 @@ class GaussianNoise(Attacker):
             noise = torch.randn(start.shape, generator=task.generator, dtype=torch.float64)
             drawn[name] = start + self.options.std * noise
         return with_parameters(task, drawn)
+
+
+@dataclass(frozen=True)
+class UntrainedOptions:
+    """Options of a model that nobody trained."""
+
+    values: Literal["zero", "uniform"] = option("zero", help="all 0, or drawn uniformly from [-1, 1) in each round")
+
+
+class Untrained(Attacker):
+    """0, or U[-1, 1), in each coordinate; buffers as trained."""
+
+    def __init__(self, options: UntrainedOptions) -> None:
+        self.options = options
+
+    def sent(self, task: AttackTask) -> State:
+        import torch
+
+        made = {}
+        for name in task.parameter_names:
+            made[name] = torch.zeros(task.own[name].shape, dtype=torch.float64)
+            if self.options.values == "uniform":
+                made[name].uniform_(-1, 1, generator=task.generator)
+        return with_parameters(task, made)
 
 
 @dataclass(frozen=True)
@@ -126,7 +158,7 @@ ENTRIES = (
         build=Multiple,
         config=ScalingOptions,
         summary="sends a multiple of its update, to replace the model",
-        formula="theta + c (theta_i - theta)",
+        formula="theta + c (theta_i - theta), c a factor or the one that gives the update a length",
         citation=BAGDASARYAN,
     ),
     AttackerEntry(
@@ -135,6 +167,14 @@ ENTRIES = (
         config=GaussianOptions,
         summary="sends noise",
         formula="theta + N(0, std^2)",
+        citation=BLANCHARD,
+    ),
+    AttackerEntry(
+        "untrained",
+        build=Untrained,
+        config=UntrainedOptions,
+        summary="sends a model that nobody trained",
+        formula="0, or U[-1, 1) in each coordinate",
         citation=BLANCHARD,
     ),
     AttackerEntry(

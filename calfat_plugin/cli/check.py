@@ -13,6 +13,7 @@ from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.errors import user_errors, warn
 from calfat_plugin.cli.options import plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
+from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.runs.request import checked_experiment
@@ -74,10 +75,18 @@ def _check_recipe(
             f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
             f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
             f"{train.client_num_in_total} clients, {experiment.clients_per_round} a round, {train.comm_round} rounds, "
-            f"seed {experiment.seed}."
+            f"seed {experiment.seed}.{_groups(experiment)}"
         )
     )
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
+
+
+def _groups(experiment: Experiment) -> str:
+    if not experiment.clients:
+        return ""
+    from calfat_plugin.report.labels import groups
+
+    return f" Groups: {groups(experiment)}."
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:

@@ -78,6 +78,13 @@ def _begin(run: RunInfo) -> str:
     return f"{resumed} {run.num_rounds} round{'s' if run.num_rounds > 1 else ''}"
 
 
+def _groups(run: RunInfo) -> str:
+    """``; groups of clients: liars (attackers), weak``; nothing without groups."""
+    groups = run.recipe.get("calfat", {}).get("clients") or ()
+    names = [f"{group['name']}{' (attackers)' * ('attacker' in group)}" for group in groups]
+    return f"; groups of clients: {', '.join(names)}" if names else ""
+
+
 class RunProgress(RunObserver):
     """The base of both ways to show a run, and itself shows nothing. Use it as a context manager around the run.
 
@@ -151,7 +158,7 @@ class PlainProgress(Lines, RunProgress):
 
     def run_started(self, run: RunInfo) -> None:
         super().run_started(run)
-        self.say(f"{run.name}: {_begin(run)} in {run.directory}")
+        self.say(f"{run.name}: {_begin(run)} in {run.directory}{_groups(run)}")
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         super().round_started(round, clients)
@@ -213,7 +220,8 @@ class LiveProgress(RunProgress):
 
     def run_started(self, run: RunInfo) -> None:
         super().run_started(run)
-        self._console.print(Text.assemble((run.name, "bold"), f": {_begin(run)} in {run.directory}"), soft_wrap=True)
+        begun = f": {_begin(run)} in {run.directory}{_groups(run)}"
+        self._console.print(Text.assemble((run.name, "bold"), begun), soft_wrap=True)
         self._bars.update(
             self._rounds, visible=True, total=run.num_rounds, completed=run.start_round - 1, detail=self._course
         )

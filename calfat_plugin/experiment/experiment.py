@@ -38,7 +38,12 @@ class Experiment(Recipe):
     @property
     def training_step_problem(self) -> str:
         """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
-        return self.threat.step_problem() if getattr(self.trainer.entry.build, "attacks", True) else ""
+        return self.threat.step_problem() if self.trains_attacked else ""
+
+    @property
+    def trains_attacked(self) -> bool:
+        """Whether its method has an attack; so one that is imported only when a run starts."""
+        return bool(getattr(self.trainer.entry.build, "attacks", True))
 
     @property
     def metric_columns(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import entries
-from calfat_plugin.errors import OptionError, RecipeError, listed
+from calfat_plugin.errors import OptionError, PluginError, RecipeError, listed
 from calfat_plugin.options import describe
 from calfat_plugin.recipe.clients import BESIDE, CLIENTS, OTHERS, TRAINED, GroupOptions, choosing_key, parsed_ids
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -128,10 +128,21 @@ def check_groups(experiment: Recipe) -> None:
                 group.path, "with partition_method: silo no party knows how many examples the others have; use ids."
             )
         _check_shape(experiment, group)
+        _check_method(experiment, group)
     if not any(getattr(group.options, key) for group in experiment.clients for key in _SIZES):
-        members_of(experiment, ())
-    if all(group.attacker for group in experiment.clients) and len(owner) == clients:
-        raise document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
+        members = members_of(experiment, ())
+        if len(members) == clients and all(group.attacker for group in members.values()):
+            raise document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
+
+
+def _check_method(experiment: Recipe, group: ClientGroup) -> None:
+    """What a group trains by is checked beside the run's, of which it has its own ``train_args`` and threat."""
+    beside = replace(experiment, train=group.recipe.train, threat=group.recipe.threat)
+    for plugin in (group.recipe.trainer, group.recipe.modifier):
+        try:
+            plugin.entry.check(plugin.options, beside)
+        except (OptionError, PluginError) as error:
+            raise experiment.document.error(group.path, str(error)) from None
 
 
 def _check_shape(experiment: Recipe, group: ClientGroup) -> None:

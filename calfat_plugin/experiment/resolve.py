@@ -15,6 +15,7 @@ from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
+from calfat_plugin.recipe.attacks import with_attack
 from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
 from calfat_plugin.recipe.host_keys import REFUSED_OPTIMIZERS
@@ -44,7 +45,9 @@ _EXAMPLE = "such as {name: calfat, preset: release}"
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
-def assemble(document: Document, registry: Registry, *, trains: bool = True, finished: bool = False) -> Experiment:
+def assemble(
+    document: Document, registry: Registry, *, trains: bool = True, finished: bool = False, group: bool = False
+) -> Experiment:
     """Resolve a recipe.
 
     Args:
@@ -52,12 +55,13 @@ def assemble(document: Document, registry: Registry, *, trains: bool = True, fin
         registry: the plugins.
         trains: whether it will run as it is, so that warnings about training and the monitor matter.
         finished: whether it is that of a run that is only looked at: a plugin that is not there has untyped options.
+        group: whether it is what a group of clients trains by, whose plugins are checked beside those of the run.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found, what was wanted and the nearest right spelling.
     """
     warnings: list[str] = []
-    document = with_defense(document, warnings)
+    document = with_attack(with_defense(document, warnings), warnings)
     written, document = document, _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
@@ -77,8 +81,9 @@ def assemble(document: Document, registry: Registry, *, trains: bool = True, fin
     experiment = Experiment(
         name=_name(document), document=document, registry=registry, host_extra=extra, **sections, **values
     )
-    _check_together(experiment, finished)
-    more = () if finished else _warnings(experiment, written, trains)
+    if not group:
+        _check_together(experiment, finished)
+    more = () if finished or group else _warnings(experiment, written, trains)
     return dataclasses.replace(experiment, warnings=(*warnings, *more))
 
 
@@ -124,7 +129,7 @@ class _Reader:
             case Groups():
                 return read_groups(
                     self.document,
-                    lambda variant: assemble(variant, self.registry, trains=False, finished=self.finished),
+                    lambda variant: assemble(variant, self.registry, finished=self.finished, group=True),
                     lambda at: self.plugin(at, entries.AttackerEntry, also=("name", "preset")),
                 )
         raise TypeError(f"{dotted(path)}: {what!r}")
@@ -314,13 +319,16 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
                 plugin.entry.check(plugin.options, experiment)
         except (OptionError, PluginError) as error:
             raise document.error(plugin.path, str(error)) from None
-    trainer, aggregator = experiment.trainer.entry, experiment.aggregator.entry
-    reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
-    if reason is not None:
-        raise document.error(
-            experiment.aggregator.path,
-            f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
-        )
+    aggregator = experiment.aggregator.entry
+    trainers = [recipe.trainer.entry for recipe in (experiment, *(group.recipe for group in experiment.clients))]
+    alone = all(trainer.name in aggregator.beside_others for trainer in trainers)
+    for trainer in trainers:
+        reason = trainer.conflicts.get(aggregator.name) or aggregator.conflicts.get(trainer.name)
+        if reason is not None and (alone or trainer.name not in aggregator.beside_others):
+            raise document.error(
+                experiment.aggregator.path,
+                f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
+            )
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 

@@ -96,6 +96,8 @@ class Server:
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
+        own = {group.name: experiment.trained_by(group).build_trainer() for group in self._groups.values()}
+        self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.server_state: State = {}
         self.broadcast: State = {}
@@ -284,6 +286,11 @@ class Server:
                         parameter_names=self._parameter_names,
                         num_clients=self.experiment.num_clients,
                         round=round,
+                        unattacked=frozenset(
+                            client
+                            for client in usable
+                            if not self.experiment.trained_by(self._groups.get(client)).trains_attacked
+                        ),
                     )
                 )
                 check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")

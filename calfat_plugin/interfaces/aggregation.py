@@ -57,6 +57,7 @@ class AggregationTask:
             replaced after the aggregation.
         num_clients: clients in total (not only this round's).
         round: 1-based round number.
+        unattacked: clients of the round whose method trains without an attack.
         monitored: gives the server's images, when called; only for entries that set ``uses_monitored_data``.
     """
 
@@ -66,6 +67,7 @@ class AggregationTask:
     parameter_names: Sequence[str]
     num_clients: int
     round: int
+    unattacked: frozenset[int] = frozenset()
     monitored: Callable[[], MonitoredData] = _no_data
 
 

@@ -176,6 +176,14 @@ class LocalTrainer(ABC):
         states = [{name: update.state[name] for name in names} for update in updates.values()]
         return weighted_average(states, [1.0] * len(states))
 
+    def among(self, others: Mapping[int, LocalTrainer]) -> LocalTrainer:
+        """Server side: the trainer that the server of a run with groups of clients uses; default: this one.
+
+        Args:
+            others: client id to its trainer, of the clients in a group.
+        """
+        return self
+
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
         """Server side: extras of the method (not of the aggregator) to send with the next global model.
 

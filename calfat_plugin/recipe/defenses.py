@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from calfat_plugin.errors import listed
 from calfat_plugin.options import describe, yaml_text
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.sections import section_at
 
-_SECTION, _SWITCH, _TYPE = "defense_args", "enable_defense", "defense_type"
+_SECTION = "defense_args"
 _AGGREGATOR: KeyPath = ("calfat", "aggregator")
+
+
+class HostPlugin(Protocol):
+    """A defence or an attack of the host's; ``options`` has the keys of its section that it takes."""
+
+    @property
+    def options(self) -> Collection[str]: ...
 
 
 @dataclass(frozen=True)
@@ -56,22 +63,14 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
     Raises:
         RecipeError: a type or a parameter that there is not, or two answers to which aggregator it is.
     """
-    if document.get((_SECTION,)) is None:
+    asked = asked_of_host(document, _SECTION, "defense", DEFENSES, "defence")
+    if asked is None:
         return document
-    section = {key: value for key, value in section_at(document, (_SECTION,)).items() if value is not None}
-    if section.pop(_SWITCH, None) is not True:  # the table of the host's keys has the words for the others
-        return document
-    kind, at = section.pop(_TYPE, None), (_SECTION, _TYPE)
-    found = DEFENSES.get(kind.strip()) if isinstance(kind, str) else None
-    if found is None:
-        raise document.error(at, f"got {describe(kind)}; of FedML's defences there are {listed(DEFENSES)} here.")
-    for key in section:
-        if key not in found.options:
-            known = f"It takes {listed(found.options)}." if found.options else "It takes none."
-            raise document.error((_SECTION, key), f"the defence '{kind}' has no such parameter here. {known}")
+    kind, section = asked
+    found = DEFENSES[kind]
     if document.get(_AGGREGATOR) is not None:
         raise document.error(
-            at,
+            (_SECTION, "defense_type"),
             f"'{kind}' selects the aggregator {found.aggregator}, and calfat.aggregator in "
             f"{document.place(_AGGREGATOR)} selects one, too; keep one of the two.",
         )
@@ -79,5 +78,40 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
     chosen = {"name": found.aggregator, **options, **found.fixed}
     place = document.place((_SECTION,))
     warnings.append(f"{place}: {_SECTION}: FedML's '{kind}' is calfat.aggregator: {yaml_text(chosen)} here.")
-    off = document.with_value((_SECTION,), {_SWITCH: False}, place)
+    off = document.with_value((_SECTION,), {"enable_defense": False}, place)
     return off.with_value(_AGGREGATOR, chosen, f"{place}: {_SECTION}")
+
+
+def asked_of_host(
+    document: Document, name: str, what: str, table: Mapping[str, HostPlugin], word: str
+) -> tuple[str, dict[str, Any]] | None:
+    """What a section of the host's asks for; None where it is off.
+
+    Args:
+        document: the recipe.
+        name: of the section.
+        what: ``defense`` of ``enable_defense`` and ``defense_type``.
+        table: by type, what there is here.
+        word: the plugin in messages.
+
+    Returns:
+        (type, key to value of what else the section says).
+
+    Raises:
+        RecipeError: a type or a parameter that there is not.
+    """
+    if document.get((name,)) is None:
+        return None
+    section = {key: value for key, value in section_at(document, (name,)).items() if value is not None}
+    if section.pop(f"enable_{what}", None) is not True:  # the table of the host's keys has the words for the others
+        return None
+    kind = section.pop(f"{what}_type", None)
+    found = table.get(kind.strip()) if isinstance(kind, str) else None
+    if found is None:
+        text = f"got {describe(kind)}; of FedML's {word}s there are {listed(table)} here."
+        raise document.error((name, f"{what}_type"), text)
+    for key in section:
+        if key not in found.options:
+            known = f"It takes {listed(found.options)}." if found.options else "It takes none."
+            raise document.error((name, key), f"the {word} '{kind}' has no such parameter here. {known}")
+    return kind.strip(), section

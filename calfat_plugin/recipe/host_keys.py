@@ -70,7 +70,10 @@ _DEFENCE = (
     "FedML's own defences do not run here: calfat.aggregator combines the updates, and defense_args with "
     "enable_defense: true and a defense_type selects one"
 )
-_ATTACK = "FedML's attacks are not used here: every client is honest, and calfat.threat describes the attack on images"
+_ATTACK = (
+    "FedML's own attacks do not run here: a group of calfat.clients may have an attacker, and attack_args with "
+    "enable_attack: true and an attack_type select one"
+)
 _ENCRYPTION = "there is no homomorphic encryption here: the server sees every client's update"
 _TRACKING = (
     "FedML's own tracking cannot start: fedml 0.9.6 calls a function of its own with the wrong number of arguments "

@@ -246,7 +246,7 @@ def learning_rate(run: RunFiles) -> Chart | None:
 def own_metrics(run: RunFiles) -> list[Chart]:
     """What plugins measured beside loss and accuracy, round by round: a chart each."""
     charts = []
-    for index, column in enumerate(run.metrics):
+    for index, column in enumerate(name for name in run.metrics if not name.startswith("group/")):
         points, (where, _, name) = run.curve(column), column.rpartition("/")
         by = {"train": "The clients' mean, each by its examples.", "server": "Measured by the aggregator."}
         caption = f"{by.get(where, f'Measured by the evaluator {where}.')} Last round: {points[-1][1]:.4g}."

@@ -12,7 +12,9 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment.compare import PLUGIN_PLACE, comparable
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.options import options_to_plain, to_plain
+from calfat_plugin.recipe.clients import CHOOSING, TRAINED
 from calfat_plugin.recipe.keys import Plugin
+from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.recipe.training import TrainArgs
 from calfat_plugin.report.numbers import counted
@@ -34,6 +36,8 @@ def plain(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple)):
         return ", ".join(map(pick, value)) or "none"
+    if isinstance(value, Mapping):
+        return pick(value) if "name" in value else _options(value).strip(" ()")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -55,6 +59,27 @@ def method(run: RunFiles) -> str:
     return trainer.name if loss.name == "plain" else f"{trainer.name} + {loss.name}"
 
 
+def difference(group: ClientGroup, run: Recipe) -> str:
+    """What is different about a group of clients: ``attacker sign_flip (scale 5), ε 4/255``."""
+    written, usual = group.as_run(), options_to_plain(run.threat)
+    loss = group.recipe.modifier
+    trained = f"{pick(written['trainer'])}{f' + {loss.name}' * (loss.name != 'plain')}" if "trainer" in written else ""
+    parts = [
+        f"attacker {pick(written['attacker'])}" if "attacker" in written else "",
+        f"trainer {trained}" if trained else "",
+        *(option_words(key, plain(value)) for key, value in written.get("threat", {}).items() if value != usual[key]),
+        *(option_words(key, plain(written[key])) for key in TRAINED if key in written),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def groups(run: Recipe) -> str:
+    """The groups of clients: ``liars (share 0.2): attacker sign_flip (scale 5); weak (ids 0, 1): trainer standard``."""
+    written = [group.as_run() for group in run.clients]
+    who = [next(option_words(key, plain(each[key])) for key in CHOOSING if key in each) for each in written]
+    return "; ".join(f"{g.name} ({by}): {difference(g, run)}" for g, by in zip(run.clients, who, strict=True))
+
+
 def partition(run: RunFiles) -> str:
     """How the data was split: ``dirichlet, β = 0.1``."""
     name = run.recipe.partition.name
@@ -65,8 +90,13 @@ def headline(run: RunFiles) -> str:
     """The run in a sentence."""
     return (
         f"{method(run)} with {run.recipe.aggregator.name} on {run.recipe.dataset.name} ({partition(run)}): "
-        f"{counted(run.recipe.num_clients, 'client')}, {counted(run.num_rounds, 'round')}, seed {run.seed}"
+        f"{counted(run.recipe.num_clients, 'client')}{_in_groups(run)}, {counted(run.num_rounds, 'round')}, "
+        f"seed {run.seed}"
     )
+
+
+def _in_groups(run: RunFiles) -> str:
+    return f" ({listing(run.recipe.group_names)})" if run.recipe.clients else ""
 
 
 def highlights(run: RunFiles) -> dict[str, str]:
@@ -85,7 +115,9 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Clients": f"{recipe.num_clients}, {'all' if per_round == recipe.num_clients else per_round} in each round",
         "Rounds": f"{run.num_rounds}, {work}, batches of {train.batch_size}",
         f"Local {_OPTIMIZERS[train.client_optimizer]}": _optimizer(train),
-        "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {threat.steps} training steps of {step}",
+        "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {threat.steps} training steps of {step}"
+        f"{', others in groups' * any('threat' in group.changed for group in recipe.clients)}",
+        "Groups": groups(recipe),
         "Seed": str(run.seed),
         "Security": UNPROTECTED if _is_unprotected(run) else "",
     }
@@ -162,6 +194,7 @@ _PROBLEM = (
     "calfat.partition.",
     "calfat.threat.",
 )
+_OF_A_GROUP = ("name", *CHOOSING, "seed", "threat", "attacker")
 _FIRST: Mapping[str, Callable[[Any], str]] = {  # said before all others
     "data_args.dataset": plain,
     "data_args.partition_method": plain,
@@ -184,8 +217,18 @@ def settings_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat."""
-    return {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
+    """What must agree before accuracies compare, of a recipe as run: data, partition, model, clients and threat.
+
+    Of groups of clients it is who attacks and who has a threat of its own; by what others train is a method.
+    """
+    found = {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
+    groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in _groups_of(recipe)]
+    other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
+    return {**found, "calfat.clients": other} if other else found
+
+
+def _groups_of(recipe: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return recipe.get("calfat", {}).get("clients") or ()
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -29,6 +29,7 @@ from calfat_plugin.report.charts import (
     tsne_chart,
 )
 from calfat_plugin.report.comparison import reported_of
+from calfat_plugin.report.groups import group_curves, groups_table, ranges, with_groups
 from calfat_plugin.report.numbers import (
     NOTHING,
     bare_percent,
@@ -75,7 +76,10 @@ def run_page(run: RunFiles, figures: Path) -> str:
                 rounds=_rounds(run),
             ),
             "clients": some(
-                figures=drawn(label_distribution(run), heterogeneity(run), losses(run), learning_rate(run)),
+                figures=drawn(
+                    label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run)
+                ),
+                groups=groups_table(run),
                 counts=_counts(run),
             ),
             "attacks": attacks_view(run.attacks, figures),
@@ -135,6 +139,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         "reported": (source or "as the recipe says") if compares else "",
         "selected": labels.listing(best),
         "validated": "validation_selected" in run.results,
+        "attackers": ranges(run.partition.get("attackers") or ()),
         "worst": _worst(run),
         "measured": dict(map(_how, run.evaluations)),
     }
@@ -146,7 +151,7 @@ def _worst(run: RunFiles) -> list[tuple[str, str, list[str]]]:
     for evaluation in run.evaluations:
         found = {key: evaluation.get(key) for key in ("worst_class", "worst_clients")}
         numbers = [bare_percent(float(evaluation["accuracy"]))]
-        for worst, names in zip(found.values(), (run.class_names, ()), strict=True):
+        for worst, names in zip(found.values(), (run.class_names, with_groups(run)), strict=True):
             numbers += [bare_percent(worst["accuracy"]), listed_ids(worst["ids"], names)] if worst else [NOTHING] * 2
         if any(found.values()):
             rows.append((str(evaluation["label"]), "", numbers))

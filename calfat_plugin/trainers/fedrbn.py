@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
-from calfat_plugin.interfaces import LocalTask, State
+from calfat_plugin.interfaces import LocalTask, LocalTrainer, State
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import TrainBatch
@@ -38,6 +40,9 @@ class FedRBNOptions:
     at_fraction: float = option(
         1.0, low=0, open_low=True, high=1, help="share of clients that train adversarially, spread evenly over the ids"
     )
+    role: Literal["at", "st"] | None = option(
+        None, help="the same role for all who train with these options, such as a group of clients; null: by roles"
+    )
     roles: str | None = option(
         None, help="role of each client in turn, at or st, such as 'at st st st st'; null: by at_fraction"
     )
@@ -54,6 +59,8 @@ class FedRBNOptions:
     def __post_init__(self) -> None:
         if self.roles is None:
             return
+        if self.role is not None:
+            raise OptionError("role and roles: both say who trains adversarially; keep one of the two.")
         words = self.roles.split()
         wrong = [word for word in words if word not in ("at", "st")]
         if wrong:
@@ -63,11 +70,15 @@ class FedRBNOptions:
 
     @property
     def some_borrow(self) -> bool:
-        """Whether any client of the federation can have the role ``st``, in this round or another."""
+        """Whether any client that these options are for can have the role ``st``, in this round or another."""
+        if self.role is not None:
+            return self.role == "st"
         return self.at_fraction < 1 if self.roles is None else "st" in self.roles.split()
 
     def trains_adversarially(self, client: int) -> bool:
         """Whether a client's role is ``at``; a function of the options and its 0-based id, so all parties agree."""
+        if self.role is not None:
+            return self.role == "at"
         if self.roles is not None:
             return self.roles.split()[client] == "at"
         # 0.29 * 100 is 28.999999999999996; the slack makes it the 29 that was meant.
@@ -136,8 +147,19 @@ class FedRBN(AdversarialTrainer):
 
     # --- the server's part --------------------------------------------------------------------------------------------
 
+    _others: Mapping[int, LocalTrainer] = MappingProxyType({})
+
+    def among(self, others: Mapping[int, LocalTrainer]) -> FedRBN:
+        found = copy(self)
+        found._others = others
+        return found
+
+    def _options_of(self, client: int) -> FedRBNOptions:
+        options: FedRBNOptions = getattr(self._others.get(client, self), "options", self.options)
+        return options
+
     def broadcast(self, updates: Mapping[int, LocalUpdate]) -> dict[str, Tensor]:
-        if not self.options.some_borrow:
+        if not (self.options.some_borrow or any(self._options_of(client).some_borrow for client in self._others)):
             return {}
         return {  # also after a round of at clients alone: other clients may train in the next one
             f"{_SENT}{client}/{name}": state[name]
@@ -154,12 +176,12 @@ class FedRBN(AdversarialTrainer):
         states = []
         for client, update in updates.items():
             own = {name: update.state[name] for name in names}
-            lent = {} if self.options.trains_adversarially(client) else self._lent(own, sources)
+            lent = {} if self._options_of(client).trains_adversarially(client) else self._lent(own, sources)
             states.append({**own, **lent})
         return weighted_average(states, [1.0] * len(states))
 
     def _sources(self, updates: Mapping[int, LocalUpdate]) -> dict[int, State]:
-        return {c: update.state for c, update in updates.items() if self.options.trains_adversarially(c)}
+        return {c: update.state for c, update in updates.items() if self._options_of(c).trains_adversarially(c)}
 
     def _lent(self, own: State, sources: Sequence[State]) -> dict[str, Tensor]:
         """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
@@ -266,6 +288,12 @@ def _received(broadcast: State) -> list[State]:
 
 def _check(options: FedRBNOptions, recipe: Recipe) -> None:
     clients = recipe.train.client_num_in_total
+    if options.role is not None:
+        picked = (recipe.trainer.options, *(group.recipe.trainer.options for group in recipe.clients))
+        if all(isinstance(other, FedRBNOptions) and other.role == "st" for other in picked):
+            text = "role: every client has the role st; expected others, in calfat.clients, with the role at."
+            raise OptionError(text)
+        return
     if options.roles is not None and len(options.roles.split()) != clients:
         raise OptionError(
             f"roles: got {len(options.roles.split())} roles in '{options.roles}', expected one for each of the "

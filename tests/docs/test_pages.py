@@ -19,7 +19,15 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
-from calfat_plugin.testing import builtin_registry, check_dataset, check_evaluator, check_model, check_trainer
+from calfat_plugin.testing import (
+    builtin_registry,
+    check_aggregator,
+    check_attacker,
+    check_dataset,
+    check_evaluator,
+    check_model,
+    check_trainer,
+)
 from tests.docs.names import BUILT_IN, inline, recipe_keys
 from tests.docs.pages import DOCS, FENCE, PAGES, blocks, text_of
 from tests.docs.reader import Reader
@@ -68,6 +76,10 @@ def test_only_these_blocks_are_not_run() -> None:
 
 
 CHECKED: dict[str, Callable[[Registry, Path], object]] = {
+    "howto/attackers.md": lambda registry, folder: [
+        check_attacker("stale", registry=registry),
+        check_aggregator("cosine-krum", registry=registry),
+    ],
     "howto/data.md": lambda registry, folder: check_dataset("shapes", folder, registry=registry),
     "howto/evaluator.md": lambda registry, folder: [
         check_evaluator(name, registry=registry) for name in ("corners", "shift")

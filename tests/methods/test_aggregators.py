@@ -89,6 +89,20 @@ def test_sfat_with_ratio_one_is_fedavg(losses, top):
     assert torch.allclose(even.state["w"], mean.state["w"], atol=1e-7)
 
 
+def test_sfat_ranks_only_the_clients_that_attack():
+    """Client 2 has the smallest loss, of clean images: 1.2 / 3.2 for client 0, 1 / 3.2 for the others."""
+    updates = {
+        client: LocalUpdate({"w": torch.ones(2)}, 1, metrics={"loss": loss}) for client, loss in enumerate([2, 3, 1])
+    }
+    task = AggregationTask(
+        {"w": torch.ones(2)}, updates, {}, ["w"], num_clients=3, round=2, unattacked=frozenset({2, 7})
+    )
+    weights = build_aggregator("sfat", ratio=1.2).combine(task).weights
+    assert weights == pytest.approx({0: 0.375, 1: 0.3125, 2: 0.3125})
+    nobody = dataclasses.replace(task, unattacked=frozenset(range(3)))
+    assert build_aggregator("sfat", top=2).combine(nobody).weights == pytest.approx(dict.fromkeys(range(3), 1 / 3))
+
+
 @pytest.mark.parametrize(("ratio", "top", "other"), [(1.2, 0.2308, 0.1923), (1.4, 0.2593, 0.1852)])
 def test_sfats_published_weights_of_five_clients(ratio, top, other):
     weights = slack_weights([1] * 5, [3, 1, 2, 4, 5], ratio=ratio, top=1)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from calfat_plugin import testing
 from calfat_plugin.attackers.colluding import hidden_deviations
+from calfat_plugin.entries import AttackerEntry
+from calfat_plugin.errors import PluginError
 from calfat_plugin.federation.attack import Attackers
 from calfat_plugin.federation.wire import unpack_update
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import Attacker, AttackTask
+from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.testing.tiny import tiny_experiment
 from tests.methods.helpers import Federation, experiment, same_bits
 
 
@@ -57,10 +65,51 @@ def test_a_client_of_a_group_trains_as_all_would_by_that_recipe(group: Any, same
         assert same_bits(sent(mixed, client), sent(plain, client))
 
 
+def test_each_group_has_its_own() -> None:
+    groups = [{"ids": 0, "trainer": "standard"}, {"ids": 1, "trainer": "fedtrades"}]
+    mixed = Federation(experiment("fedpgd", calfat__clients=groups))
+    for client, trainer in enumerate(("standard", "fedtrades", "fedpgd")):
+        assert same_bits(sent(mixed, client), sent(Federation(experiment(trainer)), client))
+
+
+def test_means_of_groups_are_over_their_own_clients() -> None:
+    record = played([{"ids": [0, 2], "epochs": 2, "name": "two"}], rounds=0).play()
+    for column, numbers in (("loss", record.losses), ("update_norm", record.update_norms)):
+        assert record.metrics[f"group/two/{column}"] == pytest.approx((numbers[0] + numbers[2]) / 2)
+        assert record.metrics[f"group/others/{column}"] == pytest.approx(numbers[1])
+
+
 def test_the_same_group_for_all_is_the_plain_recipe() -> None:
     grouped = played([{"share": 1, "epochs": 2, "trainer": "standard"}])
     plain = played(trainer="standard", train_args__epochs=2)
     assert same_bits(grouped.server.state, plain.server.state)
+
+
+def test_roles_of_fedrbn_are_groups() -> None:
+    """The same bits as with a role for each client in turn, at the server and at the clients."""
+    warm = {"name": "fedrbn", "pnc_warmup": 1}
+    listed = played(trainer={**warm, "roles": "at st at"}, rounds=3)
+    for trainer, clients in (
+        (warm, [{"ids": 1, "trainer": {**warm, "role": "st"}}]),
+        ({**warm, "role": "st"}, [{"ids": [0, 2], "trainer": {**warm, "role": "at"}}]),
+    ):
+        grouped = played(clients, trainer=trainer, rounds=3)
+        assert same_bits(grouped.server.state, listed.server.state)
+        assert same_bits(grouped.server.broadcast, listed.server.broadcast)
+        kept, wanted = grouped.worker.client_states, listed.worker.client_states
+        assert all(same_bits(kept[client], wanted[client]) for client in wanted)
+
+
+@pytest.mark.parametrize(("group", "unattacked"), [({"trainer": "standard"}, {2}), ({"epochs": 3}, set())])
+def test_the_aggregator_knows_who_trains_without_an_attack(
+    monkeypatch: pytest.MonkeyPatch, group: Any, unattacked: set[int]
+) -> None:
+    federation = played([{"ids": 2, **group}], rounds=1, aggregator="sfat")
+    found = []
+    combine = federation.server._aggregator.combine
+    monkeypatch.setattr(federation.server._aggregator, "combine", lambda task: found.append(task) or combine(task))
+    federation.play()
+    assert [set(task.unattacked) for task in found] == [unattacked]
 
 
 # --- attackers --------------------------------------------------------------------------------------------------------
@@ -118,7 +167,7 @@ def test_noise_is_anew_each_round_and_the_same_each_time() -> None:
     group = [{"ids": 1, "attacker": {"name": "gaussian_noise", "std": 0.5}}]
     first = played(group, rounds=0)
     one, two = moves(first)[1], moves(first)[1]
-    assert not torch.equal(one, two)
+    assert not torch.allclose(one, two, atol=1e-3)  # the same draw comes back from another model, but for rounding
     assert 0.1 < float(one.std()) < 1.0
     assert torch.equal(moves(played(group, rounds=0))[1], one)
 
@@ -158,6 +207,34 @@ def test_attackers_do_not_see_each_other() -> None:
     found = moves(played(clients, rounds=0))
     for client in (1, 2):
         torch.testing.assert_close(found[client], -honest[0], rtol=1e-4, atol=1e-5)
+
+
+class Looking(Attacker):
+    def __init__(self, options: Any) -> None:
+        """options: none."""
+
+    def sent(self, task: AttackTask) -> State:
+        return next(iter(task.honest().values()))
+
+
+@pytest.mark.parametrize("sees_honest", [True, False])
+def test_who_looks_at_honest_models_has_to_declare_it(sees_honest: bool) -> None:
+    entry = AttackerEntry("looking", build=Looking, sees_honest=sees_honest)
+    plugin = SimpleNamespace(calfat_attackers=hookimpl(lambda: [entry]), __name__="looking")
+    recipe = tiny_experiment(
+        testing.builtin_registry(plugin), trainer="fedpgd", clients=[{"ids": [1], "attacker": "looking"}]
+    )
+    federation = Federation(recipe)
+    if sees_honest:
+        found = moves(federation)
+        assert torch.equal(found[1], found[0])
+        return
+    with pytest.raises(PluginError) as refused:
+        federation.play()
+    assert str(refused.value) == (
+        "attacker 'looking' (passed in looking): sent asks for the honest clients' models (task.honest), which its "
+        "entry does not declare. Give the AttackerEntry sees_honest=True."
+    )
 
 
 @pytest.mark.parametrize(

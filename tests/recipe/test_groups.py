@@ -204,6 +204,90 @@ def test_too_many_of_the_smallest_are_refused_once_the_data_are_read() -> None:
     assert str(refused.value) == "r.yaml:10: calfat.clients[1]: it asks for 3 clients, and 2 are in no group above."
 
 
+def test_sizes_are_refused_where_nobody_knows_them() -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolved(
+            "{smallest: 2, epochs: 1}",
+            partition="silo",
+            common_args__training_type="cross_silo",
+            comm_args__backend="GRPC",
+            data_args__dataset="image_folder",
+        )
+    assert str(refused.value) == (
+        "r.yaml:9: calfat.clients[0]: with partition_method: silo no party knows how many examples the others have; "
+        "use ids."
+    )
+
+
+def test_a_share_may_be_drawn_across_silos() -> None:
+    """Each party draws the same one, from the recipe."""
+    experiment = resolved("{share: 0.3, epochs: 1}", common_args__training_type="cross_silo", comm_args__backend="GRPC")
+    assert members(experiment) == members(resolved("{share: 0.3, epochs: 1}"))
+
+
+FEDRBN = {"calfat__trainer": "fedrbn"}
+
+
+@pytest.mark.parametrize(
+    ("group", "settings", "text"),
+    [
+        (
+            "{ids: 0, trainer: fedpgd}",
+            FEDRBN,
+            "r.yaml:9: calfat.clients[0].trainer: 'fedrbn' changes the model's tensors, so either all clients train "
+            "with it or none does.",
+        ),
+        (
+            "{ids: 0, trainer: {name: fedrbn, role: st}}",
+            {"calfat__trainer": {"name": "fedrbn", "role": "st"}},
+            "--set calfat__trainer: calfat.trainer: role: every client has the role st; expected others, in "
+            "calfat.clients, with the role at.",
+        ),
+        (
+            "{ids: 0, trainer: {name: fedrbn, role: st, roles: at st}}",
+            FEDRBN,
+            "r.yaml:9: calfat.clients[0]: calfat.trainer: role and roles: both say who trains adversarially; keep one "
+            "of the two.",
+        ),
+        (
+            "{ids: 0, trainer: {name: fedrbn, at_fraction: 0.01}}",
+            FEDRBN,
+            "r.yaml:9: calfat.clients[0]: at_fraction: got 0.01, which leaves none of the 10 clients to train "
+            "adversarially; expected at least 0.1.",
+        ),
+        (
+            "{ids: 0, threat: {steps: 1}}",
+            {"calfat__trainer": "fedgairat"},
+            "r.yaml:9: calfat.clients[0]: weighting tanh divides by half the attack's steps, rounded down, so "
+            "calfat.threat.steps must be at least 2; got 1. weighting: discrete takes any number.",
+        ),
+        (
+            "{ids: 0, epochs: 1}",
+            {"calfat__trainer": "standard", "calfat__aggregator": "sfat"},
+            "--set calfat__aggregator: calfat.aggregator: aggregator 'sfat' and local trainer 'standard' cannot work "
+            "together: SFAT ranks clients by their adversarial loss, and standard federated learning has none. In "
+            "calfat.clients, groups may train so beside others that do not; they are not ranked.",
+        ),
+    ],
+)
+def test_methods_that_cannot_be_together_are_refused(group: str, settings: Any, text: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolved(group, **settings)
+    assert str(refused.value) == text
+
+
+@pytest.mark.parametrize(
+    ("group", "settings"),
+    [
+        ("{ids: 0, trainer: standard}", {"calfat__aggregator": "sfat"}),
+        ("{ids: 0, trainer: fedpgd}", {"calfat__trainer": "standard", "calfat__aggregator": "sfat"}),
+        ("{ids: 0, trainer: {name: fedrbn, role: st}}", FEDRBN),
+    ],
+)
+def test_methods_that_can_be_together_are_not_refused(group: str, settings: Any) -> None:
+    assert [group.name for group in resolved(group, **settings).clients] == ["group1"]
+
+
 def test_attackers_are_refused_across_silos() -> None:
     with pytest.raises(RecipeError) as refused:
         resolved("{ids: 0, attacker: ipm}", common_args__training_type="cross_silo", comm_args__backend="GRPC")

@@ -46,6 +46,8 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "adversarial split": 690812710412556151,
     "full gradient batches": 2654349661551915955,
     "full gradient attack": 8032431428515850768,
+    "attacker": 806828071496121681,
+    "clients of a group": 6336666603128600213,
     "ambient": 6792431728365265000,
     "ambient aggregation": 1517004274714031063,
     "ambient evaluation": 2041863676708084932,

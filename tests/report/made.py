@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
@@ -78,6 +79,7 @@ def made_run(
     name: str = "made.yaml",
     counts: Sequence[Sequence[int]] = COUNTS,
     classes: Sequence[str] = CLASSES,
+    metrics: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
     """Write a run directory.
 
@@ -89,6 +91,7 @@ def made_run(
         name: the recipe's file name.
         counts: training examples, a row a client.
         classes: names of the classes.
+        metrics: further columns, the same in every round.
     """
     run = experiment(*overrides, name=name)
     directory = RunDirectory.create(run, path)
@@ -98,6 +101,7 @@ def made_run(
             snapshot = Snapshot(round=number, global_state={})
             rate = run.train.learning_rate_of(number)
             finished = dataclasses.replace(record(number, monitored, clients=len(counts)), learning_rate=rate)
+            finished = dataclasses.replace(finished, metrics=dict(metrics))
             writer.round_finished(finished.with_worst_clients(counts), snapshot)
     directory.write_json(directory.partition, {"class_names": list(classes), "class_counts": [list(c) for c in counts]})
     directory.write_json(

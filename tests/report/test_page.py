@@ -40,6 +40,7 @@ def view(text: str) -> dict[str, Any]:
         "reported": text,
         "selected": text,
         "validated": text,
+        "attackers": text,
         "measured": {text: text},
         "worst": [row],
     }
@@ -49,7 +50,7 @@ def view(text: str) -> dict[str, Any]:
             "figures": drawings,
             "rounds": {"total": text, "duration": text, "refused": 1, **table},
         },
-        "clients": {"figures": drawings, "counts": table},
+        "clients": {"figures": drawings, "counts": table, "groups": [row]},
         "attacks": [{"name": text, "selected_on": text, "rows": [row], **found}],
         "trust": {
             **dict.fromkeys(("verdict", "sentence", "examples"), text),

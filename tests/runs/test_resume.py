@@ -120,6 +120,21 @@ def test_killed_in_the_middle_of_a_schedule(warm: WarmServer, recipe: Path) -> N
     assert rates == pytest.approx([0.05 / 3, 0.1 / 3, 0.05, 0.0375, 0.0125])
 
 
+@pytest.mark.parametrize("at", ["training", "row"])
+def test_killed_with_groups_and_attackers(warm: WarmServer, recipe: Path, at: str) -> None:
+    groups = (
+        "[{share: 0.2, attacker: gaussian_noise}, {smallest: 1, attacker: label_flip, epochs: 2}, "
+        "{largest: 1, trainer: standard, threat: {eps: 0.05}}]"
+    )
+    arguments = ("run", "tiny.yaml", *SOME, "--set", f"calfat.clients={groups}", "--set", "train_args.comm_round=5")
+    assert warm.run(*arguments, "--run-dir", "whole", cwd=recipe.parent).code == 0
+    assert warm.run(*arguments, "--run-dir", "run", cwd=recipe.parent, **sabotage(at, 3)).code == -9
+    assert warm.run(*arguments, "--run-dir", "run", "--resume", cwd=recipe.parent).code == 0
+    run, whole = recipe.parent / "run", recipe.parent / "whole"
+    assert_same_end(run, whole)
+    assert (run / "partition.json").read_text() == (whole / "partition.json").read_text()
+
+
 def test_killed_twice(warm: WarmServer, whole: dict[tuple[str, ...], Path], recipe: Path) -> None:
     arguments = ("run", "tiny.yaml", *SOME, "--run-dir", "run")
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9

@@ -64,6 +64,12 @@ METHODS = {
         *("train_args.client_optimizer=adamw", "train_args.lr_schedule=cosine", "train_args.warmup_rounds=1"),
         *("train_args.local_steps=3", "train_args.max_grad_norm=0.5"),
     ],
+    "groups": [
+        "calfat.aggregator={name: trimmed_mean, f: 1}",
+        "calfat.clients=[{ids: 0, trainer: {name: fedpgd, loss: logitadj}, epochs: 2}, "
+        "{smallest: 1, threat: {eps: 0.05}}, {share: 0.3, attacker: alie}, "
+        "{largest: 1, attacker: label_flip, batch_size: 64}]",
+    ],
 }
 LONGER = (*METHODS["scaffold"], "train_args.comm_round=4")
 DEATH = r"worker [12] \(process \d+\) was killed by signal 9 \(SIGKILL\) in round \d while it trained client \d"

@@ -105,13 +105,13 @@ class Federation:
     """A recipe in a folder, and the processes that run it. Use as a context manager: it ends them all."""
 
     def __init__(self, folder: Path, **changes: Any) -> None:
-        """``changes``: section to values, merged into :data:`RECIPE`; ``silo=`` and the like go below ``calfat``."""
+        """``changes``: section to values, merged into :data:`RECIPE` (lists replace); ``silo=``: below ``calfat``."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         content = yaml.safe_load(yaml.safe_dump(RECIPE))
         for section, values in changes.items():
             where = content if section.endswith("_args") else content["calfat"]
-            where.setdefault(section, {}).update(values)
+            where[section] = {**where.get(section, {}), **values} if isinstance(values, dict) else values
         self.num_clients: int = content["train_args"]["client_num_in_total"]
         self.ports = free_ports(self.num_clients + 1)
         content["calfat"]["silo"].setdefault("parties", [f"127.0.0.1:{port}" for port in self.ports])

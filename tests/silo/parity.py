@@ -33,6 +33,21 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "SCAFFOLD": {"aggregator": {"name": "scaffold"}},
     "FedAdam": {"aggregator": {"name": "fedadam"}},
     "FedRBN": {"trainer": {"name": "fedrbn"}},
+    "Groups": {
+        "clients": [
+            {"ids": 0, "trainer": "standard", "epochs": 2},
+            {"smallest": 1, "threat": {"eps": 0.05}, "learning_rate": 0.02},
+        ]
+    },
+}
+IN_SIMULATIONS: Mapping[str, Mapping[str, Any]] = {
+    "Attackers": {
+        "aggregator": {"name": "median"},
+        "clients": [
+            {"share": 0.4, "attacker": "gaussian_noise"},
+            {"smallest": 1, "attacker": "label_flip", "batch_size": 40},
+        ],
+    },
 }
 PARTICIPATION: Mapping[str, Mapping[str, int]] = {
     "all of 2": {"client_num_in_total": 2, "client_num_per_round": 2},
@@ -54,7 +69,8 @@ class Case:
     def federation(self, folder: Path, **changes: Any) -> Federation:
         """Its recipe in a folder, with these changes."""
         train = {**PARTICIPATION[self.participation], "comm_round": NUM_ROUNDS}
-        federation = Federation(folder, train_args=train, **{**METHODS[self.method], **changes})
+        method = {**METHODS, **IN_SIMULATIONS}[self.method]
+        federation = Federation(folder, train_args=train, **{**method, **changes})
         federation.reports = False
         return federation
 

@@ -13,10 +13,16 @@ from tests.silo.broker import needs_mosquitto
 
 CASES = [
     parity.Case(method, participation)
-    for method, participation in itertools.product(("FedAvg", "FedProx", "SCAFFOLD", "FedRBN"), parity.PARTICIPATION)
+    for method, participation in itertools.product(
+        ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN", "Groups"), parity.PARTICIPATION
+    )
 ]
 #: Client states with and without clients that wait, one of the server, and buffers: what messages differ in most.
-IN_EVERY_TEST = (parity.Case("SCAFFOLD", "2 of 3"), parity.Case("FedRBN", "all of 2"))
+IN_EVERY_TEST = (
+    parity.Case("SCAFFOLD", "2 of 3"),
+    parity.Case("FedRBN", "all of 2"),
+    parity.Case("Groups", "2 of 3"),
+)
 each_case = pytest.mark.parametrize(
     "case",
     [
@@ -40,6 +46,12 @@ def test_every_runtime_ends_with_the_same_model(tmp_path: Path, tools: parity.To
         tools.job(size)  # it imports while others run
     runtimes = ("simulator", "GRPC", "MPI simulator", "MPI")
     hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in runtimes}
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_both_simulators_have_the_same_attackers(tmp_path: Path, tools: parity.Tools) -> None:
+    case = parity.Case("Attackers", "2 of 3")
+    hashes = {runtime: parity.model_hash(runtime, case, tmp_path, tools) for runtime in ("simulator", "MPI simulator")}
     assert len(set(hashes.values())) == 1, hashes
 
 

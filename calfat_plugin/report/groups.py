@@ -1,0 +1,78 @@
+"""Groups of clients on the page of a run: who differs in what, and each group's means over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calfat_plugin.recipe.clients import GROUPED, OTHERS
+from calfat_plugin.report.charts import Chart, Line, line_chart
+from calfat_plugin.report.labels import difference
+from calfat_plugin.report.numbers import NOTHING
+from calfat_plugin.report.reading import RunFiles
+
+_WORDS = {"loss": "training loss", "update_norm": "length of an update", "update_cosine": "cosine of an update"}
+
+
+def members(run: RunFiles) -> dict[str, list[int]]:
+    """Group to client ids, those of no group last; empty without groups, or where no file says who is in them."""
+    found: Mapping[str, Sequence[int]] = run.partition.get("groups") or {}
+    if not found:
+        return {}
+    grouped = {client for ids in found.values() for client in ids}
+    others = [client for client in range(run.recipe.num_clients) if client not in grouped]
+    return {**{name: list(ids) for name, ids in found.items()}, **({OTHERS: others} if others else {})}
+
+
+def with_groups(run: RunFiles) -> tuple[str, ...]:
+    """What the page calls each client: ``3``, or ``3 (weak)`` in a group."""
+    whose = {client: name for name, ids in members(run).items() for client in ids if name != OTHERS}
+    return tuple(f"{client} ({whose[client]})" if client in whose else str(client) for client in range(_count(run)))
+
+
+def _count(run: RunFiles) -> int:
+    return run.recipe.num_clients if run.recipe.clients else 0
+
+
+def groups_table(run: RunFiles) -> list[tuple[str, str, list[str]]]:
+    """(group, what differs, [clients and each mean of the last round that has one]); empty without groups."""
+    who, of = members(run), {group.name: group for group in run.recipe.clients}
+    rows = []
+    for name in run.recipe.group_names:
+        group, ids = of.get(name), who.get(name)
+        if name == OTHERS and who and not ids:
+            continue
+        curves = [run.curve(f"group/{name}/{what}") for what in GROUPED]
+        means = [f"{curve[-1][1]:.4g}" if curve else NOTHING for curve in curves]
+        marked = f"{name}, attackers" if group is not None and group.attacker is not None else name
+        text = "as the recipe says" if group is None else difference(group, run.recipe)
+        rows.append((marked, text, [NOTHING if ids is None else ranges(ids), *means]))
+    return rows
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """Ascending ids as recipes write them: ``0-4, 7``."""
+    found: list[list[int]] = []
+    for client in ids:
+        if found and client == found[-1][-1] + 1:
+            found[-1][1:] = [client]
+        else:
+            found.append([client])
+    return ", ".join("-".join(map(str, ends)) for ends in found)
+
+
+def group_curves(run: RunFiles) -> list[Chart | None]:
+    """What ``rounds.csv`` has of groups, round by round: a chart each, with a line a group."""
+    return [_curves(run, what, words) for what, words in _WORDS.items()]
+
+
+def _curves(run: RunFiles, what: str, words: str) -> Chart | None:
+    found = [(name, run.curve(f"group/{name}/{what}")) for name in run.recipe.group_names]
+    lines = [Line(name, index, points) for index, (name, points) in enumerate(found) if points]
+    if all(len(line.points) < 2 for line in lines):
+        return None
+    last: dict[str, Any] = {line.name: f"{line.points[-1][1]:.3g}" for line in lines}
+    caption = f"Mean over each group's clients of a round. Last: {', '.join(f'{n} {v}' for n, v in last.items())}."
+    if what == "update_cosine":
+        caption += " With the coordinate-wise median of the round's updates."
+    return line_chart(f"groups_{what}", f"{words[:1].upper()}{words[1:]}, by group", caption, lines, words)

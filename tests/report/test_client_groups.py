@@ -1,0 +1,179 @@
+"""Groups of clients on pages: who they are, what differs, their means; comparisons know that they differ."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calfat_plugin.cli.progress import PlainProgress
+from calfat_plugin.report import write_run_report
+from calfat_plugin.report.comparison import group_runs
+from calfat_plugin.report.groups import group_curves, groups_table, members, ranges, with_groups
+from calfat_plugin.report.labels import difference, headline, highlights, problem_names, problem_of
+from calfat_plugin.report.numbers import NOTHING
+from calfat_plugin.report.reading import RunFiles, read_run
+from calfat_plugin.report.run_page import run_page
+from calfat_plugin.results import RunInfo
+from tests.cli.runner import calfat
+from tests.report.made import COUNTS, RECIPE, change_json, experiment, made_run
+
+GROUPS = (
+    "train_args.client_num_in_total=6",
+    "calfat.clients=[{name: liars, ids: [1, 4], attacker: {name: sign_flip, scale: 5}}, "
+    "{name: weak, share: 0.34, trainer: {name: fedpgd, loss: logitadj}, threat: {eps: 0.05}, epochs: 2}]",
+)
+MEANS = {
+    "group/liars/loss": 2.5,
+    "group/liars/update_norm": 7.0,
+    "group/liars/update_cosine": -0.75,
+    "group/weak/loss": 1.25,
+    "group/others/loss": 0.5,
+    "group/others/update_norm": 0.125,
+}
+
+
+def grouped(folder: Path, *overrides: str, **how: Any) -> RunFiles:
+    path = made_run(
+        folder / "run", *GROUPS, *overrides, final={"natural": 0.5}, counts=[COUNTS[0]] * 6, metrics=MEANS, **how
+    )
+    change_json(path / "partition.json", groups={"liars": [1, 4], "weak": [2, 3]}, attackers=[1, 4])
+    return read_run(path)
+
+
+def test_the_table_has_who_differs_in_what(tmp_path: Path) -> None:
+    run = grouped(tmp_path)
+    assert members(run) == {"liars": [1, 4], "weak": [2, 3], "others": [0, 5]}
+    assert groups_table(run) == [
+        ("liars, attackers", "attacker sign_flip (scale 5)", ["1, 4", "2.5", "7", "-0.75"]),
+        ("weak", "trainer fedpgd + logitadj, ε 0.05, epochs 2", ["2-3", "1.25", NOTHING, NOTHING]),
+        ("others", "as the recipe says", ["0, 5", "0.5", "0.125", NOTHING]),
+    ]
+    assert with_groups(run) == ("0", "1 (liars)", "2 (weak)", "3 (weak)", "4 (liars)", "5")
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([0, 2, 3], "0, 2-3"), (range(9), "0-8")]
+)
+def test_ids_are_ranges_as_in_recipes(ids: Any, text: str) -> None:
+    assert ranges(ids) == text
+
+
+def test_nobody_else_is_no_row(tmp_path: Path) -> None:
+    run = grouped(tmp_path)
+    change_json(run.path / "partition.json", groups={"liars": [1, 4], "weak": [0, 2, 3, 5]})
+    assert [name for name, _, _ in groups_table(read_run(run.path))] == ["liars, attackers", "weak"]
+
+
+def test_curves_have_a_line_a_group(tmp_path: Path) -> None:
+    drawn = [chart for chart in group_curves(grouped(tmp_path)) if chart is not None]
+    assert [(chart.name, chart.title) for chart in drawn] == [
+        ("groups_loss", "Training loss, by group"),
+        ("groups_update_norm", "Length of an update, by group"),
+        ("groups_update_cosine", "Cosine of an update, by group"),
+    ]
+    assert drawn[0].caption == "Mean over each group's clients of a round. Last: liars 2.5, weak 1.25, others 0.5."
+
+
+def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: Path) -> None:
+    run = grouped(tmp_path)
+    results = run.results["evaluations"][0] | {"worst_clients": {"accuracy": 0.25, "ids": [2, 5]}}
+    change_json(run.path / "results.json", evaluations=[results])
+    (tmp_path / "figures").mkdir()
+    page = run_page(read_run(run.path), tmp_path / "figures")
+    assert '<th scope="row">liars, attackers<span class="beside">attacker sign_flip (scale 5)</span></th>' in page
+    assert '<td class="number">2 (weak), 5</td>' in page
+    assert "Attackers (clients 1, 4) are left out." in page
+    assert "Measured by the evaluator group" not in page
+
+
+def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "run", final={"natural": 0.5}))
+    assert (members(run), groups_table(run), with_groups(run)) == ({}, [], ())
+    assert all(chart is None for chart in group_curves(run))
+    page = (write_run_report(run.path)).read_text()
+    assert "Groups of clients" not in page
+    assert "are left out" not in page
+    assert "Groups" not in highlights(run)
+
+
+def test_a_run_that_does_not_know_who_is_in_them_yet(tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "run", *GROUPS))
+    rows = groups_table(run)
+    assert [(name, numbers[0]) for name, _, numbers in rows] == [
+        ("liars, attackers", NOTHING),
+        ("weak", NOTHING),
+        ("others", NOTHING),
+    ]
+
+
+def test_one_eps_is_not_said_to_be_everyones(tmp_path: Path) -> None:
+    run = grouped(tmp_path)
+    assert headline(run) == (
+        "calfat with fedavg on digits (dirichlet, β = 0.1): 6 clients (liars, weak and others), 4 rounds, seed 0"
+    )
+    facts = highlights(run)
+    assert facts["Threat"] == "linf, ε = 0.1, 2 training steps of ε/2, others in groups"
+    assert facts["Groups"] == (
+        "liars (ids 1, 4): attacker sign_flip (scale 5); weak (share 0.34): trainer fedpgd + logitadj, ε 0.05, epochs 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ("{ids: 0, batch_size: 8, learning_rate: 0.5}", "batch size 8, learning rate 0.5"),
+        ("{ids: 0, local_steps: 3}", "local steps 3"),
+        ("{ids: 0, trainer: standard}", "trainer standard"),
+        ("{ids: 0, attacker: ipm, trainer: fedpgd}", "attacker ipm (epsilon 0.5), trainer fedpgd"),
+        ("{ids: 0, threat: {eps: 4/255, steps: 7}}", "ε 4/255, steps 7"),
+    ],
+)
+def test_differences_in_words(group: str, words: str) -> None:
+    run = experiment(f"calfat.clients=[{group}]")
+    assert difference(run.clients[0], run) == words
+
+
+def test_runs_of_other_groups_are_told_apart_and_do_not_compare(tmp_path: Path) -> None:
+    clients = (
+        "[]",
+        "[{ids: 0, attacker: ipm}]",
+        "[{ids: 0, attacker: alie}]",
+        "[{ids: 0, threat: {eps: 0.05}}]",
+        "[{ids: 0, trainer: standard}]",
+    )
+    runs = [
+        read_run(made_run(tmp_path / str(index), f"calfat.clients={each}", final={"natural": 0.5}))
+        for index, each in enumerate(clients)
+    ]
+    problems = problem_names([problem_of(run.settings) for run in runs])
+    assert problems == [
+        "clients null",
+        "clients group1 (ids 0, attacker ipm (epsilon 0.5))",
+        "clients group1 (ids 0, attacker alie)",
+        "clients group1 (ids 0, threat norm linf, eps 0.05, step_size eps/2, steps 2)",
+        "clients null",  # by what a group trains is a method
+    ]
+    names = [group.name for group in group_runs(runs)]
+    assert len(set(names)) == len(clients)
+    assert names[0] == "calfat · clients none"
+    assert names[-1] == "calfat · clients group1 (ids 0, trainer standard)"
+
+
+def test_check_and_the_console_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(RECIPE)
+    changes = [word for override in GROUPS for word in ("--set", override)]
+    ended = calfat("check", "r.yaml", *changes)
+    assert ended.out == (
+        "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 6 clients, 6 a round, 4 rounds, seed 0. "
+        "Groups: liars (ids 1, 4): attacker sign_flip (scale 5); weak (share 0.34): trainer fedpgd + logitadj, ε 0.05, "
+        "epochs 2.\n"
+    )
+    assert "Groups" not in calfat("check", "r.yaml").out
+    said = io.StringIO()
+    with PlainProgress(said, io.StringIO()) as progress:
+        progress.run_started(RunInfo("r", Path("run"), experiment(*GROUPS).as_run(), num_rounds=4, start_round=1))
+    assert said.getvalue() == "r: running 4 rounds in run; groups of clients: liars (attackers), weak\n"
