@@ -42,6 +42,7 @@ def view(text: str) -> dict[str, Any]:
         "validated": text,
         "measured": {text: text},
         "worst": [row],
+        "personal": [row],
     }
     sections = {
         "results": {
