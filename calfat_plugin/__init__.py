@@ -58,7 +58,9 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import LocalTrainer as LocalTrainer
     from calfat_plugin.interfaces import LossModifier as LossModifier
     from calfat_plugin.interfaces import MonitoredData as MonitoredData
+    from calfat_plugin.interfaces import RoundClients as RoundClients
     from calfat_plugin.interfaces import RoundEnd as RoundEnd
+    from calfat_plugin.interfaces import SetUpTask as SetUpTask
     from calfat_plugin.interfaces import TrainSettings as TrainSettings
     from calfat_plugin.judging.verdict import Verdict as Verdict
     from calfat_plugin.maths.averaging import weighted_average as weighted_average

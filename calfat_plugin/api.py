@@ -320,8 +320,8 @@ def load_model(
     Raises:
         CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
     """
-    from calfat_plugin.analyses.loaded_run import loaded_run
     from calfat_plugin.runs.compute import named_device
+    from calfat_plugin.runs.loaded_run import loaded_run
 
     where = named_device(str(device), "device")
     with loaded_run(Path(path), checkpoint, warnings.warn, where, trust=lambda file: trust_plugins) as found:

@@ -18,7 +18,17 @@ from calfat_plugin.aggregators.robust import (
 )
 from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
-from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, natural, panel
+from calfat_plugin.evaluators import (
+    autoattack,
+    corruptions,
+    deepfool,
+    gradient,
+    internal,
+    natural,
+    panel,
+    personalised,
+    transfer,
+)
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
@@ -30,7 +40,7 @@ METHODS = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
 ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)
-OTHERS = (natural, deepfool, corruptions, panel, tensorboard, wandb)
+OTHERS = (natural, deepfool, corruptions, panel, transfer, internal, personalised, tensorboard, wandb)
 
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),

@@ -247,10 +247,16 @@ class AggregatorEntry(Entry):
 
 @dataclass(frozen=True)
 class EvaluatorEntry(Entry):
-    """An evaluator. ``build(options)`` returns an ``interfaces.Evaluator``."""
+    """An evaluator. ``build(options)`` returns an ``interfaces.Evaluator``.
+
+    Attributes:
+        uses_clients: whether ``evaluate`` looks at the clients of the round (``task.clients``), so that it measures
+            only while a federation trains and at its end.
+    """
 
     kind: ClassVar[str] = "evaluator"
     hook: ClassVar[str] = "calfat_evaluators"
+    uses_clients: bool = False
 
 
 @dataclass(frozen=True)

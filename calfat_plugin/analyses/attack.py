@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
-from calfat_plugin.analyses.loaded_run import LoadedRun
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
@@ -22,6 +21,7 @@ from calfat_plugin.report.charts import FORMATS, eps_chart, render
 from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
 
 if TYPE_CHECKING:
     from calfat_plugin.entries import Citation, Entry
@@ -128,13 +128,17 @@ def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackOb
 
     dataset, device, model = run.dataset, run.device, run.model()
     data = subset(dataset.test, plan.request.examples).to(device)
+    task = set_up_task(run, plan.request.trust)
+    ready = [
+        (each, each.ready_evaluators(tuple(sorted(each.evaluators, key=lambda pick: pick.name != NATURAL)), task))
+        for each in plan.experiments
+    ]  # before the first of them, which may take hours
     results: list[EvaluationResult] = []
     batch_size = run.experiment.evaluation.batch_size
     correct = clean_correct(model, data, num_classes=dataset.num_classes, batch_size=batch_size, device=device)
-    for experiment in plan.experiments:
+    for experiment, evaluators in ready:
         threat = experiment.threat
-        for pick in sorted(experiment.evaluators, key=lambda pick: pick.name != NATURAL):
-            ((label, evaluator),) = experiment.build_evaluators((pick,))
+        for label, evaluator in evaluators:
             if not evaluator.has_budget and experiment is not plan.experiments[0]:
                 continue  # the same at every eps
             name = f"{label} at eps {exact_text(threat.eps)}" if evaluator.has_budget else label

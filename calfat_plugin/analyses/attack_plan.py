@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from calfat_plugin.analyses.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
 from calfat_plugin.errors import OptionError, RunError, did_you_mean
 from calfat_plugin.exact import QUARTER, Number, StepSize, exact_text, parse_number
 from calfat_plugin.experiment import Experiment, assemble
@@ -22,6 +21,7 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import check_device
+from calfat_plugin.runs.loaded_run import Trust, distrust, find_checkpoint, near, recipe_of
 from calfat_plugin.threat import ThreatModel
 
 NATURAL = "natural"

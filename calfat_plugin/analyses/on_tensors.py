@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -14,6 +15,7 @@ from calfat_plugin.options import to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
+from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.threat import Norm, ThreatModel
 
 if TYPE_CHECKING:
@@ -341,6 +343,7 @@ def _measure(
     from calfat_plugin.datasets import pixels
     from calfat_plugin.evaluators.base import refuse_training_mode
     from calfat_plugin.evaluators.measure import logits_of, measure
+    from calfat_plugin.interfaces import SetUpTask
 
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module.")
@@ -352,16 +355,18 @@ def _measure(
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
-    evaluators = experiment.build_evaluators(experiment.evaluators)
-    for label, evaluator in () if targets is None else evaluators:
+    evaluators = () if targets is None else experiment.build_evaluators(experiment.evaluators)
+    for label, evaluator in evaluators:
         if evaluator.gives_examples and not evaluator.takes_targets:
             raise OptionError(
                 f"evaluator '{label}' makes no targeted attacks. Those that do: fgsm, bim, pgd, mi-fgsm, cw."
             )
+    shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
+    task = replace(shape, load_model=model_loader(None, shape, device))
     return measure(
         model,
         data,
-        evaluators,
+        experiment.ready_evaluators(experiment.evaluators, task),
         num_classes=num_classes,
         targets=None if targets is None else _targets(targets, data, num_classes),
         threat=experiment.threat,

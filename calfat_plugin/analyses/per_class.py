@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, Warn, distrust, loaded_run
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.report.charts import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.runs.loaded_run import LoadedRun, Trust, Warn, distrust, loaded_run, set_up_task
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
@@ -148,6 +148,7 @@ def _clients(
     downlink = pack_downlink(snapshot.global_state, broadcast)
     model = run.model(variant)
     test = run.dataset.test.to(run.device)
+    evaluators = variant.ready_evaluators(variant.evaluators, set_up_task(run))
     for client in shards:
         worker.client_states = {client: kept.get(client, {})}  # one at a time: there may be thousands
         try:
@@ -158,7 +159,7 @@ def _clients(
         results = measure(
             model.eval(),
             test,
-            variant.build_evaluators(variant.evaluators),
+            evaluators,
             num_classes=run.dataset.num_classes,
             threat=variant.threat,
             batch_size=variant.evaluation.batch_size,

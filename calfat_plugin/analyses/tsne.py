@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.loaded_run import Trust, Warn, distrust, loaded_run
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
+from calfat_plugin.runs.loaded_run import Trust, Warn, distrust, loaded_run
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from calfat_plugin.cli.errors import user_errors, warn
 from calfat_plugin.cli.options import plugin_option, trust_option
 
 if TYPE_CHECKING:
-    from calfat_plugin.analyses.loaded_run import Trust
+    from calfat_plugin.runs.loaded_run import Trust
 
 
 @click.command(name="per-class")

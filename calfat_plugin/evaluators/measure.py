@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ from calfat_plugin.datasets.batches import batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import ModelError, PluginError, one_line
 from calfat_plugin.evaluators.base import refuse_training_mode
-from calfat_plugin.interfaces import EvaluationTask, Evaluator
-from calfat_plugin.maths.graphs import Graphs, graphs_of
+from calfat_plugin.interfaces import EvaluationTask, Evaluator, RoundClients
+from calfat_plugin.maths.graphs import Graphs, eager, graphs_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes
 from calfat_plugin.maths.precision import float32_as
@@ -45,11 +46,12 @@ def measure(
     scratch: Path | None = None,
     on_progress: Callable[[str, int, int, int], None] = lambda label, done, total, correct: None,
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None,
+    clients: RoundClients | None = None,
 ) -> dict[str, EvaluationResult]:
     """Evaluate ``model`` in evaluation mode on ``device``.
 
     Args:
-        evaluators: (label, evaluator) pairs; labels are unique.
+        evaluators: (label, evaluator) pairs, set up; labels are unique.
         round: enters the derived seeds; 0 for a final evaluation.
         correct: what :func:`clean_correct` gave for this very model and data; None: it is called here.
         targets: see ``EvaluationTask``.
@@ -57,6 +59,7 @@ def measure(
         scratch: where a long evaluation keeps what it needs to continue after a crash.
         on_progress: called with (label, examples done, examples in all, correct so far).
         on_examples: see ``EvaluationTask``; of several evaluators, the last one's examples come last.
+        clients: of the round, for evaluators that look at them; None: there are none.
 
     Returns:
         Label to result, in the order given.
@@ -92,6 +95,8 @@ def measure(
                 on_progress=partial(on_progress, label),
                 on_examples=first,
             )
+            if clients is not None and getattr(evaluator, "uses_clients", False):
+                task = replace(task, clients=lambda: clients)
             before = _versions(model)
             with timed(label), graphs_of(graphs, model, label) as call:
                 result = evaluator.evaluate(replace(task, call=call), label)
@@ -106,6 +111,29 @@ def measure(
                 result = replace(result, details={**result.details, "warnings": found}) if found else result
             results[label] = result
     return results
+
+
+@contextmanager
+def on_model(task: EvaluationTask, model: nn.Module) -> Iterator[EvaluationTask]:
+    """The same task on another model, in evaluation mode, of which nobody hears.
+
+    Raises:
+        ModelError: as :func:`measure`.
+    """
+    correct = clean_correct(
+        model, task.data, num_classes=task.num_classes, batch_size=task.batch_size, device=task.device
+    )
+    with fast_passes(model, pixels(task.data.x[:PROBED].to(task.device))) as rows_at_once:
+        yield replace(
+            task,
+            model=model,
+            clean_correct=correct,
+            rows_at_once=rows_at_once,
+            call=eager,
+            scratch=None,
+            on_progress=lambda done, total, correct: None,
+            on_examples=lambda where, x_adv: None,
+        )
 
 
 class _FirstExamples:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from calfat_plugin import returned
-from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import ClientLoss, EvaluationTask, Evaluator, LossModifier
+from calfat_plugin.errors import OptionError, PluginError
+from calfat_plugin.interfaces import ClientLoss, EvaluationTask, Evaluator, LossModifier, SetUpTask
 from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 if TYPE_CHECKING:
@@ -111,6 +111,23 @@ class CheckedEvaluator(Evaluator):
         self.evaluator, self._entry, self._who = evaluator, entry, who
         self.gives_examples, self.takes_targets = evaluator.gives_examples, evaluator.takes_targets
         self.has_budget: bool = getattr(evaluator, "has_budget", True)
+        self.uses_clients = entry.uses_clients
+
+    def set_up(self, task: SetUpTask) -> None:
+        """Set the evaluator up.
+
+        Raises:
+            OptionError: it looks at clients, and there are none.
+            CalfatError: as the evaluator's own.
+        """
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            if self.uses_clients and not task.has_clients:
+                raise OptionError(
+                    f"'{self._entry.name}' measures the clients of a round, which are there only while a federation "
+                    "trains: a finished run keeps its global model, and a model alone has none. Name it in a recipe, "
+                    "under calfat.evaluators or calfat.monitor.evaluators."
+                )
+            self.evaluator.set_up(task)
 
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
         """The evaluator's result.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Dataset
     from calfat_plugin.experiment.building import CheckedEvaluator
-    from calfat_plugin.interfaces import Aggregator, LocalTrainer, TrainSettings
+    from calfat_plugin.interfaces import Aggregator, LocalTrainer, SetUpTask, TrainSettings
+    from calfat_plugin.models.building import ImageShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,20 @@ class Experiment(Recipe):
             made.append((pick.label, CheckedEvaluator(evaluator, pick.entry, self.who(pick))))
         return made
 
+    def ready_evaluators(
+        self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask
+    ) -> list[tuple[str, CheckedEvaluator]]:
+        """As :meth:`build_evaluators`, and set up: they can measure.
+
+        Raises:
+            CalfatError: one cannot be built or set up; the text begins with the place of its key.
+        """
+        made = self.build_evaluators(picks)
+        for pick, (_, evaluator) in zip(picks, made, strict=True):
+            with self._complaints_at(pick.path):
+                evaluator.set_up(task)
+        return made
+
     def load_dataset(self, rank: int | None = None) -> Dataset:
         """Read the data set, with as many examples and the validation split as the recipe says.
 
@@ -224,8 +239,12 @@ class Experiment(Recipe):
             arguments["seed"] = self.seed
         return arguments
 
-    def build_model(self, dataset: Dataset, trainer: LocalTrainer) -> nn.Module:
+    def build_model(self, images: ImageShape, trainer: LocalTrainer) -> nn.Module:
         """The global model with its initial weights, a function of the seed alone; on the CPU.
+
+        Args:
+            images: a data set, or whatever else says the shape of its images.
+            trainer: may adapt the architecture.
 
         Raises:
             ModelError: the model cannot take this data set's images, or is none.
@@ -240,9 +259,9 @@ class Experiment(Recipe):
             model = built_model(
                 self.model.entry.load(),
                 self.who(self.model),
-                in_channels=dataset.in_channels,
-                image_size=dataset.image_size,
-                num_classes=dataset.num_classes,
+                in_channels=images.in_channels,
+                image_size=images.image_size,
+                num_classes=images.num_classes,
                 **asdict(self.model.options),
             )
             with self.attribute_errors_to(self.trainer):

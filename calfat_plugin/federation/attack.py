@@ -36,11 +36,15 @@ class Attackers:
         experiment: the run's.
         groups: client id to its group.
         names: of the trainable parameters that are not personal.
+
+    Attributes:
+        ids: their clients.
     """
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
         self._experiment, self._names = experiment, names
         self._groups = {client: group for client, group in groups.items() if group.attacker is not None}
+        self.ids = frozenset(self._groups)
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
 
     def send(self, round: int, updates: Mapping[int, LocalUpdate], global_state: State) -> dict[int, LocalUpdate]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -15,8 +17,10 @@ from calfat_plugin.entries import EvaluatorEntry
 from calfat_plugin.evaluators.base import subset
 from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.building import CheckedEvaluator
+from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.interfaces import State
+from calfat_plugin.interfaces import SetUpTask, State
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
@@ -24,40 +28,88 @@ from calfat_plugin.recipe.keys import Plugin
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 
+Ready = list[tuple[str, CheckedEvaluator]]
+LoadModel = Callable[[str, "str | None"], nn.Module]  #: see ``interfaces.SetUpTask``
 _TRIED = 2  # monitored images on which evaluators are tried before the first round
 
 
 class Measurements:
     """The recipe's evaluators on the server's images, with the server's model, whose tensors are replaced.
 
+    Each evaluator is built and set up once.
+
     Attributes:
         subset: the images that rounds are monitored on.
     """
 
     def __init__(
-        self, experiment: Experiment, model: nn.Module, dataset: Dataset, device: torch.device, observer: RunObserver
+        self,
+        experiment: Experiment,
+        model: nn.Module,
+        dataset: Dataset,
+        device: torch.device,
+        observer: RunObserver,
+        load_model: LoadModel | None = None,
     ) -> None:
         self._experiment, self._model, self._device, self._observer = experiment, model, device, observer
         self._num_classes = dataset.num_classes
         self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
         self._test = dataset.test.to(device)
         self.subset = subset(dataset.monitored.to(device), experiment.monitor.max_examples)
+        self._shape = dataset.in_channels, dataset.image_size
+        self._load_model = {} if load_model is None else {"load_model": load_model}
 
-    def of_round(self, state: State, round: int) -> dict[str, EvaluationResult]:
+    @cached_property
+    def template(self) -> nn.Module:
+        """A copy of the model, in evaluation mode on the device; its tensors do not matter."""
+        return deepcopy(self._model)
+
+    @property
+    def final_uses_clients(self) -> bool:
+        """Whether an evaluator of the final evaluation looks at the clients of the last round."""
+        return any(pick.entry.uses_clients for pick in self._experiment.evaluators)
+
+    @property
+    def use_clients(self) -> bool:
+        """Whether any evaluator looks at the clients of a round."""
+        return self.final_uses_clients or any(pick.entry.uses_clients for pick in self._experiment.monitor.evaluators)
+
+    def set_up(self) -> None:
+        """Set all evaluators up, so that what is missing shows now.
+
+        Raises:
+            CalfatError: one cannot be set up.
+        """
+        _ = self._monitoring, self._closing
+
+    @cached_property
+    def _monitoring(self) -> Ready:
+        return self._ready(self._experiment.monitor.evaluators)
+
+    @cached_property
+    def _closing(self) -> Ready:
+        return self._ready(self._experiment.evaluators)
+
+    def _ready(self, picks: tuple[Plugin[EvaluatorEntry], ...]) -> Ready:
+        channels, size = self._shape
+        task = SetUpTask(self._num_classes, channels, size, self._device, has_clients=True, **self._load_model)
+        return self._experiment.ready_evaluators(picks, task)
+
+    def of_round(self, state: State, round: int, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
         """Label to result of the monitor's evaluators, for the model with these tensors."""
         on_progress = self._observer.evaluation_progress
-        return self._measured(state, self.subset, self._experiment.monitor.evaluators, round, on_progress)
+        return self._measured(state, self.subset, self._monitoring, round, on_progress, clients)
 
-    def final(self, state: State, scratch: Path | None) -> dict[str, EvaluationResult]:
+    def final(self, state: State, scratch: Path | None, clients: ClientsOfRound | None) -> dict[str, EvaluationResult]:
         """Label to result of the recipe's evaluators, on all test images."""
         on_progress = self._observer.evaluation_progress
-        return self._measured(state, self._test, self._experiment.evaluators, 0, on_progress, scratch)
+        return self._measured(state, self._test, self._closing, 0, on_progress, clients, scratch)
 
-    def try_all(self, state: State) -> None:
+    def try_all(self, state: State, clients: ClientsOfRound | None) -> None:
         """Let every evaluator measure a few images; and discard the results."""
         few = self.subset.subset(range(min(_TRIED, len(self.subset))))
-        for picks in (self._experiment.monitor.evaluators, self._experiment.evaluators):
-            self._measured(state, few, picks, 0, lambda label, done, total, correct: None)
+        for evaluators in (self._monitoring, self._closing):
+            self._measured(state, few, evaluators, 0, lambda label, done, total, correct: None, clients)
 
     def monitored(self) -> Monitored:
         """The images of :attr:`subset`, for an aggregator whose entry says that it looks at them."""
@@ -67,9 +119,10 @@ class Measurements:
         self,
         state: State,
         data: ImageData,
-        picks: tuple[Plugin[EvaluatorEntry], ...],
+        evaluators: Ready,
         round: int,
         on_progress: Callable[[str, int, int, int], None],
+        clients: ClientsOfRound | None,
         scratch: Path | None = None,
     ) -> dict[str, EvaluationResult]:
         experiment = self._experiment
@@ -78,7 +131,7 @@ class Measurements:
             return measure(
                 self._model,
                 data,
-                experiment.build_evaluators(picks),
+                evaluators,
                 num_classes=self._num_classes,
                 threat=experiment.threat,
                 batch_size=experiment.evaluation.batch_size,
@@ -88,6 +141,7 @@ class Measurements:
                 graphs=self._graphs,
                 scratch=scratch,
                 on_progress=on_progress,
+                clients=clients,
             )
 
 

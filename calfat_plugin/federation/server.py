@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,17 @@ from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, pixels
-from calfat_plugin.errors import UpdateError
+from calfat_plugin.errors import RunError, UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attack import Attackers
+from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
-from calfat_plugin.federation.measurements import Measurements
+from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
+from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
 from calfat_plugin.maths.metrics import plausible_losses
@@ -40,6 +43,7 @@ from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
 
+_TRIED_CLIENTS = 2  # with which evaluators are tried before the first round
 _PROBED = 32  # test images on which a new global model has to give finite logits
 
 
@@ -54,6 +58,8 @@ class Snapshot:
         broadcast: extras that go out with the next model.
         client_states: client id to what that client keeps; where a run has a directory, files that are read when asked
             for, and in a run that goes through rounds the mapping that the next round changes.
+        client_models: client id to the model that it sent in this round; only where the final evaluation, which is all
+            that is left to do, needs them.
     """
 
     round: int
@@ -61,6 +67,7 @@ class Snapshot:
     server_state: State = field(default_factory=dict)
     broadcast: State = field(default_factory=dict)
     client_states: Mapping[int, State] = field(default_factory=dict)
+    client_models: Mapping[int, State] = field(default_factory=dict)
 
 
 def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> tuple[int, ...]:
@@ -79,14 +86,24 @@ class Server:
         dataset: the validation and the test split are evaluated on; the training split only gives shapes.
         device: where to evaluate; the global model itself stays on the CPU.
         observer: is informed of progress.
+        worker: makes what trains any client in this process, for evaluators that fine-tune; None: nothing can.
+        load_model: see ``interfaces.SetUpTask``.
     """
 
-    def __init__(self, experiment: Experiment, dataset: Dataset, device: torch.device, observer: RunObserver) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        device: torch.device,
+        observer: RunObserver,
+        worker: Callable[[], Worker] | None = None,
+        load_model: LoadModel | None = None,
+    ) -> None:
         self.experiment, self.dataset, self.device, self.observer = experiment, dataset, device, observer
         self._trainer = experiment.build_trainer()
         self._aggregator = experiment.build_aggregator()
         self._model = experiment.build_model(dataset, self._trainer)
-        self._measurements = Measurements(experiment, self._model, dataset, device, observer)
+        self._measurements = Measurements(experiment, self._model, dataset, device, observer, load_model)
         self._personal = sorted(self._trainer.personal_names(self._model))
         self._parameter_names = [
             name
@@ -98,6 +115,8 @@ class Server:
         self._updates = UpdateHistory(experiment, self._groups)
         own = {group.name: experiment.trained_by(group).build_trainer() for group in self._groups.values()}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
+        self._worker = {} if worker is None else {"worker": cache(worker)}
+        self._client_models: Mapping[int, State] = {}
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
         self.server_state: State = {}
         self.broadcast: State = {}
@@ -114,12 +133,24 @@ class Server:
 
         Raises:
             UpdateError: when the snapshot does not fit this experiment's model.
+            RunError: all that is left is an evaluation of clients, whose models the snapshot lacks.
             CalfatError: as :meth:`final_evaluation` would.
         """
+        self._measurements.set_up()
         if snapshot is None:
-            self._measurements.try_all(self.state)
+            first = [client for client in self.clients_of(1) if client not in self._attackers.ids] or self.clients_of(1)
+            self._measurements.try_all(self.state, self._clients(dict.fromkeys(first[:_TRIED_CLIENTS], self.state)))
             return
-        check_update(snapshot.global_state, self.state, who="checkpoint")
+        for state in (snapshot.global_state, *snapshot.client_models.values()):
+            check_update(state, self.state, who="checkpoint")
+        nothing_left = snapshot.round == self.experiment.num_rounds
+        if nothing_left and self._measurements.final_uses_clients and not snapshot.client_models:
+            raise RunError(
+                f"the final evaluation measures the clients of round {snapshot.round}, whose models the checkpoint "
+                "does not have: the run was asked for more rounds when it was written. Resume with more rounds: --set "
+                f"train_args.comm_round={snapshot.round + 1}."
+            )
+        self._client_models = snapshot.client_models
         self.state, self.server_state = snapshot.global_state, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
         self._updates.read(rows)
@@ -127,7 +158,9 @@ class Server:
     def snapshot(self, client_states: Mapping[int, State] | None = None) -> Snapshot:
         """All that must be kept at the end of a round; ``client_states`` where clients keep theirs here."""
         states = {} if client_states is None else client_states
-        return Snapshot(self.round, self.state, self.server_state, self.broadcast, states)
+        last = self.round == self.experiment.num_rounds and self._measurements.final_uses_clients
+        models = self._client_models if last else {}
+        return Snapshot(self.round, self.state, self.server_state, self.broadcast, states, models)
 
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
@@ -171,6 +204,8 @@ class Server:
             usable, refused = self._usable(round, dict(sorted(uploads.items())))
             aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
+        if self._measurements.use_clients:
+            self._client_models = {client: update.state for client, update in usable.items()}
         with self.experiment.attribute_errors_to(self.experiment.trainer):
             extras = returned.tensors(self._trainer.broadcast(usable), "broadcast returned")
         self.broadcast = {**aggregate.broadcast, **extras}
@@ -215,7 +250,7 @@ class Server:
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
         """Complete the record of the round that was aggregated last: evaluations where the recipe asks, and costs."""
         due = record.round % self.experiment.monitor.every == 0 or record.round == self.experiment.num_rounds
-        evaluations = self._measurements.of_round(self.state, record.round) if due else {}
+        evaluations = self._measurements.of_round(self.state, record.round, self._clients()) if due else {}
         measured = {
             f"{label}/{name}": value for label, result in evaluations.items() for name, value in result.metrics.items()
         }
@@ -235,7 +270,15 @@ class Server:
             scratch: where long evaluations keep what they need to continue after a crash.
         """
         begin_part("final evaluation")
-        return tuple(self._measurements.final(self.state, scratch).values())
+        return tuple(self._measurements.final(self.state, scratch, self._clients()).values())
+
+    def _clients(self, models: Mapping[int, State] | None = None) -> ClientsOfRound | None:
+        """For evaluators that look at them: the clients of the last round, or others with these models."""
+        if not self._measurements.use_clients:
+            return None
+        states = self._client_models if models is None else models
+        template, downlink = self._measurements.template, self.downlink()
+        return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, **self._worker)
 
     def _usable(
         self, round: int, uploads: Mapping[int, tuple[int, Mapping[str, Tensor]]]

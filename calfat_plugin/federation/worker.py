@@ -21,7 +21,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalCorrection, LocalTask, State
+from calfat_plugin.interfaces import LocalCorrection, LocalTask, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
@@ -81,6 +81,11 @@ class Worker:
         return len(self.shards[client])
 
     @property
+    def num_classes(self) -> int:
+        """C."""
+        return self._dataset.num_classes
+
+    @property
     def model_bytes(self) -> int:
         """Size of the model's tensors."""
         return num_bytes(self._model.state_dict())
@@ -99,6 +104,40 @@ class Worker:
         A client whose training leaves the finite numbers, or ends in something that is no update of this model, answers
         with a refusal; the round continues without it, and its kept state stays as it was.
         """
+        settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
+        try:
+            update = self._update(client, round, downlink, settings, self.experiment.seed)
+        except UpdateError as error:
+            log.warning("client %d has no update in round %d: %s", client, round, error)
+            return pack_refusal(str(error))
+        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
+        self.client_states[client] = {**update.client_state, **own}
+        return pack_update(update)
+
+    def fine_tuned(self, client: int, round: int, downlink: Mapping[str, Tensor], epochs: int) -> State:
+        """The global model after local epochs of one client, who keeps nothing of them.
+
+        Args:
+            client: whose data, method and budget they are.
+            round: the last finished one, whose learning rate they have.
+            downlink: the server's message after it.
+            epochs: how many.
+
+        Raises:
+            UpdateError: the training left the finite numbers.
+        """
+        settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
+        settings = replace(settings, epochs=epochs, local_steps=None)
+        return self._update(client, round, downlink, settings, derive_seed(self.experiment.seed, "fine-tune")).state
+
+    def _update(
+        self, client: int, round: int, downlink: Mapping[str, Tensor], settings: TrainSettings, seed: int
+    ) -> LocalUpdate:
+        """Train one client from the global model and what it keeps, which stays as it was.
+
+        Raises:
+            UpdateError: there is no update to use.
+        """
         received, broadcast = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})
         own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
@@ -112,10 +151,10 @@ class Worker:
             data=data,
             class_counts=counts,
             threat=experiment.threat,
-            settings=experiment.train_settings(round),
+            settings=settings,
             augment=self._dataset.augment,
             device=self.device,
-            seed=self.experiment.seed,
+            seed=seed,
             round=round,
             client=client,
             client_state=kept,
@@ -126,17 +165,10 @@ class Worker:
             graphs=self._graphs,
             on_batch=self.observer.client_progress,
         )
-        try:
-            ambient = derive_seed(self.experiment.seed, "ambient", round=round, client=client)
-            with seeded_global_rng(ambient), timed("training"):
-                update = self._trained(task, group)
-            check_update(update.state, received, who=f"client {client}")
-        except UpdateError as error:
-            log.warning("client %d has no update in round %d: %s", client, round, error)
-            return pack_refusal(str(error))
-        own = {_PERSONAL + name: update.state[name] for name in sorted(self._personal)}
-        self.client_states[client] = {**update.client_state, **own}
-        return pack_update(update)
+        with seeded_global_rng(derive_seed(seed, "ambient", round=round, client=client)), timed("training"):
+            update = self._trained(task, group)
+        check_update(update.state, received, who=f"client {client}")
+        return update
 
     def _poisoned(self, client: int, group: ClientGroup | None) -> ImageData:
         """What a client trains on: its own data, unless it is an attacker that changes them."""

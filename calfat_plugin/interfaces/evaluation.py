@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from calfat_plugin.errors import PluginError
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +19,89 @@ if TYPE_CHECKING:
     from calfat_plugin.maths.graphs import Caller
     from calfat_plugin.results import EvaluationResult
     from calfat_plugin.threat import ThreatModel
+
+
+class RoundClients(Protocol):
+    """The clients of the last round that was aggregated, as the server's process knows them."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Those whose update was used, ascending, attackers included."""
+        ...
+
+    @property
+    def honest(self) -> tuple[int, ...]:
+        """The same without attackers, as far as the recipe makes them (``calfat.clients``)."""
+        ...
+
+    def class_counts(self, client: int) -> tuple[int, ...]:
+        """(C,) training examples of each class that an honest client has.
+
+        Args:
+            client: its id.
+
+        Raises:
+            PluginError: across silos, where the server does not know it.
+        """
+        ...
+
+    def model(self, client: int) -> nn.Module:
+        """A new copy of what the client sent, its personal tensors included, in evaluation mode on the device.
+
+        Args:
+            client: its id.
+        """
+        ...
+
+    def fine_tuned(self, client: int, epochs: int) -> nn.Module:
+        """The global model after local epochs of this client, in evaluation mode on the device.
+
+        The client trains as it does in a round (method, budget, group, what it keeps), in random streams of their own;
+        nothing of it is kept.
+
+        Args:
+            client: an honest one.
+            epochs: instead of the recipe's, >= 1.
+
+        Raises:
+            PluginError: as :meth:`class_counts`.
+            UpdateError: the training diverged.
+        """
+        ...
+
+
+def _no_clients() -> RoundClients:
+    raise PluginError(
+        "evaluate asks for the round's clients (task.clients), which its entry does not declare. Give the "
+        "EvaluatorEntry uses_clients=True."
+    )
+
+
+def _no_loading(source: str, model: str | None) -> nn.Module:
+    raise PluginError("no other model can be loaded here.")
+
+
+@dataclass(frozen=True)
+class SetUpTask:
+    """What is known before the first model is measured.
+
+    Attributes:
+        num_classes: C.
+        in_channels: colour channels of an image.
+        image_size: (H, W) of an image in pixels.
+        device: where models will be measured.
+        load_model: called with (source, model) gives another model in evaluation mode on ``device``, for such images
+            and classes: a run directory or a checkpoint and None, or weights and how the model is built
+            (``package.module:factory``, or a name as recipes write it). It is shared, so nobody may change it.
+        has_clients: whether tasks will have clients.
+    """
+
+    num_classes: int
+    in_channels: int
+    image_size: tuple[int, int]
+    device: torch.device
+    load_model: Callable[[str, str | None], nn.Module] = _no_loading
+    has_clients: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +131,8 @@ class EvaluationTask:
             name that the entry declares.
         on_examples: called with adversarial examples that were checked against the budget: their positions in ``data``,
             (n,) int64 on the CPU, and the points, (n, C, H, W) float32 on ``device``.
+        clients: gives the clients of the round, when called; only for entries that set ``uses_clients``. Before the
+            first round evaluators are tried with two that have the initial model.
     """
 
     model: nn.Module
@@ -65,6 +152,7 @@ class EvaluationTask:
     tally: Callable[[str, int], None] = lambda name, count: None
     record: Callable[[str, Tensor], None] = lambda name, values: None
     on_examples: Callable[[Tensor, Tensor], None] = lambda where, x_adv: None
+    clients: Callable[[], RoundClients] = _no_clients
 
 
 class Evaluator(ABC):
@@ -77,6 +165,19 @@ class Evaluator(ABC):
 
     gives_examples: bool = False
     takes_targets: bool = False
+
+    def set_up(self, task: SetUpTask) -> None:
+        """Prepare what is the same for every model: called once, before anything is measured.
+
+        The one place where an evaluator may keep something in itself.
+
+        Args:
+            task: what is known before there is a model.
+
+        Raises:
+            CalfatError: something is missing or does not fit.
+        """
+        return None  # most evaluators need nothing
 
     @abstractmethod
     def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:

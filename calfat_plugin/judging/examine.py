@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack import AttackObserver, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
-from calfat_plugin.analyses.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 from calfat_plugin.errors import OptionError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
@@ -22,6 +21,7 @@ from calfat_plugin.judging.evidence import CLAIM, Evidence
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
+from calfat_plugin.runs.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 
 if TYPE_CHECKING:
     import torch

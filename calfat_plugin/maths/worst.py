@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,9 +46,7 @@ def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int
 def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequence[int]]) -> Worst | None:
     """The worst 10 % of the clients, at least one: the mean of their accuracies.
 
-    No client has test examples of its own, so a client's accuracy is that of the test split, its classes weighted as
-    they are among the client's training examples. Classes without test examples are left out, and so is a client that
-    has no others.
+    A client that has only classes without test examples is left out.
 
     Args:
         per_class: accuracy of each class, (C,); None for a class without examples.
@@ -57,18 +55,32 @@ def worst_clients(per_class: Sequence[float | None], class_counts: Sequence[Sequ
     Returns:
         None where nothing is known of clients, or not of each class.
     """
-    known = []
-    for client, counts in enumerate(class_counts):
-        if len(counts) != len(per_class):
-            return None
-        weighted = [
-            (count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None
-        ]
-        if total := sum(count for count, _ in weighted):
-            known.append((math.fsum(count * accuracy for count, accuracy in weighted) / total, client))
-    if not known:
+    if any(len(counts) != len(per_class) for counts in class_counts):
         return None
-    worst = sorted(known)[: math.ceil(len(known) * WORST_SHARE / 100)]
+    found = {client: client_accuracy(per_class, counts) for client, counts in enumerate(class_counts)}
+    return worst_of({client: accuracy for client, accuracy in found.items() if accuracy is not None})
+
+
+def client_accuracy(per_class: Sequence[float | None], counts: Sequence[int]) -> float | None:
+    """A client's accuracy: that of the test split, its classes weighted as they are among its training examples.
+
+    No client has test examples of its own. Classes without test examples are left out; None: it has no others.
+
+    Args:
+        per_class: accuracy of each class, (C,); None for a class without examples.
+        counts: the client's training examples, (C,).
+    """
+    known = [(count, accuracy) for count, accuracy in zip(counts, per_class, strict=True) if accuracy is not None]
+    total = sum(count for count, _ in known)
+    return math.fsum(count * accuracy for count, accuracy in known) / total if total else None
+
+
+def worst_of(accuracies: Mapping[int, float]) -> Worst | None:
+    """The worst 10 % of these clients, at least one: the mean of their accuracies; None where there are none."""
+    worst = sorted((accuracy, client) for client, accuracy in accuracies.items())
+    worst = worst[: math.ceil(len(worst) * WORST_SHARE / 100)]
+    if not worst:
+        return None
     return Worst(math.fsum(accuracy for accuracy, _ in worst) / len(worst), tuple(client for _, client in worst))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,25 @@ from calfat_plugin.errors import ModelError, did_you_mean
 from calfat_plugin.maths.attacks import attack_mode
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class ImageShape(Protocol):
+    """What a model is built for."""
+
+    @property
+    def in_channels(self) -> int:
+        """Colour channels of an image."""
+        ...
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(H, W) of an image in pixels."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        ...
 
 
 def seeded(build: Callable[[], M], seed: int) -> M:

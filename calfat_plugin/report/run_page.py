@@ -141,6 +141,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
         "validated": "validation_selected" in run.results,
         "attackers": ranges(run.partition.get("attackers") or ()),
         "worst": _worst(run),
+        "personal": _personal(run),
         "measured": dict(map(_how, run.evaluations)),
     }
 
@@ -156,6 +157,17 @@ def _worst(run: RunFiles) -> list[tuple[str, str, list[str]]]:
         if any(found.values()):
             rows.append((str(evaluation["label"]), "", numbers))
     return rows
+
+
+def _personal(run: RunFiles) -> list[tuple[str, str, list[str]]]:
+    """What ``personalised`` found, a row for each model of its clients: natural and robust, mean and worst clients."""
+    columns = ("natural", "natural_worst", "robust", "robust_worst")
+    return [
+        (str(evaluation["label"]), whose, [bare_percent(found[f"{kind}_{column}"]) for column in columns])
+        for evaluation in run.evaluations
+        if "tuned_robust" in (found := evaluation.get("metrics") or {})
+        for kind, whose in (("own", "own models"), ("tuned", "global model, fine-tuned"))
+    ]
 
 
 def _how(evaluation: Mapping[str, Any]) -> tuple[str, str]:

@@ -4,7 +4,8 @@ Files are safetensors, so without pickle, with a digest of it all: a byte that a
 the file is read. The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a
 model that loads (leave out the names with a slash). What else a resumed run needs is stored beside them under
 ``server/``, ``broadcast/`` and, for a client that keeps its own checkpoints, ``client/<id>/``; the facts say round and
-what was measured, and name the files of all other clients.
+what was measured, and name the files of all other clients. Where the final evaluation needs the models that the clients
+of the last round sent, they are under ``sent/<id>/``.
 
 What each client keeps between rounds is in a file of its own: written when it changes, read when the client trains. So
 a round costs the states of its own clients, in time, memory and bytes written, however many clients there are. A file
@@ -274,14 +275,16 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
     tensors.update({f"server/{name}": tensor for name, tensor in snapshot.server_state.items()})
     tensors.update({f"broadcast/{name}": tensor for name, tensor in snapshot.broadcast.items()})
-    for client, state in within.items():
-        tensors.update({f"client/{client}/{name}": tensor for name, tensor in state.items()})
+    for kind, by_client in (("client", within), ("sent", snapshot.client_models)):
+        for client, state in by_client.items():
+            tensors.update({f"{kind}/{client}/{name}": tensor for name, tensor in state.items()})
     facts = {
         "format": _FORMAT,
         "round": snapshot.round,
         "clients": sorted(within),
         "files": [[client, *named[client]] for client in sorted(named)],
         "notes": notes,
+        **({"sent": sorted(snapshot.client_models)} if snapshot.client_models else {}),
     }
     with reporting_disk_errors(path):
         write_tensors(temporary_of(path), tensors, facts)
@@ -301,11 +304,13 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             )
         number, within, named = int(facts["round"]), list(facts["clients"]), _named(facts)
         notes: dict[str, Any] = facts["notes"]
+        sent = list(facts.get("sent", ()))
     except FileNotFoundError:
         raise RunError(f"{path}: no such checkpoint.") from None
     except READ_ERRORS as error:
         raise RunError(f"{path}: the checkpoint cannot be read ({error}). {REMEDY}") from None
     states: Mapping[int, State] = {client: _below(tensors, f"client/{client}/") for client in within}
+    models = {client: _below(tensors, f"sent/{client}/") for client in sent}
     return (
         Snapshot(
             round=number,
@@ -313,6 +318,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
             server_state=_below(tensors, "server/"),
             broadcast=_below(tensors, "broadcast/"),
             client_states=ClientStateFiles(path.parent / CLIENTS, named) if named else states,
+            client_models=models,
         ),
         notes,
     )

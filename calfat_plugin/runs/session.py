@@ -27,6 +27,7 @@ from calfat_plugin.runs import workers
 from calfat_plugin.runs.checkpoints import ClientStateFiles, load_checkpoint
 from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.writer import RunWriter
@@ -56,7 +57,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         dataset = experiment.load_dataset(rank=0)
 
         from calfat_plugin.federation.server import Server
-        from calfat_plugin.federation.worker import shards_of
+        from calfat_plugin.federation.worker import Worker, shards_of
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         groups = experiment.client_groups(dataset.train.y.numpy())
@@ -107,7 +108,13 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         profile = new_profile(device) if request.profile else None
         try:
             with profiling(profile), workers.running(request, directory.log) as processes, writer:
-                server = Server(experiment, dataset, device, observer)
+                states = writer.client_states
+
+                def worker() -> Worker:
+                    return Worker(experiment, dataset, shards, device, RunObserver(), states)
+
+                loading = model_loader(experiment.dataset.name, dataset, device)
+                server = Server(experiment, dataset, device, observer, worker if shards else None, loading)
                 server.begin(snapshot, read_rounds(directory.rounds))
                 used = last_used(directory.rounds)
                 task = ServerTask(

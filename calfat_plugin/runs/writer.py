@@ -94,7 +94,8 @@ class RunWriter:
         self._last = {column.name: column.found(record) for column in self._rounds.in_results}
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
-            write_checkpoint(self.directory.checkpoint(name), snapshot, notes)
+            kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
+            write_checkpoint(self.directory.checkpoint(name), kept, notes)
         states = self.client_states
         done = self._disk.submit(self._put_in_place, [*checkpoints], states.take_written())
         self._under_way = _UnderWay(done, [*checkpoints], dict(states.named))

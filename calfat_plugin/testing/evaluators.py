@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +20,10 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.global_rng import seeded_global_rng
+from calfat_plugin.interfaces import SetUpTask
 from calfat_plugin.registry import Registry
 from calfat_plugin.results import EvaluationResult
+from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.testing.tiny import (
     CPU,
     NUM_CLASSES,
@@ -48,7 +51,9 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
 
     Whatever is an attack keeps its budget, and with eps 0 it finds the natural accuracy. In each norm that it takes it
     breaks some of a dozen images that a model gets right, which an attack that descends its loss does not; one without
-    gradients may be weaker, and does so in one norm at least.
+    gradients may be weaker, and does so in one norm at least. One that looks at the clients of a round is given three,
+    the last of which attacks; they have other models than the one that is measured, which fine-tuning moves half way
+    to theirs.
 
     Args:
         name: as recipes name it, also with a number (``pgd20``).
@@ -82,6 +87,44 @@ def check_evaluator(name: str, *, registry: Registry | None = None, **options: A
         _check_breaks(name, [_Trial(other, answered(balanced_model())) for other in others])
 
 
+class TinyClients:
+    """Three clients of a round; see ``interfaces.RoundClients``.
+
+    Args:
+        model: the global one.
+    """
+
+    ids, honest = (0, 1, 2), (0, 1)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def class_counts(self, client: int) -> tuple[int, ...]:
+        """Client k has most examples of class k, and none of the last class."""
+        return (*(5 if label == client else 1 for label in range(NUM_CLASSES - 1)), 0)
+
+    def model(self, client: int) -> nn.Module:
+        """The global model with noise of the client's own on its parameters."""
+        return self._moved(client, 0.1)
+
+    def fine_tuned(self, client: int, epochs: int) -> nn.Module:
+        """With half the noise."""
+        return self._moved(client, 0.05)
+
+    def _moved(self, client: int, scale: float) -> nn.Module:
+        model, noise = deepcopy(self._model), torch.Generator().manual_seed(client)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=noise), alpha=scale)
+        return model
+
+
+def tiny_set_up(data: ImageData) -> SetUpTask:
+    """What an evaluator of these images is set up with."""
+    shape = SetUpTask(NUM_CLASSES, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), CPU, has_clients=True)
+    return dataclasses.replace(shape, load_model=model_loader(None, shape, CPU))
+
+
 class _Trial:
     """An evaluator, and the model and the images that it is tried on.
 
@@ -91,7 +134,9 @@ class _Trial:
 
     def __init__(self, experiment: Experiment, data: ImageData) -> None:
         self.data, self.model, self.threat = data, balanced_model().eval(), experiment.threat
-        ((self.label, self.evaluator),) = experiment.build_evaluators(experiment.evaluators)
+        shape = tiny_set_up(data)
+        ((self.label, self.evaluator),) = experiment.ready_evaluators(experiment.evaluators, shape)
+        self.clients = TinyClients(self.model)
         self.clean = self.right(data.x)
 
     def right(self, x: Tensor) -> Tensor:
@@ -131,6 +176,7 @@ class _Trial:
                 scratch=scratch,
                 on_progress=on_progress,
                 on_examples=keep,
+                clients=self.clients,
             )
         require(
             all(each.grad is None and each.requires_grad for each in self.model.parameters()),

@@ -10,6 +10,7 @@ from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.results import RoundRecord
+from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.testing.tiny import CPU, require, same_bits, tiny_dataset
 
 
@@ -28,7 +29,8 @@ class TinyFederation:
         dataset = tiny_dataset() if dataset is None else dataset
         parts = torch.tensor_split(torch.argsort(dataset.train.y, stable=True), experiment.num_clients)
         shards = {client: dataset.train.subset(part.tolist()) for client, part in enumerate(parts)}
-        self.server = Server(experiment, dataset, CPU, RunObserver())
+        loading = model_loader(experiment.dataset.name, dataset, CPU)
+        self.server = Server(experiment, dataset, CPU, RunObserver(), lambda: self.worker, loading)
         self.worker = Worker(experiment, dataset, shards, CPU, RunObserver())
         if snapshot is not None:
             self.server.begin(snapshot)
@@ -44,10 +46,7 @@ class TinyFederation:
 
     def snapshot(self) -> Snapshot:
         """What a checkpoint has."""
-        server = self.server
-        return Snapshot(
-            server.round, server.state, server.server_state, server.broadcast, dict(self.worker.client_states)
-        )
+        return self.server.snapshot(dict(self.worker.client_states))
 
 
 def check_federation(experiment: Experiment) -> None:

@@ -51,7 +51,7 @@ def test_attackers(name: str) -> None:
 QUICK = {"iterations", "queries"}  # of AutoAttack and its parts
 
 
-@pytest.mark.parametrize("name", names(entries.EvaluatorEntry))
+@pytest.mark.parametrize("name", names(entries.EvaluatorEntry, "transfer"))  # it needs a source: tests/evaluators
 def test_evaluators(name: str) -> None:
     entry, _ = registry().find(entries.EvaluatorEntry, name)
     few = {info.name: 2 for info in describe_options(entry.config) if info.name in QUICK}

@@ -43,6 +43,7 @@ def view(text: str) -> dict[str, Any]:
         "attackers": text,
         "measured": {text: text},
         "worst": [row],
+        "personal": [row],
     }
     sections = {
         "results": {

@@ -244,6 +244,18 @@ def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
     assert "round natural % pgd20 % natural, worst class % natural, worst clients % pgd20, worst class %" in text
 
 
+def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> None:
+    path = made_run(tmp_path / "a", final={"natural": 0.5, "personalised": 0.25})
+    natural, personalised = json.loads((path / "results.json").read_text())["evaluations"]
+    names = [f"{kind}_{of}{end}" for kind in ("own", "tuned") for of in ("natural", "robust") for end in ("", "_worst")]
+    personalised["metrics"] = {name: 0.125 * number for number, name in enumerate(names)}
+    change_json(path / "results.json", evaluations=[natural, personalised])
+    assert (
+        "evaluator natural % worst clients % robust % worst clients % personalised own models 0.00 12.50 25.00 37.50 "
+        "personalised global model, fine-tuned 50.00 62.50 75.00 87.50"
+    ) in Page.read(write_run_report(path)).text
+
+
 def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
     assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text

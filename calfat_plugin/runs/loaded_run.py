@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +23,27 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Dataset
     from calfat_plugin.federation.server import Snapshot
+    from calfat_plugin.interfaces import SetUpTask
+    from calfat_plugin.models.building import ImageShape
 
 Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
 LAST = "last"
+_OTHERWISE = (
+    "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
+)
 _NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
 _PARALLEL = "module."  # what DataParallel puts in front of every name
 
 
-def find_checkpoint(target: Path, checkpoint: str | None = None) -> tuple[Path, Path]:
+def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str = _OTHERWISE) -> tuple[Path, Path]:
     """(checkpoint, run directory) of a finished or unfinished run.
 
     Args:
         target: a run directory, or one of its checkpoints.
         checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
+        otherwise: what to do with a file that lies in no run directory, a sentence.
 
     Raises:
         RunError: there is no such run or checkpoint.
@@ -63,8 +69,8 @@ def find_checkpoint(target: Path, checkpoint: str | None = None) -> tuple[Path, 
         if RunDirectory(run_path).recipe.is_file():
             return target, run_path
     raise RunError(
-        f"{target}: this file lies in no run directory, so nothing says what model it is of. `calfat attack` takes it "
-        f"with its model: --model package.module:factory --weights {target} --dataset NAME."
+        f"{target}: this file lies in no run directory, so nothing says what model it is of. "
+        + otherwise.format(target=target)
     )
 
 
@@ -145,11 +151,12 @@ class LoadedRun:
             return load_checkpoint(self.weights)
         return Snapshot(0, _read_weights(self.weights)), {}
 
-    def model(self, variant: Experiment | None = None) -> nn.Module:
+    def model(self, variant: Experiment | None = None, images: ImageShape | None = None) -> nn.Module:
         """A model with the weights, in evaluation mode on ``device``.
 
         Args:
             variant: another experiment, whose trainer may adapt the architecture; None: the run's own.
+            images: which it shall take; None: those of ``dataset``.
 
         Raises:
             ModelError: the weights do not fit the architecture, or are not finite.
@@ -157,7 +164,7 @@ class LoadedRun:
         from calfat_plugin.maths.averaging import check_update
 
         experiment = variant or self.experiment
-        model = experiment.build_model(self.dataset, experiment.build_trainer())
+        model = experiment.build_model(images or self.dataset, experiment.build_trainer())
         state = self.checkpoint[0].global_state
         try:
             check_update(state, dict(model.state_dict()), who="the file")
@@ -194,6 +201,58 @@ def loaded_run(
     experiment = assemble(document, Registry.for_recipe(document))
     with using_threads(experiment):
         yield LoadedRun(experiment, weights, run, device or pick_device(experiment, warn))
+
+
+def model_loader(
+    dataset: str | None, images: ImageShape, device: torch.device, trust: Trust | None = None
+) -> Callable[[str, str | None], nn.Module]:
+    """What loads other models for evaluators, each once; see ``interfaces.SetUpTask``.
+
+    Args:
+        dataset: name of the data set whose images they shall take; None: it has none.
+        images: their shape.
+        device: where the models are put.
+        trust: as for :func:`recipe_of`; None: of nobody, in a command that cannot be told.
+    """
+
+    @cache
+    def load(source: str, model: str | None) -> nn.Module:
+        path = Path(source).expanduser()
+        if model is not None:
+            if not path.is_file():
+                raise RunError(f"{path}: no such file.{near(path)}")
+            weights, run = path, None
+            document = Document(source, {"model_args": {"model": model}, "calfat": {"trainer": "standard"}})
+        else:
+            otherwise = "Say how its model is built: model: package.module:factory beside the source."
+            weights, run = find_checkpoint(path, otherwise=otherwise)
+            document = recipe_of(run, (), trust or (lambda file: _refuse_unknown(run, file)))
+        experiment = assemble(document, Registry.for_recipe(document))
+        if run is not None and dataset not in (None, experiment.dataset.name):
+            raise RunError(
+                f"{path}: the data set of this run is '{experiment.dataset.name}'; the model to be measured has images "
+                f"of '{dataset}'. Name a run of the same data set."
+            )
+        return LoadedRun(experiment, weights, run, device).model(images=images)
+
+    return load
+
+
+def set_up_task(run: LoadedRun, trust: Trust = distrust) -> SetUpTask:
+    """What evaluators of this model are set up with; ``trust`` is asked about plugin files of other runs."""
+    from calfat_plugin.interfaces import SetUpTask
+
+    data, name = run.dataset, run.experiment.dataset.name
+    return SetUpTask(
+        data.num_classes, data.in_channels, data.image_size, run.device, model_loader(name, data, run.device, trust)
+    )
+
+
+def _refuse_unknown(run: Path, file: PluginFile) -> bool:
+    raise RunError(
+        f"{run}: this run executes {file.path} (SHA-256 {file.sha256}), which you have not run before. It would act "
+        f"with your permissions: read it, and if you trust it, run `calfat attack {run} --trust-plugins` once."
+    )
 
 
 def _read_weights(path: Path) -> Mapping[str, Any]:

@@ -1,0 +1,137 @@
+"""Personalised accuracy: each client's own model, and the global one after fine-tuning, on the client's label mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.errors import BudgetError, ModelError, OptionError, UpdateError
+from calfat_plugin.evaluators.base import check_budget, counts_of
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.interfaces import EvaluationTask
+from calfat_plugin.maths.worst import client_accuracy, worst_of
+from calfat_plugin.options import option
+from calfat_plugin.results import EvaluationResult
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from calfat_plugin.recipe.schema import Recipe
+
+_KINDS = {"own": "each client's own model", "tuned": "the global model fine-tuned by each client"}
+_MEASURED = {"natural": "accuracy", "robust": "accuracy under the attack"}
+_METRICS = {
+    f"{kind}_{measured}{worst}": f"{what} of {whose} on its own label mix: {over}"
+    for kind, whose in _KINDS.items()
+    for measured, what in _MEASURED.items()
+    for worst, over in (("", "mean over clients"), ("_worst", "mean of the worst 10 %"))
+}
+
+
+@dataclass(frozen=True)
+class PersonalisedOptions(PGDOptions):
+    """Options of personalised; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    epochs: int = option(1, low=1, help="local epochs of fine-tuning")
+
+
+class Personalised(PGD):
+    """PGD on three models of each honest client of the round; the accuracy is that of the global one, as ``pgd``."""
+
+    options: PersonalisedOptions
+    takes_targets = False
+
+    def settings(self, task: EvaluationTask) -> dict[str, Any]:
+        return {**super().settings(task), "attack": "personalised", "epochs": self.options.epochs}
+
+    def evaluate(self, task: EvaluationTask, label: str) -> EvaluationResult:
+        """Attack the global model, then those of each client.
+
+        A model of nan or inf, and a fine-tuning that diverges, count 0; ``details`` says so.
+
+        Raises:
+            BudgetError: the attack on the global model left its ball.
+            ModelError: the global model is in training mode, or returned nan or inf.
+            PluginError: across silos.
+        """
+        task = self.narrow(task)
+        clients = task.clients()
+        examples, models = len(task.data), 1 + len(_KINDS) * len(clients.honest)
+
+        def progress(done: int, total: int, correct: int) -> None:
+            task.on_progress(done, models * examples, correct)
+
+        result = super().evaluate(replace(task, on_progress=progress), label)
+        measured, rows = 1, dict[int, dict[str, Any]]()
+        for client in clients.honest:
+            makers = {
+                "own": lambda client=client: clients.model(client),
+                "tuned": lambda client=client: clients.fine_tuned(client, self.options.epochs),
+            }
+            rows[client] = {}
+            for kind, make in makers.items():
+                rows[client] |= self._of_client(task, label, kind, make, clients.class_counts(client))
+                measured += 1
+                progress(measured * examples, 0, round(measured * examples * result.accuracy))
+        return replace(result, metrics=_over_clients(rows), details={**result.details, "clients": rows})
+
+    def _of_client(
+        self, task: EvaluationTask, label: str, kind: str, make: Callable[[], nn.Module], counts: Sequence[int]
+    ) -> dict[str, Any]:
+        """``<kind>_natural`` and ``<kind>_robust``, each None where no class of the client has test examples."""
+        from calfat_plugin.evaluators.measure import on_model
+
+        reason = {}
+        try:
+            with on_model(task, make()) as own:
+                robust = super().evaluate(own, label).per_class
+                natural = counts_of(own, own.clean_correct)["per_class"]
+        except (UpdateError, ModelError, BudgetError) as error:
+            examples = task.data.y.bincount(minlength=task.num_classes).tolist()
+            natural = robust = tuple(0.0 if number else None for number in examples)
+            reason = {f"{kind}_failed": str(error)}
+        found = {"natural": natural, "robust": robust}
+        return {**{f"{kind}_{name}": client_accuracy(each, counts) for name, each in found.items()}, **reason}
+
+
+def _over_clients(rows: Mapping[int, Mapping[str, Any]]) -> dict[str, float]:
+    """Every metric that is known of some client."""
+    metrics: dict[str, float] = {}
+    for name in (f"{kind}_{measured}" for kind in _KINDS for measured in _MEASURED):
+        known = {client: row[name] for client, row in rows.items() if row[name] is not None}
+        if (worst := worst_of(known)) is not None:
+            metrics |= {name: sum(known.values()) / len(known), f"{name}_worst": worst.accuracy}
+    return metrics
+
+
+def _check(options: PersonalisedOptions, recipe: Recipe) -> None:
+    check_budget(options, recipe)
+    if recipe.common.training_type != "simulation":
+        raise OptionError(
+            "'personalised' fine-tunes the global model on each client's data, which across silos the server does not "
+            "have. Remove it, or set common_args.training_type: simulation."
+        )
+
+
+ENTRY = EvaluatorEntry(
+    "personalised",
+    build=Personalised,
+    config=PersonalisedOptions,
+    summary="each client's own model, and the global one fine-tuned by it, on its own label mix",
+    formula="mean over clients of sum_c n_kc acc_c(f_k) / sum_c n_kc, with f_k as sent, and after E epochs from f",
+    citation=Citation(
+        "Wang et al., Federated Evaluation of On-device Personalization, arXiv:1910.10252, 2019",
+        """@article{wang2019federated,
+  title   = {Federated Evaluation of On-device Personalization},
+  author  = {Wang, Kangkang and Mathews, Rajiv and Kiddon, Chlo{\\'e} and Eichner, Hubert and Beaufays, Fran{\\c{c}}oise
+             and Ramage, Daniel},
+  journal = {arXiv:1910.10252},
+  year    = {2019}
+}""",
+    ),
+    check=_check,
+    metrics=_METRICS,
+    uses_clients=True,
+)

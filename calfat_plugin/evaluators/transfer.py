@@ -1,0 +1,126 @@
+"""Adversarial images that another model made, counted on the one that is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calfat_plugin.entries import Citation, EvaluatorEntry
+from calfat_plugin.errors import RunError
+from calfat_plugin.evaluators.base import check_budget
+from calfat_plugin.evaluators.gradient import PGD, PGDOptions
+from calfat_plugin.interfaces import EvaluationTask, SetUpTask
+from calfat_plugin.maths.graphs import eager
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+
+class FromModel(PGD):
+    """PGD on a source; whatever else counts is of the model that is measured.
+
+    Args:
+        options: of PGD.
+        source: in evaluation mode, on the device of what is measured.
+    """
+
+    takes_targets = False
+
+    def __init__(self, options: PGDOptions, source: nn.Module | None = None) -> None:
+        super().__init__(options)
+        self.source = source
+
+    def craft(self, task: EvaluationTask, x: Tensor, y: Tensor, noise: Generator) -> Tensor:
+        """As PGD on the source; where that gives no finite point (a diverged or hostile one), the clean image."""
+        import torch
+
+        from calfat_plugin.maths.passes import fast_passes
+
+        assert self.source is not None
+        with fast_passes(self.source, x) as rows:
+            on_source = dataclasses.replace(task, model=self.source, rows_at_once=rows, call=eager)
+            found = super().craft(on_source, x, y, noise)
+        return torch.where(found.isfinite(), found, x)
+
+
+@dataclass(frozen=True)
+class TransferOptions(PGDOptions):
+    """Options of transfer; ``null`` takes the value of ``calfat.threat`` or ``calfat.evaluation``."""
+
+    source: str = option(help="what makes the images: a run directory (its last checkpoint), a checkpoint, or weights")
+    model: str | None = option(
+        None, help="how the model of weights is built: package.module:factory, or a model's name; null: as its run says"
+    )
+    sha256: str | None = option(None, help="of the source's file; null: as it is now. A recipe as run has it")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sha256 is None:  # so that a run goes on with the very source that it was started with
+            object.__setattr__(self, "sha256", self.digest())
+
+    def digest(self) -> str | None:
+        """SHA-256 of the source's file as it is now, in hexadecimal digits; None: it cannot be read."""
+        path = Path(self.source).expanduser()
+        path = path / "checkpoints" / "last.safetensors" if path.is_dir() else path
+        try:
+            return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+        except OSError:  # a client of another machine need not have it; loading it finds the words
+            return None
+
+
+@cache
+def _digest(path: Path, changed: int, size: int) -> str:
+    """Cached, because the recipe of a suite is read for each of its runs."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Transfer(FromModel):
+    """PGD on a fixed other model."""
+
+    options: TransferOptions
+
+    def set_up(self, task: SetUpTask) -> None:
+        """Load the source.
+
+        Raises:
+            RunError: it is another one than the recipe says.
+            CalfatError: it cannot be loaded, or is for other images or classes.
+        """
+        how, now = self.options, self.options.digest()
+        if now not in (None, how.sha256):
+            raise RunError(
+                f"{how.source}: this source has changed: its SHA-256 was {str(how.sha256)[:12]}…, it is "
+                f"{str(now)[:12]}… now. Restore it, or start a new run with it as it is."
+            )
+        self.source = task.load_model(how.source, how.model)
+
+    def settings(self, task: EvaluationTask) -> dict[str, Any]:
+        how = self.options
+        source = {"source": how.source, "source_model": how.model, "source_sha256": how.sha256}
+        return {**super().settings(task), "attack": "transfer", **{k: v for k, v in source.items() if v is not None}}
+
+
+ENTRY = EvaluatorEntry(
+    "transfer",
+    build=Transfer,
+    config=TransferOptions,
+    summary="PGD on another model, whose images are counted on this one",
+    formula="x' <- Proj(x' + step_size sign grad CE(g(x'), y)) with another model g, counted on f",
+    citation=Citation(
+        "Papernot et al., Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial "
+        "Samples, arXiv:1605.07277, 2016",
+        """@article{papernot2016transferability,
+  title   = {Transferability in Machine Learning: from Phenomena to Black-Box Attacks using Adversarial Samples},
+  author  = {Papernot, Nicolas and McDaniel, Patrick and Goodfellow, Ian},
+  journal = {arXiv:1605.07277},
+  year    = {2016}
+}""",
+    ),
+    number_option="steps",
+    check=check_budget,
+)

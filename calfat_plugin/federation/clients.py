@@ -1,0 +1,73 @@
+"""The clients of a round, for evaluators that measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.errors import PluginError
+from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import State
+
+
+def _no_worker() -> Worker:
+    raise PluginError(
+        "it asks for a client's data, which across silos the server does not have; let its entry's check refuse "
+        "recipes whose common_args.training_type is not simulation."
+    )
+
+
+@dataclass(frozen=True)
+class ClientsOfRound:
+    """See ``interfaces.RoundClients``.
+
+    Attributes:
+        states: client id to the model that it sent, ascending ids.
+        attackers: ids of the clients that attack.
+        template: a model in evaluation mode on the device, whose tensors do not matter.
+        round: the last one that was aggregated; 0 before the first, when nobody trains.
+        downlink: the server's message after it.
+        worker: gives what trains clients in this process.
+    """
+
+    states: Mapping[int, State]
+    attackers: Collection[int]
+    template: nn.Module
+    round: int
+    downlink: Mapping[str, Tensor]
+    worker: Callable[[], Worker] = _no_worker
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """See ``interfaces.RoundClients``."""
+        return tuple(self.states)
+
+    @property
+    def honest(self) -> tuple[int, ...]:
+        """See ``interfaces.RoundClients``."""
+        return tuple(client for client in self.states if client not in self.attackers)
+
+    def class_counts(self, client: int) -> tuple[int, ...]:
+        """See ``interfaces.RoundClients``."""
+        worker = self.worker()
+        counts = torch.bincount(worker.shards[client].y, minlength=worker.num_classes)
+        return tuple(counts.tolist())
+
+    def model(self, client: int) -> nn.Module:
+        """See ``interfaces.RoundClients``."""
+        return self._holding(self.states[client])
+
+    def fine_tuned(self, client: int, epochs: int) -> nn.Module:
+        """See ``interfaces.RoundClients``."""
+        if self.round == 0:
+            return self.model(client)
+        return self._holding(self.worker().fine_tuned(client, self.round, self.downlink, epochs))
+
+    def _holding(self, state: State) -> nn.Module:
+        model = deepcopy(self.template)
+        model.load_state_dict(dict(state))
+        return model

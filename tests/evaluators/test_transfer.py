@@ -1,0 +1,179 @@
+"""Transfer: the source's images, its digest, when it is loaded, and what is said of a source that is no good."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import calfat_plugin
+from calfat_plugin.errors import CalfatError, RecipeError, RunError
+from calfat_plugin.models.base import ImageClassifier
+from calfat_plugin.testing import check_evaluator
+from calfat_plugin.testing.evaluators import balanced_model
+from calfat_plugin.testing.tiny import TinyModel, balanced_images
+from tests.cli.runner import calfat
+from tests.snapshot import TextSnapshot
+
+RECIPE = """\
+common_args: {training_type: simulation, random_seed: 0}
+data_args: {dataset: digits, max_train_examples: 60, max_test_examples: 20}
+model_args: {model: cnn_small}
+train_args: {client_num_in_total: 2, client_num_per_round: 2, comm_round: 1, batch_size: 16, learning_rate: 0.05}
+calfat:
+  trainer: fedpgd
+  threat: {eps: 0.1, steps: 1, step_size: eps}
+  evaluators: [natural, pgd2]
+  monitor: {evaluators: [natural]}
+"""
+NET = f"{__name__}:balanced"
+
+
+def balanced(in_channels: int, image_size: tuple[int, int], num_classes: int) -> nn.Module:
+    return balanced_model()
+
+
+def smaller(in_channels: int, image_size: tuple[int, int], num_classes: int) -> ImageClassifier:
+    return TinyModel(channels=2, side=image_size[0], classes=num_classes, norm=True)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.pt"
+    torch.save(balanced_model().state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "source.yaml").write_text(RECIPE)
+    calfat_plugin.run(folder / "source.yaml", run_dir=folder / "run", progress=False)
+    return folder / "run"
+
+
+def test_it_keeps_the_contract(weights: Path) -> None:
+    check_evaluator("transfer", source=str(weights), model=NET, steps=10)
+
+
+@pytest.mark.parametrize("options", [{"restarts": 2}, {"start": "x", "logit_scale": 2.0}, {"norm": "l2", "eps": 0.3}])
+def test_from_the_same_model_it_is_pgd(weights: Path, options: dict[str, Any]) -> None:
+    """Image by image and bit by bit: the same label draws the same starts."""
+    model, data = balanced_model().eval(), balanced_images()
+    own = {"name": "pgd5", "label": "attack", **options}
+    other = {"name": "transfer5", "label": "attack", "source": str(weights), "model": NET, **options}
+    found = [calfat_plugin.attack(pick, model, data, eps=0.1, batch_size=5) for pick in (own, other)]
+    assert torch.equal(*found)
+    first, second = (calfat_plugin.evaluate(model, data, None, [pick], eps=0.1)["attack"] for pick in (own, other))
+    assert (first.per_class, first.per_class_release) == (second.per_class, second.per_class_release)
+    assert first.details == second.details
+
+
+def test_the_images_are_those_of_the_source_and_the_verdicts_of_the_model(weights: Path) -> None:
+    model, data = TinyModel(5, side=8, norm=True).eval(), balanced_images()
+    pick = {"name": "transfer5", "label": "attack", "source": str(weights), "model": NET}
+    crafted = calfat_plugin.attack(pick, model, data, eps=0.1)
+    assert torch.equal(
+        crafted, calfat_plugin.attack({"name": "pgd5", "label": "attack"}, balanced_model().eval(), data, eps=0.1)
+    )
+    result = calfat_plugin.evaluate(model, data, None, [pick], eps=0.1)["attack"]
+    with torch.no_grad():
+        right = model(crafted).argmax(dim=1) == data.y
+    assert result.accuracy_release == float(right.double().mean())
+
+
+def test_a_run_has_the_digest_of_its_source(source: Path, tmp_path: Path) -> None:
+    """In its recipe and in the result's settings; and the source is a run whose own recipe says what model it is."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {{name: transfer2, source: {source}}}]"))
+    calfat_plugin.run(path, run_dir=tmp_path / "run", progress=False)
+    (result,) = json.loads((tmp_path / "run" / "results.json").read_text())["evaluations"][1:]
+    settings = result["settings"]
+    assert (settings["attack"], settings["source"], settings["steps"]) == ("transfer", str(source), 2)
+    assert f"sha256: {settings['source_sha256']}" in (tmp_path / "run" / "recipe.yaml").read_text()
+    done = calfat("attack", str(tmp_path / "run"), "--attacks", "transfer2", "--set", f"transfer2.source={source}")
+    assert done.code == 0, done.err
+    (again,) = json.loads((tmp_path / "run" / "attacks" / "last.json").read_text())["evaluations"][1:]
+    assert {key: again["settings"][key] for key in settings} == settings
+
+
+def refused(error: type[CalfatError], snapshot: TextSnapshot, folder: Path, pick: str) -> None:
+    """A run with this evaluator does not begin its first round."""
+    path = folder / "mine.yaml"
+    path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {pick}]"))
+    with snapshot.raises(error, f"{path}:8: calfat.evaluators[1]"):
+        calfat_plugin.run(path, run_dir=folder / "run", progress=False)
+    assert not (folder / "run" / "rounds.csv").exists()
+
+
+def test_a_source_that_is_not_there(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {tmp_path / 'gone'}}}")
+    pick = f"{{name: transfer, source: {tmp_path / 'gone.pt'}, model: '{NET}'}}"
+    refused(RunError, snapshot, tmp_path, pick)
+
+
+def test_weights_without_their_model(weights: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {weights}}}")
+
+
+def test_weights_of_another_model(weights: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    pick = f"{{name: transfer, source: {weights}, model: '{__name__}:smaller'}}"
+    refused(calfat_plugin.ModelError, snapshot, tmp_path, pick)
+
+
+def test_a_damaged_source(source: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    checkpoint = copy / "checkpoints" / "last.safetensors"
+    content = bytearray(checkpoint.read_bytes())
+    content[-5] ^= 1
+    checkpoint.write_bytes(content)
+    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {copy}}}")
+
+
+def test_a_run_of_another_data_set(source: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("dataset: digits", "dataset: mnist"))
+    refused(RunError, snapshot, tmp_path, f"{{name: transfer, source: {copy}}}")
+
+
+def test_without_a_source(tmp_path: Path, snapshot: TextSnapshot) -> None:
+    refused(RecipeError, snapshot, tmp_path, "transfer")
+
+
+def test_a_run_goes_on_with_the_source_that_it_was_started_with(
+    source: Path, tmp_path: Path, snapshot: TextSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is resumed with the user's recipe, or with its own."""
+    copy, path, run = tmp_path / "copy", tmp_path / "mine.yaml", tmp_path / "run"
+    shutil.copytree(source, copy)
+    pick = f"{{name: transfer2, source: {copy}}}"
+    path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {pick}]"))
+    with monkeypatch.context() as patch:
+        patch.setattr("calfat_plugin.federation.server.Server.final_evaluation", _stopped)
+        with pytest.raises(KeyboardInterrupt):
+            calfat_plugin.run(path, run_dir=run, progress=False)
+    checkpoint = copy / "checkpoints" / "last.safetensors"
+    kept = checkpoint.read_bytes()
+    checkpoint.write_bytes(kept + b" ")
+    contents = {"before": kept, "now": kept + b" "}
+    digests = {name: sha256(content).hexdigest() for name, content in contents.items()}
+    hidden = {**digests, **{f"{name} in short": digest[:12] for name, digest in digests.items()}}
+    for recipe in (path, run / "recipe.yaml"):
+        with snapshot.raises(RunError, "sha256" if recipe == path else "SHA-256", **hidden):
+            calfat_plugin.run(recipe, run_dir=run, resume=True, progress=False)
+    checkpoint.write_bytes(kept)
+    assert calfat_plugin.run(path, run_dir=run, resume=True, progress=False).results["transfer2"].num_examples == 20
+
+
+def _stopped(*arguments: object) -> None:
+    raise KeyboardInterrupt
