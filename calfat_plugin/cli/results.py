@@ -13,6 +13,8 @@ from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report.numbers import counted, interval, listed_ids, percent
 from calfat_plugin.results import EvaluationResult
 
+_COLUMNS = 3  # figures beside the accuracy that a table has columns for; more of them are lines below it
+
 
 def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Sequence[Alarm]) -> None:
     """Print the final evaluation of a run: its table, whom the model fails, and findings."""
@@ -20,13 +22,13 @@ def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Se
         console.print(results_table(results, title="global model after the final round, test split"))
     else:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
-    for line in worst_lines(results):
+    for line in (*figure_lines(results), *worst_lines(results)):
         console.print(line, soft_wrap=True, markup=False)
     show_alarms(console, alarms)
 
 
 def results_table(results: Sequence[EvaluationResult], *, title: str | None = None, by_eps: bool = False) -> Table:
-    """One evaluation a row, with a column for each figure that any of them has beside its accuracy.
+    """One evaluation a row, with columns for the figures that any of them has beside its accuracy, if they are few.
 
     Args:
         results: the evaluations.
@@ -35,7 +37,7 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
     """
     table = Table(title=title, title_justify="left")
     table.add_column("attack" if by_eps else "evaluator")
-    figures = list(dict.fromkeys(name for result in results for name in result.metrics))
+    figures = _figures(results) if len(_figures(results)) <= _COLUMNS else []
     words = (name.replace("_", " ") for name in figures)
     eps = ("eps",) if by_eps else ()
     for heading in (*eps, "accuracy", "95 % interval", "release", *words, "examples", "seconds"):
@@ -52,6 +54,21 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
             f"{result.seconds:.1f}",
         )
     return table
+
+
+def figure_lines(results: Sequence[EvaluationResult]) -> list[str]:
+    """What evaluations measured beside their accuracy, a line each; nothing where the table has columns for it."""
+    if len(_figures(results)) <= _COLUMNS:
+        return []
+    of_each = (
+        (result.label, ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.metrics.items()))
+        for result in results
+    )
+    return [f"{label}: {figures}" for label, figures in of_each if figures]
+
+
+def _figures(results: Sequence[EvaluationResult]) -> list[str]:
+    return list(dict.fromkeys(name for result in results for name in result.metrics))
 
 
 def with_budget(result: EvaluationResult) -> str:

@@ -6,6 +6,7 @@ A finding is a code and a sentence, ``large-update: the update of client 3 has .
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +27,8 @@ _SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual,
 _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
-_LISTED = 5  # rounds whose alarms are quoted on the page
+_QUOTED = 5  # findings of a kind that the page quotes
+_CLIENTS = re.compile(r"clients? \d+(, \d+)*")
 _LARGE_UPDATE = "large-update"
 _ADVICE = {
     _LARGE_UPDATE: "Such an update can replace the model: look at that client's data, learning rate and intentions.",
@@ -207,18 +209,25 @@ def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
 
 
 def alarms_of(path: Path) -> tuple[Alarm, ...]:
-    """The findings of all rounds in a ``rounds.csv``, an alarm for each kind; none without any."""
-    found: dict[str, dict[str, list[str]]] = {code: {} for code in _ADVICE}  # code to round to sentences
+    """The findings of all rounds in a ``rounds.csv``, an alarm for each kind; none without any.
+
+    What is found of the same clients in several rounds is quoted once, as of the last of them.
+    """
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {code: {} for code in _ADVICE}  # code to clients to findings
     for row in read_rounds(path):
         for finding in filter(None, row.get("alarms", "").split("; ")):
             code, _, text = finding.partition(": ")
-            if code not in _ADVICE:  # before there were others
-                code, text = _LARGE_UPDATE, finding
-            found[code].setdefault(row["round"], []).append(text)
+            whose = _CLIENTS.search(text)
+            if code in found:  # else the file was changed by hand
+                found[code].setdefault(whose[0] if whose else "", []).append((row["round"], text))
     alarms = []
-    for code, rounds in found.items():
-        listed = [f"round {number}: {'; '.join(texts)}" for number, texts in rounds.items()]
-        more = f" (and {len(listed) - _LISTED} more rounds in rounds.csv)" if len(listed) > _LISTED else ""
-        if listed:
-            alarms.append(Alarm(code, f"{'; '.join(listed[:_LISTED])}{more}. {_ADVICE[code]}", ()))
+    for code, of_clients in found.items():
+        quoted = []
+        for findings in of_clients.values():
+            round, text = findings[-1]
+            rounds = f"round {round}" if len(findings) == 1 else f"{len(findings)} rounds, the last of them {round}"
+            quoted.append(f"{rounds}: {text}")
+        more = f" (and {len(quoted) - _QUOTED} more in rounds.csv)" if len(quoted) > _QUOTED else ""
+        if quoted:
+            alarms.append(Alarm(code, f"{'; '.join(quoted[:_QUOTED])}{more}. {_ADVICE[code]}", ()))
     return tuple(alarms)

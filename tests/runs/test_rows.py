@@ -209,19 +209,22 @@ def test_alarms_of_all_rounds_are_one_finding(tmp_path: Path) -> None:
     advice = "Such an update can replace the model: look at that client's data, learning rate and intentions."
     file = written(tmp_path, of_three_clients(1, alarms=()))
     assert alarms_of(file.path) == ()
-    for round in range(2, 7):
-        file.append(of_three_clients(round, alarms=(f"found {round}",)))
-    listed = "; ".join(f"round {round}: found {round}" for round in range(2, 7))
-    assert alarms_of(file.path) == (Alarm("large-update", f"{listed}. {advice}", ()),)
-    file.append(of_three_clients(7, alarms=("found 7",)))
-    more = "(and 1 more rounds in rounds.csv)"
-    assert alarms_of(file.path) == (Alarm("large-update", f"{listed} {more}. {advice}", ()),)
+    file.append(
+        of_three_clients(2, alarms=("large-update: that of client 1 is 2", "large-update: that of client 12 is 3"))
+    )
+    file.append(of_three_clients(3, alarms=("large-update: that of client 1 is 4",)))
+    quoted = "2 rounds, the last of them 3: that of client 1 is 4; round 2: that of client 12 is 3"
+    assert alarms_of(file.path) == (Alarm("large-update", f"{quoted}. {advice}", ()),)
+    file.append(of_three_clients(4, alarms=tuple(f"large-update: that of client {who} is 5" for who in range(2, 7))))
+    (alarm,) = alarms_of(file.path)
+    assert alarm.text.startswith(f"{quoted}; round 4: that of client 2 is 5; ")
+    assert alarm.text.endswith(f"round 4: that of client 4 is 5 (and 2 more in rounds.csv). {advice}")
 
 
 def test_alarms_of_each_kind_are_one_finding(tmp_path: Path) -> None:
-    large, dominant = "large-update: the update of 1", "dominant-client: client 1 has all"
+    large, dominant = "large-update: the update of client 1", "dominant-client: client 1 has all"
     file = written(tmp_path, of_three_clients(1, alarms=(large, dominant)), of_three_clients(2, alarms=(dominant,)))
     assert [(alarm.code, alarm.text.partition(". ")[0]) for alarm in alarms_of(file.path)] == [
-        ("large-update", "round 1: the update of 1"),
-        ("dominant-client", "round 1: client 1 has all; round 2: client 1 has all"),
+        ("large-update", "round 1: the update of client 1"),
+        ("dominant-client", "2 rounds, the last of them 2: client 1 has all"),
     ]
