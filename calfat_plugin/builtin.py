@@ -20,6 +20,7 @@ from calfat_plugin.attackers import colluding, label_flip, own_update
 from calfat_plugin.datasets.entries import ENTRIES as DATASETS
 from calfat_plugin.evaluators import autoattack, corruptions, deepfool, gradient, natural, panel
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
@@ -35,7 +36,7 @@ OTHERS = (natural, deepfool, corruptions, panel, tensorboard, wandb)
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),
     *(entry for module in (server_optimizers, gradient, autoattack, own_update, colluding) for entry in module.ENTRIES),
-    *(*DATASETS, *MODELS, *PARTITIONS),
+    *(*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS),
 )
 
 

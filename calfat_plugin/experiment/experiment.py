@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Dataset
     from calfat_plugin.experiment.building import CheckedEvaluator
-    from calfat_plugin.interfaces import Aggregator, LocalTrainer, TrainSettings
+    from calfat_plugin.interfaces import Aggregator, InnerAttack, LocalTrainer, TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,12 @@ class Experiment(Recipe):
     @property
     def training_step_problem(self) -> str:
         """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
-        return self.threat.step_problem() if getattr(self.trainer.entry.build, "attacks", True) else ""
+        return self.threat.step_problem() if self.attacks and self.threat.own_steps is None else ""
+
+    @property
+    def attacks(self) -> bool:
+        """Whether the method trains on adversarial examples, as far as one can tell without building it."""
+        return getattr(self.trainer.entry.build, "attacks", True)
 
     @property
     def metric_columns(self) -> tuple[str, ...]:
@@ -131,6 +136,20 @@ class Experiment(Recipe):
         with self.attribute_errors_to(self.trainer):
             options = self.trainer.options
             return build_plugin(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")
+
+    def build_inner(self) -> InnerAttack:
+        """The attack of training.
+
+        Raises:
+            PluginError: it cannot be built.
+        """
+        from calfat_plugin.experiment.building import CheckedInnerAttack, build_plugin
+        from calfat_plugin.interfaces import InnerAttack
+
+        pick = self.threat.inner
+        with self.attribute_errors_to(pick):
+            inner = build_plugin(pick.entry.load(), InnerAttack, pick.options)
+        return CheckedInnerAttack(inner, pick.entry, self.who(pick))
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator.
