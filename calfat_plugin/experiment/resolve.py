@@ -36,7 +36,6 @@ from calfat_plugin.recipe.sections import failing_at, options_at, section_at
 from calfat_plugin.recipe.training import check_training
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import owner_of
-from calfat_plugin.trainers.base import AdversarialTrainer
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -323,9 +322,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
             experiment.aggregator.path,
             f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
         )
-    inner, own = experiment.threat.inner, getattr(experiment.trainer.entry.build, "craft", AdversarialTrainer.craft)
-    if inner.name != "pgd" and own is not AdversarialTrainer.craft:
-        raise document.error(inner.path, f"local trainer '{trainer.name}' has an attack of its own; remove the key.")
+    experiment.refuse_two_attacks(trainer.build)
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 

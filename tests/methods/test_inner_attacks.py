@@ -222,15 +222,18 @@ def test_a_method_with_its_own_attack_uses_it() -> None:
 
     base = build_method("fedpgd")
     train(White(base.options, base.modifier), local_task(threat=THREAT))
-    entry = TrainerEntry("white", build=White)
-    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: [entry])})())
-    document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), "white", "test.yaml:1")
-    assemble(document, with_it)
-    with pytest.raises(CalfatError) as raised:
-        assemble(document.with_value(("calfat", "threat", "inner"), "n-fgsm", "test.yaml:2"), with_it)
-    assert str(raised.value) == (
-        "test.yaml:2: calfat.threat.inner: local trainer 'white' has an attack of its own; remove the key."
-    )
+    found = [TrainerEntry("white", build=White), TrainerEntry("later", build=lambda *given: White(*given))]
+    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: found)})())
+    for name in ("white", "later"):  # what builds the second one does not say that it has an attack
+        document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), name, "test.yaml:1")
+        assemble(document, with_it).build_trainer()
+        with pytest.raises(CalfatError) as raised:
+            assemble(
+                document.with_value(("calfat", "threat", "inner"), "n-fgsm", "test.yaml:2"), with_it
+            ).build_trainer()
+        assert str(raised.value) == (
+            f"test.yaml:2: calfat.threat.inner: local trainer '{name}' has an attack of its own; remove the key."
+        )
 
 
 def test_steps_of_the_task_are_those_of_the_attack() -> None:
