@@ -18,6 +18,8 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -209,6 +211,15 @@ def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
     inner = Watched(build_inner("rs-fgsm").options)
     train(build_method("fedtrades"), local_task(threat=THREAT, inner=inner))
     assert min(begun) > 0.1
+
+
+@pytest.mark.parametrize("inner", ONE_STEP)
+@pytest.mark.parametrize("name", registry().names(TrainerEntry))
+def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
+    """Two rounds, and the same bits when they are resumed."""
+    discrete = {"weighting": "discrete"} if name == "fedgairat" else {}
+    threat = {"eps": "0.1", "inner": inner}
+    check_federation(tiny_experiment(registry(), trainer={"name": name, **discrete}, threat=threat))
 
 
 def test_a_method_with_its_own_attack_uses_it() -> None:
