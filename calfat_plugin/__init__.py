@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.entries import Citation as Citation
     from calfat_plugin.entries import DatasetEntry as DatasetEntry
     from calfat_plugin.entries import EvaluatorEntry as EvaluatorEntry
+    from calfat_plugin.entries import InnerAttackEntry as InnerAttackEntry
     from calfat_plugin.entries import LoggerEntry as LoggerEntry
     from calfat_plugin.entries import ModelEntry as ModelEntry
     from calfat_plugin.entries import ModifierEntry as ModifierEntry
@@ -53,6 +54,8 @@ if TYPE_CHECKING:  # every public name, once: type checkers and editors read the
     from calfat_plugin.interfaces import ClientLoss as ClientLoss
     from calfat_plugin.interfaces import EvaluationTask as EvaluationTask
     from calfat_plugin.interfaces import Evaluator as Evaluator
+    from calfat_plugin.interfaces import InnerAttack as InnerAttack
+    from calfat_plugin.interfaces import InnerTask as InnerTask
     from calfat_plugin.interfaces import LocalCorrection as LocalCorrection
     from calfat_plugin.interfaces import LocalTask as LocalTask
     from calfat_plugin.interfaces import LocalTrainer as LocalTrainer

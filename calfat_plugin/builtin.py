@@ -30,6 +30,7 @@ from calfat_plugin.evaluators import (
     transfer,
 )
 from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.inner_attacks.gradient import ENTRIES as INNER_ATTACKS
 from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
@@ -45,7 +46,7 @@ OTHERS = (natural, deepfool, corruptions, panel, transfer, internal, personalise
 ENTRIES: tuple[entries.Entry, ...] = (
     *(module.ENTRY for module in (*METHODS, *MODIFIERS, *AGGREGATORS, *ROBUST, *OTHERS, label_flip)),
     *(entry for module in (server_optimizers, gradient, autoattack, own_update, colluding) for entry in module.ENTRIES),
-    *(*DATASETS, *MODELS, *PARTITIONS),
+    *(*DATASETS, *MODELS, *PARTITIONS, *INNER_ATTACKS),
 )
 
 

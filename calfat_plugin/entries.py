@@ -228,6 +228,20 @@ class ModifierEntry(Entry):
 
 
 @dataclass(frozen=True)
+class InnerAttackEntry(Entry):
+    """An attack of training. ``build(options)`` returns an ``interfaces.InnerAttack``.
+
+    Attributes:
+        steps: options to the steps that it takes, each with one call of the method's loss; None: as many as
+            ``calfat.threat.steps``.
+    """
+
+    kind: ClassVar[str] = "inner attack"
+    hook: ClassVar[str] = "calfat_inner_attacks"
+    steps: Callable[[Any], int | None] = lambda options: None
+
+
+@dataclass(frozen=True)
 class AggregatorEntry(Entry):
     """An aggregator. ``build(options)`` returns an ``interfaces.Aggregator``.
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         AttackerEntry,
         DatasetEntry,
         EvaluatorEntry,
+        InnerAttackEntry,
         LoggerEntry,
         ModelEntry,
         ModifierEntry,
@@ -64,6 +65,19 @@ def calfat_loss_modifiers() -> Iterable[ModifierEntry]:
         @hookimpl
         def calfat_loss_modifiers():
             yield ModifierEntry("focal", build=Focal, config=FocalOptions)
+        ```
+    """
+
+
+@hookspec
+def calfat_inner_attacks() -> Iterable[InnerAttackEntry]:
+    """Offer inner attacks: yield one ``InnerAttackEntry`` per way to find the images that methods train on.
+
+    Example:
+        ```python
+        @hookimpl
+        def calfat_inner_attacks():
+            yield InnerAttackEntry("two-step", build=TwoSteps, steps=lambda options: 2)
         ```
     """
 

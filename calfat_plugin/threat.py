@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -90,15 +90,23 @@ class ThreatModel:
             raise OptionError(f"{name} must be a number such as {example}: {error}") from error
         if number < 0:
             raise OptionError(f"{name} must not be negative; got {exact_text(number)}")
-        width = self.bounds.high - self.bounds.low
-        if self.norm == "linf" and number > width:
+        longest = self._longest()
+        if self.norm == "linf" and number > longest:
             got = exact_text(number)
             raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}", (name,))
-        if self.norm != "linf" and number > _LARGEST[self.norm] * width:
+        if self.norm != "linf" and number > longest:
             got = exact_text(number)
-            longest = f"at most {_LARGEST[self.norm]} pixel ranges"
-            raise OptionError(f"{name} is longer than any image, {longest}; got {got}", (name,))
+            most = f"at most {_LARGEST[self.norm]} pixel ranges"
+            raise OptionError(f"{name} is longer than any image, {most}; got {got}", (name,))
         return number
+
+    def _longest(self) -> Fraction:
+        """The longest that a change may be called, in ``norm``."""
+        return Fraction(self.bounds.high - self.bounds.low) * _LARGEST.get(self.norm, 1)
+
+    def scaled(self, factor: float) -> ThreatModel:
+        """The same with a ball of ``factor`` times the radius, at most of the longest change; its step is eps/4."""
+        return replace(self, eps=min(parse_number(factor) * self.eps, self._longest()), step_size=QUARTER)
 
     def step_problem(self) -> str:
         """Why an attack of these steps searches the ball badly, and what to do; empty where it need not."""

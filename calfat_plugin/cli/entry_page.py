@@ -16,6 +16,7 @@ PRESET_DATASET = "digits"  # some presets depend on the data set; this is the on
 WHERE: Mapping[type[entries.Entry], str] = {
     entries.TrainerEntry: "calfat.trainer",
     entries.ModifierEntry: "calfat.trainer.loss",
+    entries.InnerAttackEntry: "calfat.threat.inner",
     entries.AggregatorEntry: "calfat.aggregator",
     entries.AttackerEntry: "calfat.clients[].attacker",
     entries.EvaluatorEntry: "calfat.evaluators, calfat.monitor.evaluators",

@@ -40,6 +40,7 @@ KINDS = {
     "model": Kind("model", "two layers on the flat image.", "width=5"),
     "partition": Kind("partition", "clients of unequal size.", "ratio=1.0"),
     "modifier": Kind("loss modifier", "label smoothing by the share of a class.", "smoothing=0.3"),
+    "inner_attack": Kind("inner attack", "projected gradient steps that become shorter.", "factor=0.5"),
     "attacker": Kind("attacker", "its update with the largest values cut off.", "share=0.5"),
     "logger": Kind("logger", "a line of text for each round."),
 }

@@ -23,9 +23,8 @@ from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.plugin_files import with_plugins
-from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
+from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection, Threat
 from calfat_plugin.registry import Registry
-from calfat_plugin.threat import ThreatModel
 
 Schema = dict[str, Any]
 
@@ -95,7 +94,7 @@ def _below(registry: Registry, what: Key) -> Schema:
             beside = {
                 "ids": {"type": ["integer", "string", "array"]},
                 "trainer": _choice(registry, entries.TrainerEntry),
-                "threat": _section(registry, ThreatModel),
+                "threat": _section(registry, Threat),
                 "attacker": _choice(registry, entries.AttackerEntry),
             }
             return {"type": ["array", "null"], "items": _object({**_options(what.config), **beside})}

@@ -11,14 +11,23 @@ import numpy as np
 
 from calfat_plugin import returned
 from calfat_plugin.errors import OptionError, PluginError
-from calfat_plugin.interfaces import ClientLoss, EvaluationTask, Evaluator, LossModifier, SetUpTask
+from calfat_plugin.interfaces import (
+    ClientLoss,
+    EvaluationTask,
+    Evaluator,
+    InnerAttack,
+    InnerTask,
+    LossModifier,
+    SetUpTask,
+)
 from calfat_plugin.results import EvaluationResult, evaluation_as_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
 
-    from calfat_plugin.entries import EvaluatorEntry, ModifierEntry
+    from calfat_plugin.entries import EvaluatorEntry, InnerAttackEntry, ModifierEntry
+    from calfat_plugin.threat import ThreatModel
 
 T = TypeVar("T")
 
@@ -164,3 +173,30 @@ class CheckedModifier(LossModifier):
     def bind(self, class_counts: Tensor) -> ClientLoss:
         with returned.attribute_errors_to(self._who, self._entry.config):
             return returned.instance(self._modifier.bind(class_counts), ClientLoss, "bind returned")
+
+
+class CheckedInnerAttack(InnerAttack):
+    """A plugin's inner attack, whose errors are named after it and not after the trainer that calls it.
+
+    Args:
+        inner: the plugin's.
+        entry: of the plugin.
+        who: kind, name and distribution of the plugin.
+    """
+
+    def __init__(self, inner: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
+        super().__init__(inner.options)
+        self._inner, self._entry, self._who = inner, entry, who
+
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            found = self._inner.start(x_nat, threat, generator)
+            return None if found is None else returned.like(found, x_nat, "start returned")
+
+    def craft(self, task: InnerTask) -> Tensor:
+        x_adv = self._inner.craft(task)  # an error in there may be of the method's loss
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            return returned.like(x_adv, task.x_nat, "craft returned")
+
+    def reach(self, threat: ThreatModel) -> ThreatModel:
+        return self._inner.reach(threat)

@@ -18,6 +18,7 @@ from calfat_plugin.recipe.schema import ClientGroup, Recipe
 from calfat_plugin.recipe.silo import SILO, for_rank
 from calfat_plugin.registry import Registry
 from calfat_plugin.rounds_csv import columns_of
+from calfat_plugin.trainers.base import AdversarialTrainer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Dataset
     from calfat_plugin.experiment.building import CheckedEvaluator
-    from calfat_plugin.interfaces import Aggregator, LocalTrainer, SetUpTask, TrainSettings
+    from calfat_plugin.interfaces import Aggregator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
     from calfat_plugin.models.building import ImageShape
 
 
@@ -39,7 +40,7 @@ class Experiment(Recipe):
     @property
     def training_step_problem(self) -> str:
         """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
-        return self.threat.step_problem() if self.trains_attacked else ""
+        return self.threat.step_problem() if self.trains_attacked and self.threat.own_steps is None else ""
 
     @property
     def trains_attacked(self) -> bool:
@@ -126,6 +127,7 @@ class Experiment(Recipe):
 
         Raises:
             PluginError: one of the two cannot be built.
+            RecipeError: the method has an attack of its own, and the recipe another.
         """
         from calfat_plugin.experiment.building import CheckedModifier, build_plugin
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
@@ -136,7 +138,38 @@ class Experiment(Recipe):
             modifier = CheckedModifier(modifier, pick.entry, self.who(pick))
         with self.attribute_errors_to(self.trainer):
             options = self.trainer.options
-            return build_plugin(self.trainer.entry.load(), LocalTrainer, options, modifier, names="options, modifier")
+            build = self.trainer.entry.load()
+            trainer = build_plugin(build, LocalTrainer, options, modifier, names="options, modifier")
+        self.refuse_two_attacks(type(trainer))
+        return trainer
+
+    def refuse_two_attacks(self, method: object) -> None:
+        """Refuse an inner attack beside a method that has an attack of its own.
+
+        Args:
+            method: the class, or what builds it: that is imported with torch only when a run needs it.
+
+        Raises:
+            RecipeError: the two would not work together.
+        """
+        inner, own = self.threat.inner, getattr(method, "craft", AdversarialTrainer.craft)
+        if inner.name != "pgd" and own is not AdversarialTrainer.craft:
+            text = f"local trainer '{self.trainer.name}' has an attack of its own; remove the key."
+            raise self.document.error(inner.path, text)
+
+    def build_inner(self) -> InnerAttack:
+        """The attack of training.
+
+        Raises:
+            PluginError: it cannot be built.
+        """
+        from calfat_plugin.experiment.building import CheckedInnerAttack, build_plugin
+        from calfat_plugin.interfaces import InnerAttack
+
+        pick = self.threat.inner
+        with self.attribute_errors_to(pick):
+            inner = build_plugin(pick.entry.load(), InnerAttack, pick.options)
+        return CheckedInnerAttack(inner, pick.entry, self.who(pick))
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator.

@@ -65,8 +65,9 @@ def read_groups(
             raise document.error(at, str(error)) from None
         if options.seed is not None and by != "share":
             raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
-        changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
         recipe = resolved(_with_group(without, document, path, given))
+        changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
+        changed += ("inner",) if "inner" in (given.get("threat") or {}) else ()
         picked = attacker((*path, "attacker")) if given.get("attacker") is not None else None
         if not changed and picked is None and all(getattr(options, key) is None for key in TRAINED):
             raise document.error(path, f"nothing differs in this group; expected one of {listed(_CHANGES)}.")

@@ -42,6 +42,7 @@ E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
 _EXAMPLE = "such as {name: calfat, preset: release}"
+_INNER: KeyPath = ("calfat", "threat", "inner")
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
 
@@ -329,6 +330,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
                 experiment.aggregator.path,
                 f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
             )
+    experiment.refuse_two_attacks(experiment.trainer.entry.build)
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 
@@ -366,16 +368,25 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
         if label not in labels and near:
             where = f"{document.place(('calfat', 'reported', label))}: calfat.reported.{label}"
             yield f"{where}: no evaluator of this recipe has that label.{near}"
-    # No word where an override (--set, a suite) replaces the partition that a file had chosen with this concentration.
-    method, alpha = ("data_args", "partition_method"), ("data_args", "partition_alpha")
-    in_file = f"{written.file}:"
-    replaced = written.place(alpha).startswith(in_file) and not written.place(method).startswith(in_file)
-    if written.has(alpha) and not partition.uses_alpha and not replaced:
-        yield (
-            f"{document.place(alpha)}: {dotted(alpha)}: this key has no effect here: the partition "
-            f"'{partition.name}' does not use it."
-        )
+    alpha, why = ("data_args", "partition_alpha"), f"the partition '{partition.name}' does not use it"
+    if not partition.uses_alpha:
+        yield from _useless(written, alpha, ("data_args", "partition_method"), why)
+    threat = experiment.threat
+    if not experiment.trains_attacked and threat.inner.name != "pgd":
+        yield from _useless(written, _INNER, _INNER, f"the local trainer '{experiment.trainer.name}' does not attack")
+    elif threat.own_steps not in (None, threat.steps):
+        why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
+        yield from _useless(written, ("calfat", "threat", "steps"), _INNER, why)
     yield from _bad_steps(experiment, trains)
+
+
+def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> Iterator[str]:
+    """A warning that a key has no effect; none where an override (--set, a suite) replaced what the file, which has
+    the key, had chosen."""
+    in_file = f"{written.file}:"
+    replaced = written.place(key).startswith(in_file) and not written.place(chosen_at).startswith(in_file)
+    if written.has(key) and not replaced:
+        yield f"{written.place(key)}: {dotted(key)}: this key has no effect here: {why}."
 
 
 def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:

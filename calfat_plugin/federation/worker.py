@@ -63,7 +63,10 @@ class Worker:
         self._dataset = dataset
         self._trainer = experiment.build_trainer()
         self._groups = experiment.client_groups(dataset.train.y.numpy())
-        self._trainers = {group.name: experiment.trained_by(group).build_trainer() for group in self._groups.values()}
+        groups = {group.name: experiment.trained_by(group) for group in self._groups.values()}
+        self._trainers = {name: each.build_trainer() for name, each in groups.items()}
+        self._inner = experiment.build_inner()
+        self._inners = {name: each.build_inner() for name, each in groups.items()}
         aggregator = experiment.build_aggregator()
         with experiment.attribute_errors_to(experiment.aggregator):
             self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
@@ -150,7 +153,7 @@ class Worker:
             model=self._model,
             data=data,
             class_counts=counts,
-            threat=experiment.threat,
+            threat=experiment.threat.in_training,
             settings=settings,
             augment=self._dataset.augment,
             device=self.device,
@@ -160,6 +163,7 @@ class Worker:
             client_state=kept,
             broadcast=broadcast,
             correction=self._correction,
+            inner=self._inner if group is None else self._inners[group.name],
             personal=self._personal,
             precision=self._precision,
             graphs=self._graphs,

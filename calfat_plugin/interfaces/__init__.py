@@ -1,4 +1,4 @@
-"""What a local trainer, a loss modifier, an aggregator, an attacker and an evaluator must provide.
+"""What a local trainer, a loss modifier, an inner attack, an aggregator, an attacker and an evaluator must provide.
 
 All of them are stateless: one object may serve every client and every round. What a client or the server keeps
 between rounds is a flat mapping from name to tensor that is handed in and handed back, so that the runtime can store,
@@ -9,6 +9,7 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
 from calfat_plugin.interfaces.attack import Attacker, AttackTask
 from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator, RoundClients, SetUpTask
+from calfat_plugin.interfaces.inner import InnerAttack, InnerTask
 from calfat_plugin.interfaces.training import (
     ActiveCorrection,
     ClientLoss,
@@ -31,6 +32,8 @@ __all__ = [
     "ClientLoss",
     "EvaluationTask",
     "Evaluator",
+    "InnerAttack",
+    "InnerTask",
     "LocalCorrection",
     "LocalTask",
     "LocalTrainer",

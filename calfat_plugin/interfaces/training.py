@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from calfat_plugin.interfaces.inner import InnerAttack
 from calfat_plugin.results import LocalUpdate, State
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LocalTask:
             change it as it likes. While ``trainers.loop`` trains, its convolutions are channels last in memory.
         data: this client's training examples, pixels in [0, 1] or uint8.
         class_counts: (C,) int64 counts of this client's labels. They never leave the client.
-        threat: the budget to train against.
+        threat: the budget to train against; its steps are those that ``inner`` takes.
         settings: epochs, batch size, optimiser.
         augment: the data set's augmentation.
         device: where to compute.
@@ -70,6 +71,7 @@ class LocalTask:
         client_state: what this client handed back in its previous round; empty at first.
         broadcast: extras from the server, under namespaced names; empty at first.
         correction: the aggregator's part of local training.
+        inner: how to find the images to train on.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
         precision: arithmetic of the model's passes.
@@ -90,6 +92,7 @@ class LocalTask:
     client_state: State = field(default_factory=dict)
     broadcast: State = field(default_factory=dict)
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
+    inner: InnerAttack = field(default_factory=InnerAttack)
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"
     graphs: Graphs | None = None

@@ -96,10 +96,11 @@ class Others(Key):
 
 @dataclass(frozen=True)
 class OnePlugin(Key):
-    """A plugin by name, or with its options."""
+    """A plugin by name, or with its options; ``written``: also where a recipe in full has the default."""
 
     kind: type[entries.Entry] = entries.Entry
     default: str = ""
+    written: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def as_plain(section: Any, config: type) -> dict[str, Any]:
         value = getattr(section, name)
         if isinstance(what, Others):
             plain |= value
-        else:
+        elif not isinstance(what, OnePlugin) or what.written or value.name != what.default:
             plain[name] = _plain(what, value)
     return plain
 

@@ -125,6 +125,34 @@ HOST_SECTIONS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True)
+class Threat(ThreatModel):
+    """``calfat.threat``: the budget of training and of evaluation, and how training searches it.
+
+    Attributes:
+        inner: the attack of training.
+    """
+
+    inner: Plugin[entries.InnerAttackEntry] = key(
+        OnePlugin(
+            "the attack of training; `pgd` takes `steps` steps of `step_size`, the others their own",
+            kind=entries.InnerAttackEntry,
+            default="pgd",
+            written=False,
+        )
+    )
+
+    @property
+    def own_steps(self) -> int | None:
+        """The steps that the inner attack takes whatever ``steps`` says; None: it goes by ``steps``."""
+        return self.inner.entry.steps(self.inner.options)
+
+    @property
+    def in_training(self) -> Threat:
+        """With the steps that the inner attack takes."""
+        return self if self.own_steps is None else dataclasses.replace(self, steps=self.own_steps)
+
+
+@dataclass(frozen=True)
 class Monitor:
     """``calfat.monitor``: evaluation of the global model during the run, on the validation split if there is one
     (``data_args.validation_share``), else on the test split."""
@@ -220,7 +248,9 @@ class ClientGroup:
         if "trainer" in self.changed:
             plain["trainer"] = self.recipe.trainer.as_run()
         if "threat" in self.changed:
-            plain["threat"] = options_to_plain(self.recipe.threat)
+            plain["threat"] = as_plain(self.recipe.threat, Threat)
+        if "inner" in self.changed:  # also where it is the default: the run's may be another
+            plain["threat"]["inner"] = self.recipe.threat.inner.as_run()
         if self.attacker is not None:
             plain["attacker"] = self.attacker.as_run()
         return plain
@@ -266,7 +296,7 @@ class CalfatSection:
         OnePlugin("the server's algorithm", kind=entries.AggregatorEntry, default="fedavg")
     )
     clients: tuple[ClientGroup, ...] = key(Groups("clients that differ from the others", config=GroupOptions))
-    threat: ThreatModel = key(Section(config=ThreatModel))
+    threat: Threat = key(Section(config=Threat))
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
         Plugins(
             "what measures the final model; `label` renames one, so that it can be listed twice",
@@ -363,14 +393,18 @@ class Recipe(CalfatSection):
     @property
     def picked(self) -> tuple[Plugin[Any], ...]:
         """All plugins of the recipe, in the order in which they are checked."""
-        one_of_each = (self.trainer, self.modifier, self.aggregator, self.dataset, self.model, self.partition)
+        training = (self.trainer, self.modifier, self.threat.inner)
+        one_of_each = (*training, self.aggregator, self.dataset, self.model, self.partition)
         attackers = (group.attacker for group in self.clients if group.attacker is not None)
         return (*one_of_each, *attackers, *self.evaluators, *self.monitor.evaluators, *self.loggers)
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        trainers = (pick for group in self.clients for pick in (group.recipe.trainer, group.recipe.modifier))
-        picked = (*self.picked, *trainers)
+        of_groups = (group.recipe for group in self.clients)
+        picked = (
+            *self.picked,
+            *(pick for each in of_groups for pick in (each.trainer, each.modifier, each.threat.inner)),
+        )
         return tuple({pick.entry.citation: None for pick in picked if pick.entry.citation is not None})
 
     def as_run(self) -> dict[str, Any]:

@@ -104,6 +104,9 @@ def highlights(run: RunFiles) -> dict[str, str]:
     recipe = run.recipe
     train, threat, per_round = recipe.train, recipe.threat, recipe.clients_per_round
     step = plain(to_plain(threat.step_size)).replace("eps", "ε")
+    searched = f"{threat.steps} training steps of {step}" if threat.own_steps is None else "training"
+    if threat.inner.name != "pgd":
+        searched += f" by {pick(threat.inner.as_run())}"
     work = f"local epochs {train.epochs}" if train.local_steps is None else f"local steps {train.local_steps}"
     found = {
         "Method": pick(recipe.trainer.as_run()),
@@ -115,7 +118,7 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Clients": f"{recipe.num_clients}, {'all' if per_round == recipe.num_clients else per_round} in each round",
         "Rounds": f"{run.num_rounds}, {work}, batches of {train.batch_size}",
         f"Local {_OPTIMIZERS[train.client_optimizer]}": _optimizer(train),
-        "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {threat.steps} training steps of {step}"
+        "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {searched}"
         f"{', others in groups' * any('threat' in group.changed for group in recipe.clients)}",
         "Groups": groups(recipe),
         "Seed": str(run.seed),

@@ -14,6 +14,7 @@ contract raises ``AssertionError`` with what was expected; what the framework it
 from calfat_plugin.testing.aggregators import check_aggregator
 from calfat_plugin.testing.attackers import check_attacker
 from calfat_plugin.testing.evaluators import check_evaluator
+from calfat_plugin.testing.inner_attacks import check_inner_attack
 from calfat_plugin.testing.inputs import check_dataset, check_model, check_partition
 from calfat_plugin.testing.loggers import check_logger
 from calfat_plugin.testing.modifiers import check_modifier
@@ -28,6 +29,7 @@ __all__ = [
     "check_attacker",
     "check_dataset",
     "check_evaluator",
+    "check_inner_attack",
     "check_logger",
     "check_model",
     "check_modifier",

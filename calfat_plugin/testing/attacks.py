@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.attacks import attack_mode
 from calfat_plugin.testing.tiny import replaced, require
+from calfat_plugin.threat import ThreatModel
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import TrainBatch
 
@@ -62,20 +63,20 @@ class _Watch:
     begun: _Begun | None = None
 
     def started(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor:
-        x_clean, around = x_nat.clone(), _around(task.model)
+        x_clean, before = x_nat.clone(), around(task.model)
         found = self.start(x_nat, task, generator)
-        self.begun = _Begun(x_clean, found.clone(), around)
+        self.begun = _Begun(x_clean, found.clone(), before)
         return found
 
     def lost(self, batch: TrainBatch) -> Tensor:
-        batch.task.threat.check(batch.x_adv, batch.x_nat, who=self.who)
+        _reach(batch).check(batch.x_adv, batch.x_nat, who=self.who)
         return self.train_loss(batch)
 
     def stepped(self, batch: TrainBatch) -> Tensor:
         begun, self.begun = self.begun, None
         if begun is not None:
             self._look(begun, batch)
-        batch.task.threat.check(batch.x_adv, batch.x_nat, who=self.who)
+        _reach(batch).check(batch.x_adv, batch.x_nat, who=self.who)
         self.examples += len(batch.y)
         return self.backward(batch)
 
@@ -83,14 +84,14 @@ class _Watch:
         rows = torch.ones_like(batch.y, dtype=torch.bool) if batch.attacked is None else batch.attacked
         same = torch.equal(begun.x_nat, batch.x_nat[rows])
         require(same, f"{self.who}: the attack must not change the clean images in place.")
-        for what, state in _around(batch.model).items():
+        for what, state in around(batch.model).items():
             require(state == begun.around[what], f"{self.who}: the attack must leave {what} as it found them.")
         start = batch.x_nat.clone()
-        start[rows] = batch.task.threat.project(begun.start, begun.x_nat)
+        start[rows] = _reach(batch).project(begun.start, begun.x_nat)
         moved = not torch.equal(start, batch.x_adv)
         require(moved, f"{self.who}: the attack must move its start; attack_loss has no gradient there.")
         anywhere = batch.x_nat.clone()
-        anywhere[rows] = batch.task.threat.random_start(begun.x_nat, torch.Generator().manual_seed(0))
+        anywhere[rows] = _reach(batch).random_start(begun.x_nat, torch.Generator().manual_seed(0))
         by_chance, found = self._loss_at(batch, anywhere), self._loss_at(batch, batch.x_adv)
         require(
             found >= by_chance,
@@ -108,7 +109,12 @@ class _Watch:
             return float(self.train_loss(there))
 
 
-def _around(model: nn.Module) -> dict[str, object]:
+def _reach(batch: TrainBatch) -> ThreatModel:
+    """What the batch's adversarial examples lie in, as the inner attack declares it."""
+    return batch.task.inner.reach(batch.task.threat)
+
+
+def around(model: nn.Module) -> dict[str, object]:
     """What an attack must leave as it is, by what messages call it."""
     numpy_state = np.random.get_state(legacy=False)["state"]
     return {

@@ -173,11 +173,17 @@ def tiny_experiment(registry: Registry | None, **sections: Any) -> Experiment:
     return assemble(Document("the check's recipe", data), Registry.load() if registry is None else registry)
 
 
-def in_each_norm(registry: Registry | None, **sections: Any) -> Iterator[Experiment]:
-    """``tiny_experiment`` with a budget in linf, l2 and l1 in turn, without those that a plugin's entry refuses."""
+def in_each_norm(registry: Registry | None, inner: Any = None, **sections: Any) -> Iterator[Experiment]:
+    """``tiny_experiment`` with a budget in linf, l2 and l1 in turn, without those that a plugin's entry refuses.
+
+    Args:
+        registry: as of ``tiny_experiment``.
+        inner: the inner attack; None: the default.
+        sections: as of ``tiny_experiment``.
+    """
     for threat in THREATS:
         try:
-            experiment = tiny_experiment(registry, threat=threat, **sections)
+            experiment = tiny_experiment(registry, threat={**threat, "inner": inner}, **sections)
         except CalfatError:
             continue
         yield experiment

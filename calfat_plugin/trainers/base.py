@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from calfat_plugin import returned
 from calfat_plugin.errors import PluginError
-from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer, LossModifier, RoundEnd
+from calfat_plugin.interfaces import (
+    ClientLoss,
+    InnerAttack,
+    InnerTask,
+    LocalTask,
+    LocalTrainer,
+    LossModifier,
+    RoundEnd,
+)
 from calfat_plugin.options import option
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 
@@ -136,7 +144,7 @@ class AdversarialTrainer(LocalTrainer):
         return None
 
     def start(self, x_nat: Tensor, task: LocalTask, generator: Generator) -> Tensor:
-        """First iterate of the attack; default: uniform in the ball.
+        """First iterate of an inner attack that has none of its own, as PGD; default: uniform in the ball.
 
         Args:
             x_nat: (N, C, H, W) clean images.
@@ -156,6 +164,22 @@ class AdversarialTrainer(LocalTrainer):
         from calfat_plugin.maths.losses import cross_entropy
 
         return cross_entropy(batch.loss.attack_logits(batch.logits_adv), batch.y, reduction="sum")
+
+    def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor:
+        """The adversarial examples of some examples of a mini-batch; default: those of the recipe's inner attack.
+
+        A method with an attack of its own overrides it; recipes that choose another ``calfat.threat.inner`` are then
+        refused.
+
+        Args:
+            batch: what the attack may look at.
+            task: the clean images, the start, and ``attack_loss`` as a function of logits.
+            inner: what ``calfat.threat.inner`` names.
+
+        Returns:
+            (N, C, H, W), inside the budget, without gradient.
+        """
+        return inner.craft(task)
 
     @abstractmethod
     def train_loss(self, batch: TrainBatch) -> Tensor:

@@ -75,10 +75,12 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
 
 
 def _check(options: FedGAIRATOptions, recipe: Recipe) -> None:
-    if options.weighting != "discrete" and recipe.threat.steps < 2:
+    if options.weighting != "discrete" and recipe.threat.in_training.steps < 2:
+        own = recipe.threat.own_steps is not None
+        what = f"the steps of calfat.threat.inner '{recipe.threat.inner.name}'" if own else "calfat.threat.steps"
         raise OptionError(
-            f"weighting {options.weighting} divides by half the attack's steps, rounded down, so calfat.threat.steps "
-            f"must be at least 2; got {recipe.threat.steps}. weighting: discrete takes any number."
+            f"weighting {options.weighting} divides by half the attack's steps, rounded down, so {what} "
+            f"must be at least 2; got {recipe.threat.in_training.steps}. weighting: discrete takes any number."
         )
 
 

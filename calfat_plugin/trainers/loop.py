@@ -17,8 +17,8 @@ from calfat_plugin import returned
 from calfat_plugin.datasets.batches import batches, num_batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import UpdateError
-from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, LocalTask, RoundEnd
-from calfat_plugin.maths.attacks import attack_mode, buffers_kept, gradient_ascent
+from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
+from calfat_plugin.maths.attacks import attack_mode, buffers_kept
 from calfat_plugin.maths.graphs import Caller, Graphs, eager, graphs_of
 from calfat_plugin.maths.losses import cross_entropy, falling
 from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
@@ -53,6 +53,7 @@ class Method(MakesOptimizers, Protocol):
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor | None: ...
     def start(self, x_nat: Tensor, task: LocalTask, generator: torch.Generator) -> Tensor: ...
     def attack_loss(self, batch: AttackBatch) -> Tensor: ...
+    def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor: ...
     def backward(self, batch: TrainBatch) -> Tensor: ...
 
 
@@ -279,7 +280,9 @@ def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tup
 
     The start is drawn for the whole batch, so it does not depend on how the batch is cut.
     """
-    start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
+    start = work.task.inner.start(x_nat, work.task.threat, noise)
+    if start is None:
+        start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
     return work.call("attack", partial(_climb, work), x_nat, y, start)
 
 
@@ -302,22 +305,15 @@ def _falling(work: _Work, batch: TrainBatch) -> int:
 
 def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
     """(x_adv, kappa) from a start. One micro-batch takes all its steps before the next one begins."""
-    method, task, threat = work.method, work.task, work.task.threat
+    method, task = work.method, work.task
     x_adv = torch.empty_like(x_nat)
     kappa = torch.zeros_like(y) if method.counts_iterates else None
     with attack_mode(task.model):
         for part in micro_batches(len(y), work.rows):
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
-            x_adv[part] = gradient_ascent(
-                task.model,
-                batch.x_nat,
-                partial(_climbed, method, batch, None if kappa is None else kappa[part]),
-                threat=threat,
-                steps=threat.steps,
-                step_size=float(threat.step_size),
-                start=start[part],
-                passes=work.passes,
-            )
+            loss = partial(_climbed, method, batch, None if kappa is None else kappa[part])
+            inner = InnerTask(task.model, batch.x_nat, start[part], loss, task.threat, work.passes)
+            x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned")
     return x_adv, kappa
 
 

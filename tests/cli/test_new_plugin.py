@@ -62,7 +62,7 @@ def test_the_recipe_of_every_kind_is_good(written: Path, kind: str, monkeypatch:
     module = f"my_{kind}"
     ended = calfat("check", "--strict", f"{module}.yaml", "--plugin", f"{module}.py")
     assert (ended.code, ended.err) == (0, "")
-    assert NAMES[kind] in ended.out or kind in ("attacker", "evaluator", "logger", "modifier")
+    assert NAMES[kind] in ended.out or kind in ("attacker", "evaluator", "inner_attack", "logger", "modifier")
     shown = calfat("check", f"{module}.yaml", "--plugin", f"{module}.py", "--show").out
     assert shown.count(NAMES[kind]) >= 1
     sys.modules.pop(module)

@@ -31,7 +31,7 @@ FLOORS = (
     (
         "built-ins",
         "the built-in plugins, registered through the same hooks as third-party plugins",
-        "partitions models trainers modifiers aggregators attackers evaluators loggers builtin",
+        "partitions models trainers modifiers inner_attacks aggregators attackers evaluators loggers builtin",
     ),
     ("assembly", "names resolved, options typed; the two parties of a federation", "registry experiment federation"),
     ("host", "FedML; no other package imports it", "host"),

@@ -81,6 +81,12 @@ def test_calfat_loss_modifiers() -> None:
     assert picked(registry, "calfat: {trainer: {name: fedpgd, loss: mine}}").modifier.entry is entry
 
 
+def test_calfat_inner_attacks() -> None:
+    entry = entries.InnerAttackEntry("mine", build=dict)
+    registry = offered("calfat_inner_attacks", entry)
+    assert picked(registry, "calfat: {threat: {inner: mine}}").threat.inner.entry is entry
+
+
 def test_calfat_aggregators() -> None:
     entry = entries.AggregatorEntry("mine", build=dict)
     assert picked(offered("calfat_aggregators", entry), "calfat: {aggregator: mine}").aggregator.entry is entry

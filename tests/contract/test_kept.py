@@ -63,6 +63,11 @@ def test_modifiers(name: str) -> None:
     testing.check_modifier(name, registry=registry())
 
 
+@pytest.mark.parametrize("name", names(entries.InnerAttackEntry))
+def test_inner_attacks(name: str) -> None:
+    testing.check_inner_attack(name, registry=registry())
+
+
 SMALLEST: dict[str, dict[str, Any]] = {
     "cnn": {"image_size": (28, 28)},
     "cnn_mcmahan": {"image_size": (32, 32)},

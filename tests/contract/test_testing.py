@@ -22,7 +22,7 @@ from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.natural import Natural
 from calfat_plugin.hookspecs import hookimpl
-from calfat_plugin.interfaces import Aggregate, ClientLoss, LocalTrainer, LossModifier
+from calfat_plugin.interfaces import Aggregate, ClientLoss, InnerAttack, LocalTrainer, LossModifier
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.tiny import build_tiny_model
 from calfat_plugin.trainers.fedpgd import FedPGD
@@ -699,6 +699,123 @@ MODIFIERS = [
 def test_a_modifier(broken: Any, text: str) -> None:
     entry = entries.ModifierEntry("x", build=broken, methods=("fedpgd",))
     assert complaint(testing.check_modifier, entry).startswith(text)
+
+
+# --- inner attacks ----------------------------------------------------------------------------------------------------
+
+
+class Outside(InnerAttack):
+    """Declares nothing, and goes twice as far."""
+
+    def craft(self, task):
+        return task.climb(steps=3, step_size=float(task.threat.eps), within=task.threat.scaled(2))
+
+
+class Declared(Outside):
+    def reach(self, threat):
+        return threat.scaled(2)
+
+
+class Downhill(InnerAttack):
+    def craft(self, task):
+        away = dataclasses.replace(task, loss=lambda logits: -task.loss(logits))
+        return InnerAttack.craft(self, away)
+
+
+class OneStep(InnerAttack):
+    """Does not say that it takes one step."""
+
+    def craft(self, task):
+        return task.climb(steps=1, step_size=float(task.threat.step_size))
+
+
+class AtTheImage(OneStep):
+    def start(self, x_nat, threat, generator):
+        return x_nat
+
+
+class Meaning(InnerAttack):
+    """An image's step depends on its mini-batch."""
+
+    def craft(self, task):
+        x_adv = task.start
+        for _ in range(task.threat.steps):
+            slope = task.gradient(x_adv)
+            x_adv = task.threat.project(task.threat.ascend(x_adv, slope + slope.mean(dim=0), 0.1), task.x_nat)
+        return x_adv
+
+
+class AnyStart(InnerAttack):
+    def start(self, x_nat, threat, generator):
+        return threat.random_start(x_nat, torch.Generator().manual_seed(next(COUNTER)))
+
+
+class OverImages(InnerAttack):
+    def craft(self, task):
+        found = super().craft(task)
+        task.x_nat.mul_(0.5)
+        return found
+
+
+class Graphed(InnerAttack):
+    def craft(self, task):
+        return super().craft(task).requires_grad_()
+
+
+class Trains(InnerAttack):
+    def craft(self, task):
+        with torch.no_grad():
+            task.model.classifier.bias += 1
+        return super().craft(task)
+
+
+INNER_ATTACKS: list[tuple[Any, dict[str, Any], str]] = [
+    (Outside, {}, "x, linf, cross-entropy: 12 of 12 adversarial examples left the linf ball of eps 0.005;"),
+    (
+        Downhill,
+        {},
+        "x, linf, cross-entropy: its images must cost more than their start; the loss went from ",
+    ),
+    (
+        OneStep,
+        {},
+        "x, linf, cross-entropy: craft must call task.loss once for each of its 3 steps, as its entry declares; it "
+        "made 1 calls. Give the InnerAttackEntry steps=lambda options: 1, if that is meant.",
+    ),
+    (
+        AtTheImage,
+        {"steps": lambda options: 1},
+        "x, linf, cross-entropy: one step must start from noise: at the clean image a divergence has no gradient.",
+    ),
+    (Meaning, {}, "x, linf, cross-entropy: an image must not depend on the others of its mini-batch."),
+    (
+        AnyStart,
+        {},
+        "x, linf, cross-entropy: start must draw from the generator that it is given, and from no other.",
+    ),
+    (OverImages, {}, "x, linf, cross-entropy: clean images and start must not be changed in place."),
+    (Graphed, {}, "x, linf, cross-entropy: craft must return images without gradient; detach them."),
+    (Trains, {}, "x, linf, cross-entropy: it must leave the model's tensors as it found them."),
+]
+
+
+@pytest.mark.parametrize(("broken", "more", "text"), INNER_ATTACKS)
+def test_an_inner_attack(broken: Any, more: dict[str, Any], text: str) -> None:
+    assert complaint(testing.check_inner_attack, entries.InnerAttackEntry("x", build=broken, **more)).startswith(text)
+
+
+def test_an_inner_attack_may_declare_a_set_of_its_own() -> None:
+    entry = entries.InnerAttackEntry("x", build=Declared, steps=lambda options: 3)
+    testing.check_inner_attack("x", registry=registry(entry))
+
+
+def test_a_trainer_with_its_own_attack_stays_in_the_budget() -> None:
+    class Outside(FedPGD):
+        def craft(self, batch, task, inner):
+            return task.climb(steps=3, step_size=float(task.threat.eps), within=task.threat.scaled(2))
+
+    entry = entries.TrainerEntry("x", build=Outside)
+    assert complaint(testing.check_trainer, entry).startswith("x with plain, linf: 12 of 12 adversarial examples left")
 
 
 # --- data sets, models, partitions, loggers ---------------------------------------------------------------------------

@@ -23,7 +23,8 @@ def inline(page: str) -> list[str]:
 def recipe_keys() -> frozenset[str]:
     """Dotted keys of a cross-silo recipe with every default, those of sections included."""
     silo = ("--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC")
-    return _keys(json.loads(calfat("check", "calfat_digits", "--json", *silo).out)["recipe"])
+    inner = ("--set", "calfat.threat.inner=n-fgsm")  # the default is not written
+    return _keys(json.loads(calfat("check", "calfat_digits", "--json", *silo, *inner).out)["recipe"])
 
 
 def _keys(section: dict[str, Any], below: str = "") -> frozenset[str]:

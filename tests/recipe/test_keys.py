@@ -14,15 +14,14 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.keys import keys_of
-from calfat_plugin.recipe.schema import CalfatSection
+from calfat_plugin.recipe.schema import CalfatSection, Threat
 from calfat_plugin.registry import Registry
-from calfat_plugin.threat import ThreatModel
 
 REGISTRY = Registry.load(entry_points=False)
 
 
 @dataclass(frozen=True)
-class Noted(ThreatModel):
+class Noted(Threat):
     """``calfat.threat`` with one more key."""
 
     note: str = option("none", help="a remark for the reader")
@@ -34,7 +33,7 @@ def noted() -> Iterator[None]:
     section = keys_of(CalfatSection)["threat"]
     object.__setattr__(section, "config", Noted)
     yield
-    object.__setattr__(section, "config", ThreatModel)
+    object.__setattr__(section, "config", Threat)
 
 
 def recipe(threat: str) -> Experiment:

@@ -53,3 +53,12 @@ def test_a_learning_rate_that_changes_is_a_curve(tmp_path: Path) -> None:
     chart = learning_rate(run)
     assert chart is not None
     assert chart.caption == "Of the clients' optimisers, as the recipe has it. Last round: 0.4."
+
+
+@pytest.mark.parametrize(
+    ("inner", "searched"),
+    [("pgd", "2 training steps of ε/2"), ("n-fgsm", "training by n-fgsm (noise 2, step 1)")],
+)
+def test_the_attack_of_training_is_said(inner: str, searched: str, tmp_path: Path) -> None:
+    run = read_run(made_run(tmp_path / "run", f"calfat.threat.inner={inner}"))
+    assert highlights(run)["Threat"].endswith(f", {searched}")

@@ -1,0 +1,1 @@
+"""Built-in inner attacks: how training looks for the images that a method trains on."""

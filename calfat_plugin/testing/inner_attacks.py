@@ -1,0 +1,120 @@
+"""What every inner attack must keep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, kl_div
+
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.interfaces import InnerTask
+from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.registry import Registry
+from calfat_plugin.testing.attacks import around
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import (
+    THREATS,
+    answered,
+    balanced_model,
+    in_each_norm,
+    require,
+    tiny_experiment,
+    unchanged,
+)
+
+_METHODS = ("fedpgd", "fedtrades")  # which climb a cross-entropy, and a divergence from the clean image
+_SMALL = 20  # the budget's part in which a step uphill ends higher up
+_TOLERANCE = 1e-6
+
+
+def check_inner_attack(name: str, *, registry: Registry | None = None, **options: Any) -> None:
+    """Hold an inner attack to its contract.
+
+    In each norm that it takes, with a cross-entropy and with a divergence to climb: its images lie in the set that
+    ``reach`` declares and raise the loss of their start; an image does not depend on the others of its mini-batch; the
+    loss is called once for each step that the entry declares; a single step starts from noise; the same stream of
+    random numbers gives the same start; clean images, start, model and global random generators are left alone. A
+    federation of two rounds goes through, and is resumed to the same bits.
+
+    Args:
+        name: as recipes name it.
+        registry: where it is; None: among the built-ins and what is installed.
+        options: instead of its defaults.
+
+    Raises:
+        AssertionError: it breaks the contract; the text says how.
+        BudgetError: an image left the declared set.
+        CalfatError: the framework refuses it.
+    """
+    inner = {"name": name, **options}
+    first = {**THREATS[0], "inner": inner}
+    for experiment in list(in_each_norm(registry, inner=inner)) or [tiny_experiment(registry, threat=first)]:
+        for what in ("cross-entropy", "divergence"):
+            _check(experiment, what, f"{name}, {experiment.threat.norm}, {what}")
+        for method in _METHODS:
+            trainer = {**experiment.document.data["calfat"], "trainer": method}
+            check_federation(tiny_experiment(registry, **trainer))
+
+
+def _check(experiment: Experiment, what: str, who: str) -> None:
+    inner, budget = experiment.build_inner(), experiment.threat.in_training
+    threat = dataclasses.replace(budget, eps=budget.eps / _SMALL, step_size=budget.eps / _SMALL / 4)
+    model = balanced_model()
+    data = answered(model)
+    x, y = data.x, data.y
+    with attack_mode(model):
+        before, loss, calls = around(model), _loss(model, x, y, what), []
+
+        def stream() -> torch.Generator:
+            return torch.Generator().manual_seed(0)
+
+        own, again = (inner.start(x, threat, stream()) for _ in range(2))
+        same = own is again is None or (own is not None and again is not None and torch.equal(own, again))
+        require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
+        start = threat.random_start(x, stream()) if own is None else own
+        noisy = threat.steps > 1 or not torch.equal(start, x)
+        require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
+
+        def crafted(rows: slice) -> Tensor:
+            def climbed(logits: Tensor) -> Tensor:
+                calls.append(rows)
+                return loss(logits, rows)
+
+            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat))
+
+        with unchanged(f"{who}: clean images and start", x, start):
+            found = crafted(slice(None))
+        steps = len(calls)
+        require(not found.requires_grad, f"{who}: craft must return images without gradient; detach them.")
+        inner.reach(threat).check(found, x, who=who)
+        wanted = threat.steps
+        require(
+            steps == wanted,
+            f"{who}: craft must call task.loss once for each of its {wanted} steps, as its entry declares; it made "
+            f"{steps} calls. Give the InnerAttackEntry steps=lambda options: {steps}, if that is meant.",
+        )
+        for part, state in around(model).items():
+            require(state == before[part], f"{who}: it must leave {part} as it found them.")
+        alone = torch.cat([crafted(slice(0, 5)), crafted(slice(5, None))])
+        alike = torch.allclose(found, alone, rtol=0, atol=_TOLERANCE)
+        require(alike, f"{who}: an image must not depend on the others of its mini-batch.")
+        with torch.no_grad():
+            low, high = (float(loss(model(images), slice(None))) for images in (start, found))
+        require(
+            high > low,
+            f"{who}: its images must cost more than their start; the loss went from {low:.3g} to {high:.3g}. Has a "
+            "step the wrong sign?",
+        )
+
+
+def _loss(model: nn.Module, x: Tensor, y: Tensor, what: str) -> Callable[[Tensor, slice], Tensor]:
+    """The loss of logits (N, C) of some of the images, a sum."""
+    with torch.no_grad():
+        clean = model(x).softmax(dim=1)
+    if what == "divergence":
+        return lambda logits, rows: kl_div(logits.log_softmax(dim=1), clean[rows], reduction="sum")
+    return lambda logits, rows: cross_entropy(logits, y[rows], reduction="sum")

@@ -1,0 +1,399 @@
+"""The attack of training is a choice (`calfat.threat.inner`): steps, sets, costs, who gets it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin import testing
+from calfat_plugin.cli.schema import recipe_schema
+from calfat_plugin.datasets import ImageData
+from calfat_plugin.entries import InnerAttackEntry, TrainerEntry
+from calfat_plugin.errors import CalfatError, OptionError, PluginError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
+from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
+from calfat_plugin.threat import ThreatModel
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.methods.helpers import (
+    RECIPE,
+    SETTINGS,
+    Federation,
+    TinyNet,
+    build_method,
+    experiment,
+    local_task,
+    registry,
+    tiny_data,
+    train,
+)
+from tests.methods.test_reference_training import NOISE, REFERENCE, X, Y, tiny_model
+from tests.methods.test_reference_training import SETTINGS as REFERENCE_SETTINGS
+
+ONE_STEP = ("rs-fgsm", "n-fgsm")
+THREAT = ThreatModel(eps="1/8", step_size="eps/4", steps=5)
+
+
+def build_inner(name: str, **options: Any) -> InnerAttack:
+    entry, _ = registry().find(InnerAttackEntry, name)
+    inner: InnerAttack = entry.load()(entry.config(**options))
+    return inner
+
+
+# --- what they compute ------------------------------------------------------------------------------------------------
+
+
+def where(x_nat: Tensor) -> Tensor:
+    return torch.tensor([next(i for i in range(2) if torch.equal(X[i], x)) for x in x_nat])
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_one_local_step_equals_the_published_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given the uniform noise that was drawn, in whatever order the loader gives the images."""
+
+    def drawn(self: Tensor, low: float, high: float, *, generator: torch.Generator) -> Tensor:
+        assert low == -high
+        return self.copy_(NOISE / 1.5 * high)
+
+    inner, seen = build_inner(name), {}
+
+    class Repeatable(type(inner)):  # type: ignore[misc]  # the class under test
+        def start(self, x_nat: Tensor, threat: ThreatModel, generator: torch.Generator) -> Tensor:
+            with monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "uniform_", drawn)
+                found: Tensor = super().start(X, threat, generator)
+            return found[where(x_nat)]
+
+    class Watched(FedPGD):
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            seen["x_adv"] = batch.x_adv[where(batch.x_nat).argsort()]
+            return super().train_loss(batch)
+
+    method = build_method("fedpgd")
+    task = local_task(
+        tiny_model(),
+        ImageData(X, Y),
+        settings=REFERENCE_SETTINGS,
+        threat=ThreatModel(),
+        class_counts=torch.tensor([50, 30, 20, 0]),
+        inner=Repeatable(inner.options),
+    )
+    update = Watched(method.options, method.modifier).fit(task)
+    weights = torch.cat([tensor.flatten() for tensor in update.state.values()])
+    assert seen["x_adv"].flatten().tolist() == pytest.approx(REFERENCE[name]["x_adv"], abs=1e-6)
+    assert update.metrics["loss"] == pytest.approx(REFERENCE[name]["loss"], abs=1e-6)
+    assert weights.tolist() == pytest.approx(REFERENCE[name]["weights"], abs=1e-6)
+
+
+GREY = torch.full((8, 1, 8, 8), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "radius", "reach"),
+    [
+        ("rs-fgsm", {}, 1, 1),
+        ("n-fgsm", {}, 2, 3),
+        ("n-fgsm", {"noise": 0.5}, 0.5, 1.5),
+        ("n-fgsm", {"step": 0.25}, 2, 2.25),
+    ],
+)
+def test_noise_and_reach(name: str, options: dict[str, Any], radius: float, reach: float) -> None:
+    """The start is uniform in a ball of ``radius`` budgets, and the images lie in one of ``reach``."""
+    inner = build_inner(name, **options)
+    start = inner.start(GREY, THREAT, torch.Generator().manual_seed(1))
+    assert start is not None
+    assert (start - GREY).abs().max().item() == pytest.approx(radius / 8, rel=0.02)
+    assert (start - GREY).std().item() == pytest.approx(radius / 8 / 3**0.5, rel=0.1)
+    assert float(inner.reach(THREAT).eps) == reach / 8
+    task = InnerTask(nn.Flatten(), GREY, start, lambda logits: logits.sum(), THREAT)  # climbs towards white
+    step = options.get("step", 1.25 if name == "rs-fgsm" else 1)
+    limit = GREY + 1 / 8 if name == "rs-fgsm" else torch.ones(())
+    assert torch.allclose(inner.craft(task), (start + step / 8).minimum(limit), atol=1e-6)
+
+
+@pytest.mark.parametrize(("norm", "longest"), [("linf", 1), ("l2", 10_000), ("l1", 10**8)])
+def test_a_scaled_budget_is_no_longer_than_an_image(norm: Any, longest: int) -> None:
+    threat = ThreatModel(norm=norm, eps="8/255", step_size="2/255", steps=7)
+    assert threat.scaled(3) == ThreatModel(norm=norm, eps="24/255", step_size="eps/4", steps=7)
+    assert threat.scaled(1e10).eps == longest
+
+
+def test_a_gradient_is_that_of_the_loss_and_leaves_the_image_alone() -> None:
+    x_adv = torch.tensor([[0.25, 0.5]])
+    task = InnerTask(torch.square, x_adv, x_adv, lambda logits: logits.sum(), THREAT)
+    with torch.no_grad():
+        assert task.gradient(x_adv).tolist() == [[0.5, 1.0]]
+    assert not x_adv.requires_grad
+
+
+# --- what they cost ---------------------------------------------------------------------------------------------------
+
+
+class Counting(TinyNet):
+    """Counts the forward and the backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forwards, self.backwards = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        logits: Tensor = super().forward(x)
+        logits.register_hook(self._backward)
+        return logits
+
+    def _backward(self, gradient: Tensor) -> None:
+        self.backwards += 1
+
+
+@pytest.mark.parametrize(("name", "passes"), [("pgd", 6), ("rs-fgsm", 2), ("n-fgsm", 2)])
+def test_an_attack_of_one_step_makes_a_batch_cost_two_passes(name: str, passes: int) -> None:
+    """In further epochs of one batch; a round begins with passes of its own."""
+    counts = []
+    for epochs in (1, 4):
+        model, settings = Counting(), dataclasses.replace(SETTINGS, batch_size=10, epochs=epochs)
+        task = local_task(model, tiny_data(), threat=THREAT, settings=settings, inner=build_inner(name), round=3)
+        train(build_method("fedpgd"), task)
+        counts.append((model.forwards, model.backwards))
+    (forwards, backwards), (more, back) = counts
+    assert (more - forwards, back - backwards) == (3 * passes, 3 * passes)
+
+
+# --- whom they reach --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def farthest(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Client to the largest change of a pixel that it trained on."""
+    found: dict[int, float] = {}
+    own = FedPGD.train_loss
+
+    def watched(self: FedPGD, batch: TrainBatch) -> Tensor:
+        moved = float((batch.x_adv - batch.x_nat).abs().max())
+        found[batch.task.client] = max(found.get(batch.task.client, 0), moved)
+        return own(self, batch)
+
+    monkeypatch.setattr(FedPGD, "train_loss", watched)
+    return found
+
+
+def test_every_client_trains_with_the_recipes_attack_and_a_group_with_its_own(farthest: dict[int, float]) -> None:
+    group = {"ids": 1, "threat": {"inner": {"name": "n-fgsm", "noise": 1}}}
+    Federation(experiment("fedpgd", calfat__threat__inner="n-fgsm", calfat__clients=[group])).play()
+    assert farthest == {client: pytest.approx(0.2 if client == 1 else 0.3, abs=2e-3) for client in range(3)}
+    Federation(experiment("fedpgd")).play()
+    assert max(farthest[client] for client in range(3)) > 0.1
+    farthest.clear()
+    Federation(experiment("fedpgd")).play()
+    assert farthest == {client: pytest.approx(0.1, abs=1e-6) for client in range(3)}
+
+
+def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
+    """FedTRADES attacks from the attack's noise, not from its own start, which is next to the image."""
+    begun: list[float] = []
+
+    class Watched(type(build_inner("rs-fgsm"))):  # type: ignore[misc]
+        def craft(self, task: InnerTask) -> Tensor:
+            begun.append(float((task.start - task.x_nat).abs().max()))
+            found: Tensor = super().craft(task)
+            assert not torch.equal(found, task.threat.project(task.start, task.x_nat))
+            return found
+
+    inner = Watched(build_inner("rs-fgsm").options)
+    train(build_method("fedtrades"), local_task(threat=THREAT, inner=inner))
+    assert min(begun) > 0.1
+
+
+@pytest.mark.parametrize("inner", ONE_STEP)
+@pytest.mark.parametrize("name", registry().names(TrainerEntry))
+def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
+    """Two rounds, and the same bits when they are resumed."""
+    discrete = {"weighting": "discrete"} if name == "fedgairat" else {}
+    threat = {"eps": "0.1", "inner": inner}
+    check_federation(tiny_experiment(registry(), trainer={"name": name, **discrete}, threat=threat))
+
+
+def test_a_method_with_its_own_attack_uses_it() -> None:
+    class White(FedPGD):
+        def craft(self, batch: AttackBatch, task: InnerTask, inner: InnerAttack) -> Tensor:
+            return task.threat.project(torch.ones_like(task.x_nat), task.x_nat)
+
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            assert torch.equal(batch.x_adv, (batch.x_nat + 1 / 8).clamp(max=1))
+            return super().train_loss(batch)
+
+    base = build_method("fedpgd")
+    train(White(base.options, base.modifier), local_task(threat=THREAT))
+    found = [TrainerEntry("white", build=White), TrainerEntry("later", build=lambda *given: White(*given))]
+    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: found)})())
+    for name in ("white", "later"):  # what builds the second one does not say that it has an attack
+        document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), name, "test.yaml:1")
+        assemble(document, with_it).build_trainer()
+        with pytest.raises(CalfatError) as raised:
+            assemble(
+                document.with_value(("calfat", "threat", "inner"), "n-fgsm", "test.yaml:2"), with_it
+            ).build_trainer()
+        assert str(raised.value) == (
+            f"test.yaml:2: calfat.threat.inner: local trainer '{name}' has an attack of its own; remove the key."
+        )
+
+
+def test_steps_of_the_task_are_those_of_the_attack() -> None:
+    """FedGAIRAT, whose weights depend on them, trains with one step of N-FGSM as with one of PGD."""
+    run = experiment({"name": "fedgairat", "weighting": "discrete"}, calfat__threat__inner="n-fgsm")
+    assert (run.threat.steps, run.threat.in_training.steps) == (2, 1)
+    steps: list[int] = []
+    federation = Federation(run)
+
+    def fit(task: LocalTask) -> Any:
+        steps.append(task.threat.steps)
+        return AdversarialTrainer.fit(federation.worker._trainer, task)  # type: ignore[arg-type]
+
+    federation.worker._trainer.fit = fit  # type: ignore[method-assign]
+    federation.play()
+    assert steps == [1, 1, 1]
+
+
+# --- what a recipe may say --------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_in_full_has_the_attack_where_it_is_not_pgd() -> None:
+    plain = {"norm": "linf", "eps": "0.1", "step_size": "0.05", "steps": 2}
+    noisy = {**plain, "inner": {"name": "n-fgsm", "noise": 2.0, "step": 1.0}}
+    group = {"ids": [1], "threat": {"inner": "pgd"}}
+    for given in (None, "pgd", {"name": "pgd"}):
+        assert experiment("fedpgd", calfat__threat__inner=given).as_run()["calfat"]["threat"] == plain
+    run = experiment("fedpgd", calfat__threat__inner="n-fgsm", calfat__clients=[group])
+    full = run.as_run()
+    assert full["calfat"]["threat"] == noisy
+    assert full["calfat"]["clients"][0]["threat"] == {**plain, "inner": {"name": "pgd"}}
+    again = assemble(Document("recipe.yaml", full), registry())
+    assert again.as_run() == full
+    assert again.clients[0].recipe.threat.inner.name == "pgd"
+
+
+def test_what_attacks_cite() -> None:
+    group = {"ids": 1, "threat": {"inner": "n-fgsm"}}
+    before = experiment("fedpgd").citations()
+    found = experiment("fedpgd", calfat__threat__inner="rs-fgsm", calfat__clients=[group]).citations()
+    assert sorted(citation.text[:9] for citation in {*found} - {*before}) == ["Wong et a", "de Jorge "]
+
+
+PLACE = "test.yaml:2: calfat.threat"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "inner", "warned"),
+    [
+        (
+            "fedpgd",
+            "n-fgsm",
+            [f"{PLACE}.steps: this key has no effect here: the inner attack 'n-fgsm' takes 1 of its own."],
+        ),
+        ("fedpgd", "pgd", []),
+        (
+            "standard",
+            "rs-fgsm",
+            [f"{PLACE}.inner: this key has no effect here: the local trainer 'standard' does not attack."],
+        ),
+        ("standard", "pgd", []),
+    ],
+)
+def test_keys_without_effect_draw_a_warning(trainer: str, inner: str, warned: list[str]) -> None:
+    text = f"calfat:\n  threat: {{steps: 4, inner: {inner}}}\n  trainer: {trainer}\n"
+    assert list(assemble(parse_document(text, "test.yaml"), registry()).warnings) == warned
+
+
+def test_no_warning_where_an_override_replaces_the_attack_of_a_file_or_a_step_does_not_fit_the_budget() -> None:
+    """A suite compares attacks on one file; PGD's step is not that of an attack of one step."""
+    assert experiment("fedpgd", calfat__threat__inner="n-fgsm").warnings == ()
+    text = "calfat: {threat: {eps: 0.1, step_size: 0.001, inner: %s}, evaluators: [natural], monitor: {evaluators: []}}"
+    warnings = {
+        inner: assemble(parse_document(text % inner, "test.yaml"), registry()).warnings for inner in ("pgd", "rs-fgsm")
+    }
+    assert (len(warnings["pgd"]), warnings["rs-fgsm"]) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "inner", "text"),
+    [
+        (
+            "fedgairat",
+            "n-fgsm",
+            "test.yaml:1: calfat.trainer: weighting tanh divides by half the attack's steps, rounded down, so the "
+            "steps of calfat.threat.inner 'n-fgsm' must be at least 2; got 1. weighting: discrete takes any number.",
+        ),
+        (
+            "fedpgd",
+            "nfgsm",
+            "--set calfat.threat.inner=nfgsm: calfat.threat.inner: no inner attack called 'nfgsm'. Did you mean "
+            "'n-fgsm'? Known: n-fgsm, pgd, rs-fgsm (calfat-plugin 0.1.0).",
+        ),
+        (
+            "fedpgd",
+            {"name": "n-fgsm", "step": 0},
+            "--set calfat.threat.inner={'name': 'n-fgsm', 'step': 0}: calfat.threat.inner.step: got 0 (int), "
+            "expected a number, > 0.",
+        ),
+        (
+            "fedpgd",
+            {"name": "pgd", "steps": 3},
+            "--set calfat.threat.inner={'name': 'pgd', 'steps': 3}: calfat.threat.inner.steps: inner attack 'pgd' "
+            "has no option 'steps'. Known: label, name, preset.",
+        ),
+    ],
+)
+def test_what_is_refused(trainer: str, inner: Any, text: str) -> None:
+    with pytest.raises(CalfatError) as raised:
+        experiment(trainer, calfat__threat__inner=inner)
+    assert str(raised.value) == text
+
+
+def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_group() -> None:
+    def check(options: Any, recipe: Any) -> None:
+        raise OptionError(f"{recipe.num_clients} clients are too many.")
+
+    entry = InnerAttackEntry("picky", build=InnerAttack, check=check)
+    plugin = type("Plugin", (), {"calfat_inner_attacks": hookimpl(lambda self: [entry])})()
+    known = testing.builtin_registry(plugin)
+    document = parse_document(RECIPE, "test.yaml")
+    with pytest.raises(CalfatError) as raised:
+        assemble(document.with_value(("calfat", "threat", "inner"), "picky", "test.yaml:2"), known)
+    assert str(raised.value) == "test.yaml:2: calfat.threat.inner: 3 clients are too many."
+    calfat = recipe_schema(known)["properties"]["calfat"]["properties"]
+    for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
+        names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
+        assert names == ["n-fgsm", "pgd", "picky", "rs-fgsm"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (
+            {"craft": lambda self, task: None},
+            "craft returned nothing (None); expected a tensor of shape (16, 1, 8, 8).",
+        ),
+        ({"start": lambda self, x, threat, noise: x[0]}, "start returned a tensor of shape (1, 8, 8); expected "),
+        (
+            {"start": lambda self, x, threat, noise: self.options.std},
+            "its code reads the option 'std', which its entry",
+        ),
+    ],
+)
+def test_what_a_plugin_returns_is_checked(wrong: dict[str, Any], text: str) -> None:
+    entry = InnerAttackEntry("wrong", build=type("Wrong", (InnerAttack,), wrong))
+    plugin = type("Plugin", (), {"calfat_inner_attacks": hookimpl(lambda self: [entry])})()
+    document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), "fedpgd", "test.yaml:1")
+    document = document.with_value(("calfat", "threat", "inner"), "wrong", "test.yaml:2")
+    with pytest.raises(PluginError) as raised:
+        Federation(assemble(document, testing.builtin_registry(plugin))).play()
+    assert str(raised.value).startswith(f"inner attack 'wrong' (passed in Plugin): {text}")
