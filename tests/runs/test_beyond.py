@@ -114,7 +114,7 @@ def test_page_and_results_show_what_was_measured(
     assert 0 < float(rows[0]["fog/change"]) < 1
 
     results = json.loads((run / "results.json").read_text())
-    last = {name: float(rows[-1][name]) for name in ("train/gap", "server/best")}
+    last = {name: float(rows[-1][name]) for name in ("train/gap", "server/best", "others_named")}
     assert results["metrics"] == last
     natural, fog = results["evaluations"]
     assert "metrics" not in natural
