@@ -43,11 +43,11 @@ def by_seed(found: Values, among: Values) -> dict[int, float]:
     return {seed: fmean(found[run] for run in both if run[1] == seed) for seed in {seed for _, seed in both}}
 
 
-def mean(found: Values | Sequence[float], whole: int) -> str:
-    """In percent; with the number of runs where some are left to do."""
-    numbers = list(found.values()) if isinstance(found, Mapping) else list(found)
-    left = "" if len(numbers) == whole else f" ({len(numbers)} of {whole} runs)"
-    return f"{100 * fmean(numbers):.1f}{left}" if numbers else "-"
+def means(whole: int, *measured: Sequence[float]) -> str:
+    """The mean of each in percent; with the number of runs where some are left to do."""
+    number = len(measured[0])
+    left = "" if number == whole else f" ({number} of {whole})"
+    return " / ".join(f"{100 * fmean(numbers):.1f}" for numbers in measured) + left if number else "-"
 
 
 def change(one: Values, other: Values) -> str:
@@ -66,7 +66,8 @@ def accuracies(beta: str) -> list[list[str]]:
     rows = []
     for rule in RULES:
         robust = {attack: values("pgd20", beta, attack, rule) for attack in ATTACKS}
-        cells = [f"{mean(values('natural', beta, a, rule), whole)} / {mean(robust[a], whole)}" for a in ATTACKS]
+        natural = {attack: values("natural", beta, attack, rule) for attack in ATTACKS}
+        cells = [means(whole, [*natural[a].values()], [*robust[a].values()]) for a in ATTACKS]
         lowest = min((fmean(found.values()), attack) for attack, found in robust.items() if found)
         rows.append([rule, *cells, f"{100 * lowest[0]:.1f} ({lowest[1]})"])
     return [head, *rows]
@@ -95,7 +96,7 @@ def methods(beta: str) -> list[list[str]]:
         for rule in RULES:
             found = (values("pgd20", beta, attack, rule) for attack in ATTACKS)
             of_method = [[value for run, value in one.items() if run[0] == method] for one in found]
-            rows.append([method, rule, *(mean(numbers, len(SEEDS)) for numbers in of_method)])
+            rows.append([method, rule, *(means(len(SEEDS), numbers) for numbers in of_method)])
     return rows
 
 

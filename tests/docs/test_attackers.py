@@ -35,7 +35,7 @@ def test_the_mean_over_methods_and_the_change_to_no_attack() -> None:
     """Of hand-made values: a seed's value is the mean over the methods that both sides have."""
     one = {("A", 0): 0.5, ("B", 0): 0.7, ("A", 1): 0.4, ("B", 1): 0.9}
     other = {("A", 0): 0.6, ("B", 0): 0.8, ("A", 1): 0.6}
-    assert attackers.mean(one, 4) == "62.5"
-    assert attackers.mean(other, 4) == "66.7 (3 of 4 runs)"
+    assert attackers.means(4, [*one.values()]) == "62.5"
+    assert attackers.means(4, [*other.values()], [0.25, 0.5, 0.0]) == "66.7 / 25.0 (3 of 4)"
     assert attackers.change(one, other) == "-15.0 [-78.5, 48.5]"  # -10 and -20; t of one degree is 12.7
     assert attackers.change(one, {}) == "-"
