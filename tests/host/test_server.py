@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,7 +226,9 @@ def test_evaluators_are_given_what_the_recipe_says(tmp_path: Path) -> None:
     ]
     threat = ThreatModel(eps="0.1", step_size="0.1", steps=1)
     for task in Attentive.tasks:
-        assert (task.num_classes, task.batch_size, task.device, task.seed, task.threat) == (10, 3, CPU, 5, threat)
+        assert (task.num_classes, task.batch_size, task.device, task.seed) == (10, 3, CPU, 5)
+        budget = {field.name: getattr(task.threat, field.name) for field in dataclasses.fields(ThreatModel)}
+        assert ThreatModel(**budget) == threat
 
 
 def test_rounds_are_monitored_on_the_validation_split_and_the_test_split_is_for_the_end() -> None:
