@@ -89,6 +89,10 @@ def one_line(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+#: In the error of a round without any update to go on from, such as where every client's training diverged.
+NO_UPDATE = "not one client delivered a usable update"
+
+
 def listed(names: Iterable[str]) -> str:
     """Join names for a message: sorted, comma-separated; ``none`` when empty."""
     return ", ".join(sorted(names)) or "none"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, pixels
-from calfat_plugin.errors import RunError, UpdateError
+from calfat_plugin.errors import NO_UPDATE, RunError, UpdateError
 from calfat_plugin.evaluators.measure import logits_of
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attack import Attackers
@@ -422,7 +422,7 @@ def _refuse_empty_round(round: int, usable: Mapping[int, LocalUpdate], refused: 
     if not usable:
         reasons = "\n".join(f"  {reason}" for _, reason in sorted(refused.items()))
         hint = "" if "train_args." in reasons else "\n  If training diverged, lower train_args.learning_rate."
-        raise UpdateError(f"round {round}: not one client delivered a usable update.\n{reasons}{hint}")
+        raise UpdateError(f"round {round}: {NO_UPDATE}.\n{reasons}{hint}")
 
 
 def _sent(metric: str, updates: Mapping[int, LocalUpdate]) -> dict[int, float]:

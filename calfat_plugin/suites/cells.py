@@ -60,7 +60,8 @@ class PlannedRun:
     Attributes:
         experiment: the cell's recipe resolved.
         state: ``finished``: its results are there, or in the suite's record; ``unfinished``: a run directory to resume;
-            ``lost``: a choice run that failed, which counts as the worst; else ``new``.
+            ``lost``: a choice run that failed, or another whose training diverged, which counts as the worst; else
+            ``new``.
         recorded: its row of the suite's record; None where its directory is there.
     """
 
@@ -89,7 +90,7 @@ class PlannedRun:
 
     @property
     def lost(self) -> Path:
-        """Where it is kept why a choice run failed; removed, it is tried again."""
+        """Where it is kept why a run was lost; removed, it is tried again."""
         return self.directory.with_name(f"{self.directory.name}.lost")
 
     @property

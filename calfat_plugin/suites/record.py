@@ -44,7 +44,7 @@ class Recorded:
     """One row.
 
     Attributes:
-        state: ``finished``, or ``lost`` for a choice run that failed.
+        state: ``finished``, or ``lost`` for a choice run that failed and any run whose training diverged.
         recipe: digest of what was run (:func:`digest`).
         values: metric to value as measured, accuracies as fractions; of a choice run only :data:`CHOICE`.
         seconds, processor, calfat_plugin: what the run took, on what, with which version.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Literal
 
 from calfat_plugin.disk import lock, reporting_disk_errors, write_text
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
@@ -48,7 +48,8 @@ class RunOutcome:
 
     Attributes:
         status: ``elsewhere``: a process that is not ours is at it; ``not tried``: the cell failed with an earlier seed
-            before its first round was finished; ``lost``: a choice run failed, which is an answer, too.
+            before its first round was finished; ``lost``: a choice run failed, or the
+            training of another run diverged, which are answers, too.
         message: what went wrong, for people.
         seconds: wall-clock time in this session.
     """
@@ -306,7 +307,8 @@ class _Pool:
             status, message = "failed", "how it ended is unknown: the process that runs are forked from was killed"
         elif code != 0:
             status, message = "failed", _what_went_wrong(child.lines, code)
-            if child.run.cell.tried and code > 0:  # a signal comes from outside, and says nothing about the values
+            # Of a choice run every error is an answer, of another run that its training diverged; a signal is none.
+            if code > 0 and (child.run.cell.tried or NO_UPDATE in message):
                 status = "lost"
                 with reporting_disk_errors(child.run.lost):
                     write_text(child.run.lost, message + "\n")

@@ -27,7 +27,7 @@ from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import measured, verdict_of
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import RELEASE, Compare, Suite, evaluator_of, release_of
-from calfat_plugin.suites.tuning import Tuning, choice_notes
+from calfat_plugin.suites.tuning import Tuning, choice_notes, why_lost
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class RunSummary:
     """One run of a cell.
 
     Attributes:
-        status: ``finished``, ``failed``, ``interrupted``, ``unfinished``, ``new``, ``elsewhere`` or ``not tried``.
+        status: ``finished``, ``failed``, ``lost``, ``interrupted``, ``unfinished``, ``new``, ``elsewhere`` or
+            ``not tried``.
         message: what went wrong, for people.
         results: ``results.json``; empty until the run is finished.
     """
@@ -216,6 +217,8 @@ def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
 
 def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:
     status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
+    if status == "lost" and not message:
+        message = why_lost(run)
     if status != "finished" or run.recorded is not None:
         return RunSummary(run, status, message, {})
     return RunSummary(run, "finished", message, read_results(RunDirectory(run.directory).results))
@@ -417,8 +420,8 @@ def _lead(
 
 
 def _values(row: CellSummary, metric: str) -> BySeed:
-    """Seed to value; a run that failed counts as 0."""
-    failed = {run.run.seed: 0.0 for run in row.runs if run.status == "failed"}
+    """Seed to value; a run that failed or was lost counts as 0."""
+    failed = {run.run.seed: 0.0 for run in row.runs if run.status in ("failed", "lost")}
     return failed | row.scores[metric].by_seed
 
 

@@ -336,11 +336,14 @@ def choice_notes(choice: Tuning) -> list[str]:
     """What every try measured, and why runs were lost, a line each; nothing before the first run has ended."""
     if all(value is None for each in choice.tries for value in each.values):
         return []
-    lost = [f"{run.cell.tried}, seed {run.seed} was lost: {_reason(run)}" for run in choice.runs if run.state == "lost"]
+    lost = [
+        f"{run.cell.tried}, seed {run.seed} was lost: {why_lost(run)}" for run in choice.runs if run.state == "lost"
+    ]
     return [f"tried {tries_text(choice)}", *lost]
 
 
-def _reason(run: PlannedRun) -> str:
+def why_lost(run: PlannedRun) -> str:
+    """The error of a run that was lost."""
     if run.recorded is not None:
         return "it is so in the suite's record"
     return read_bytes(run.lost, _LONGEST_REASON).decode("utf-8", "replace").strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -30,11 +31,15 @@ Values = Mapping[tuple[str, int], float]  # (method, seed) to what its run measu
 
 
 def values(metric: str, beta: str, attack: str, rule: str) -> Values:
-    """What the finished runs of one beta, attack and rule measured."""
-    rows = {
-        (method, seed): RUNS.get((f"{beta}/{method}/{attack}/{rule}", "", seed)) for method in METHODS for seed in SEEDS
-    }
-    return {run: row.values[metric] for run, row in rows.items() if row is not None and metric in row.values}
+    """What the runs of one beta, attack and rule measured; an accuracy of a run whose training diverged is 0."""
+    found = {}
+    for run in product(METHODS, SEEDS):
+        row = RUNS.get((f"{beta}/{run[0]}/{attack}/{rule}", "", run[1]))
+        if row is not None and row.state == "lost" and metric in ("natural", "pgd20"):
+            found[run] = 0.0
+        elif row is not None and metric in row.values:
+            found[run] = row.values[metric]
+    return found
 
 
 def by_seed(found: Values, among: Values) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from calfat_plugin.suites.record import Recorded
 from tests.docs import attackers
 
 
@@ -39,3 +40,12 @@ def test_the_mean_over_methods_and_the_change_to_no_attack() -> None:
     assert attackers.means(4, [*other.values()], [0.25, 0.5, 0.0]) == "66.7 / 25.0 (3 of 4)"
     assert attackers.change(one, other) == "-15.0 [-78.5, 48.5]"  # -10 and -20; t of one degree is 12.7
     assert attackers.change(one, {}) == "-"
+
+
+def test_a_run_that_diverged_counts_as_nothing_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says nothing about who was named."""
+    place = (attackers.BETAS[0], attackers.NONE, attackers.RULES[0])
+    row = Recorded("lost", "0123456789ab", {})
+    monkeypatch.setattr(attackers, "RUNS", {(f"{place[0]}/CalFAT/{place[1]}/{place[2]}", "", 1): row})
+    assert attackers.values("pgd20", *place) == {("CalFAT", 1): 0.0}
+    assert attackers.values("others_named", *place) == {}

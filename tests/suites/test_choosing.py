@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,26 @@ def test_runs_that_diverge_are_lost_and_not_tried_again(monkeypatch):
     assert "| FedPGD | learning_rate 0.05, lower edge of the grid |   1 |" in done.stdout
     assert "learning_rate 0.1: 0.00, 1 of 1 run lost\n" in done.stdout
     assert "tiny: no choice run to do" in call("--only", "FedPGD").stdout
+
+
+def test_a_run_of_the_table_that_diverges_is_lost_and_recorded(monkeypatch, tmp_path):
+    """Unlike one that fails for want of data, which is tried again."""
+    write_suite(tmp_path, TEXT.partition("choose:")[0])
+    monkeypatch.setenv("FAKE_LIMIT", "0.01")
+    done = call("--only", "FedPGD", "--record", "runs.csv")
+    assert done.exit_code == 0, done.output
+    reason = "round 1: not one client delivered a usable update."
+    assert f"- FedPGD: seed 0 lost: {reason}" in done.stdout
+    assert "FedPGD,,0,lost," in Path("runs.csv").read_text()
+    assert "nothing to do" in call("--only", "FedPGD", "--record", "runs.csv").stdout
+    shutil.rmtree("runs")
+    elsewhere = call("--only", "FedPGD", "--record", "runs.csv").stdout
+    assert "nothing to do" in elsewhere
+    assert "- FedPGD: seed 0 lost: it is so in the suite's record" in elsewhere
+
+    monkeypatch.setenv("FAKE_RUN", json.dumps({"calfat": "fail"}))
+    assert call("--only", "CalFAT", "--record", "runs.csv").exit_code == 1
+    assert "CalFAT" not in Path("runs.csv").read_text()
 
 
 def test_a_run_that_is_killed_is_not_lost(monkeypatch):
