@@ -330,7 +330,8 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
                 experiment.aggregator.path,
                 f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
             )
-    experiment.refuse_two_attacks(experiment.trainer.entry.build)
+    for trained in (experiment, *map(experiment.trained_by, experiment.clients)):
+        trained.refuse_two_attacks(trained.trainer.entry.build)
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 

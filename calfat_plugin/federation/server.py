@@ -113,7 +113,7 @@ class Server:
         self._groups = experiment.client_groups(dataset.train.y.numpy())
         self._attackers = Attackers(experiment, self._groups, self._parameter_names)
         self._updates = UpdateHistory(experiment, self._groups)
-        own = {group.name: experiment.trained_by(group).build_trainer() for group in self._groups.values()}
+        own = {group.name: experiment.trained_by(group).build_trainer() for group in experiment.clients}
         self._trainer = self._trainer.among({client: own[group.name] for client, group in self._groups.items()})
         self._worker = {} if worker is None else {"worker": cache(worker)}
         self._client_models: Mapping[int, State] = {}

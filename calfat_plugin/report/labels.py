@@ -61,7 +61,7 @@ def method(run: RunFiles) -> str:
 
 def difference(group: ClientGroup, run: Recipe) -> str:
     """What is different about a group of clients: ``attacker sign_flip (scale 5), ε 4/255``."""
-    written, usual = group.as_run(), options_to_plain(run.threat)
+    written, usual = group.as_run(), {**options_to_plain(run.threat), "inner": run.threat.inner.as_run()}
     loss = group.recipe.modifier
     trained = f"{pick(written['trainer'])}{f' + {loss.name}' * (loss.name != 'plain')}" if "trainer" in written else ""
     parts = [

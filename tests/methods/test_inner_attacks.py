@@ -18,6 +18,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
 from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.report.labels import groups
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import tiny_experiment
 from calfat_plugin.threat import ThreatModel
@@ -397,3 +398,12 @@ def test_what_a_plugin_returns_is_checked(wrong: dict[str, Any], text: str) -> N
     with pytest.raises(PluginError) as raised:
         Federation(assemble(document, testing.builtin_registry(plugin))).play()
     assert str(raised.value).startswith(f"inner attack 'wrong' (passed in Plugin): {text}")
+
+
+def test_a_group_with_another_attack_says_so() -> None:
+    clients = [
+        {"name": "fast", "ids": 0, "threat": {"inner": "n-fgsm"}},
+        {"name": "slow", "ids": 1, "threat": {"inner": "pgd", "eps": 0.05}},
+    ]
+    said = groups(experiment("fedpgd", calfat__clients=clients))
+    assert said == "fast (ids 0): inner n-fgsm (noise 2, step 1); slow (ids 1): ε 0.05"
