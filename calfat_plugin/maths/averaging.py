@@ -168,13 +168,15 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
         reference: the global model that they began with.
         names: the trainable parameters: statistics of normalisation layers do not belong here.
     """
+    import torch
+
     squares: list[list[float]] = [[] for _ in states]
     products: list[list[float]] = [[] for _ in states]
     middles, spread = [], 0.0
     for name in names:
         start = reference[name].double()
         moves = [state[name].double() - start for state in states]
-        middle = median_of(moves)
+        middle = median_of(torch.stack(moves))
         middles.append(_square(middle))
         for own, product, move in zip(squares, products, moves, strict=True):
             own.append(_square(move))
@@ -190,20 +192,19 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
     return Drift(norms, [min(1.0, max(-1.0, cosine)) for cosine in cosines], spread / max(1, len(states) - 1))
 
 
-def median_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The median of each coordinate over CPU tensors of one shape; of an even number the mean of the middle two."""
-    ordered, n = sorted_values(tensors), len(tensors)
+def median_of(rows: Tensor) -> Tensor:
+    """(n, ...) on the CPU to (...): the median of each coordinate; of an even n the mean of the middle two."""
+    ordered, n = sorted_values(rows), len(rows)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
-def sorted_values(tensors: Sequence[Tensor]) -> Tensor:
-    """(n, ...): the n values of each coordinate in ascending order, of CPU tensors of one shape."""
+def sorted_values(rows: Tensor) -> Tensor:
+    """(n, ...) on the CPU, with the n values of each coordinate in ascending order; a copy."""
     import numpy as np
     import torch
 
-    values = np.stack([tensor.numpy() for tensor in tensors])
-    values.sort(axis=0)  # 4 to 20 times as fast as torch.sort, which keeps indices, too
-    return torch.from_numpy(values)
+    # 4 to 20 times as fast as torch.sort, which keeps indices, too.
+    return torch.from_numpy(np.sort(rows.numpy(), axis=0))
 
 
 def _square(tensor: Tensor) -> float:

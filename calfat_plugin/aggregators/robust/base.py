@@ -124,7 +124,7 @@ class Displacements:
         state = {}
         for name, start in self.task.global_state.items():
             moved = name in by
-            values = start.double().flatten() + by[name] if moved else (buffers or _median)(_rows(self.task, name))
+            values = start.double().flatten() + by[name] if moved else (buffers or median_of)(_rows(self.task, name))
             rounded = values if start.is_floating_point() else values.round()
             state[name] = rounded.reshape(start.shape).to(start.dtype)
         return Aggregate(state, **more)
@@ -137,13 +137,9 @@ def _rows(task: AggregationTask, name: str) -> Tensor:
     return torch.stack([update.state[name].double().flatten() for update in task.updates.values()])
 
 
-def _median(rows: Tensor) -> Tensor:
-    return median_of(list(rows))
-
-
 def clip_factors(norms: Tensor, bound: float | None) -> Tensor:
     """min(1, bound / norm), element by element: (n,) in [0, 1]. None: the norms' median is the bound."""
     import torch
 
-    limit = norms.new_tensor(bound) if bound is not None else median_of(list(norms))
+    limit = norms.new_tensor(bound) if bound is not None else median_of(norms)
     return torch.where(norms > limit, limit / norms, 1.0)

@@ -33,7 +33,7 @@ def chosen_by_krum(squared: Tensor, f: int) -> list[int]:
 
 def mean_around_median(rows: Tensor, count: int) -> Tensor:
     """The mean of the ``count`` values of each coordinate nearest to its median: (n, values) to (values,)."""
-    middle = median_of(list(rows))
+    middle = median_of(rows)
     nearest = (rows - middle).abs().sort(dim=0, stable=True).indices[:count]
     return rows.gather(0, nearest).mean(0)
 

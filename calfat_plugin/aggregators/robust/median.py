@@ -27,7 +27,7 @@ class Median(Aggregator):
 
     def combine(self, task: AggregationTask) -> Aggregate:
         moves = Displacements(task)
-        return moves.moved(moves.each(lambda rows: median_of(list(rows))))
+        return moves.moved(moves.each(median_of))
 
 
 ENTRY = AggregatorEntry(

@@ -27,7 +27,7 @@ class TrimmedMean(Aggregator):
         f = _BOUND.borne(self.options.f, len(moves.clients))
 
         def trimmed(rows: Tensor) -> Tensor:
-            return sorted_values(list(rows))[f : len(rows) - f].mean(0)
+            return sorted_values(rows)[f : len(rows) - f].mean(0)
 
         return moves.moved(moves.each(trimmed), trimmed, metrics={"tolerated": float(f)})
 
