@@ -234,11 +234,16 @@ class InnerAttackEntry(Entry):
     Attributes:
         steps: options to the steps that it takes, each with one call of the method's loss; None: as many as
             ``calfat.threat.steps``.
+        replays: options to the optimiser's steps for a mini-batch.
+        replaces: attributes of ``AdversarialTrainer`` for which it leaves no place: a method that has its own is
+            refused.
     """
 
     kind: ClassVar[str] = "inner attack"
     hook: ClassVar[str] = "calfat_inner_attacks"
     steps: Callable[[Any], int | None] = lambda options: None
+    replays: Callable[[Any], int] = lambda options: 1
+    replaces: tuple[str, ...] = ("craft",)
 
 
 @dataclass(frozen=True)

@@ -207,16 +207,19 @@ class ThreatModel:
 
         return onto_l2
 
-    def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float) -> Tensor:
+    def ascend(self, x_adv: Tensor, grad: Tensor, step_size: float | Tensor) -> Tensor:
         """Step of length ``step_size`` in ``norm`` along ``steepest``; in ``l1`` past values that cannot move.
 
-        From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0).
+        From ``x_adv`` along ``grad``, both (N, ...). A zero gradient moves nothing (sign(0) = 0). The length is one
+        for all, or (N,), one an example.
         """
         if self.norm == "l1":
             low, high = self.bounds
             stuck = (x_adv <= low) & (grad < 0) | (x_adv >= high) & (grad > 0)
             grad = grad.masked_fill(stuck, 0.0)
-        return x_adv.add(self.steepest(grad), alpha=step_size)
+        if isinstance(step_size, (int, float)):
+            return x_adv.add(self.steepest(grad), alpha=step_size)
+        return x_adv.addcmul(self.steepest(grad), per_example(step_size, x_adv))
 
     def steepest(self, grad: Tensor) -> Tensor:
         """The direction of length 1 in ``norm`` that climbs fastest: sign(grad), or grad made unit length.

@@ -3,12 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from calfat_plugin.datasets.data import NO_AUGMENTATION, Augmentation, ImageData, pixels
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Which of a client's examples a mini-batch has, and how they were augmented: to keep something for each of them.
+
+    Attributes:
+        index: (N,) int64 positions in the client's data.
+        draws: (N, 3) int64, top and left of the crop in the padded image and 1 where it is flipped; None: as they are.
+    """
+
+    index: Tensor
+    draws: Tensor | None = None
+
+    def rows(self, which: slice | Tensor) -> Examples:
+        """Some of them."""
+        return Examples(self.index[which], None if self.draws is None else self.draws[which])
+
+    def cut(self, kept: Tensor, height: int, width: int) -> Tensor:
+        """Crop and flip, as the images were, what is kept for each example.
+
+        Args:
+            kept: (n, C, H, W) of all examples of the client, each padded as its image was.
+            height, width: of the mini-batch's images.
+
+        Returns:
+            (N, C, height, width), a copy.
+        """
+        return kept[self._where(kept, height, width)]
+
+    def put_back(self, kept: Tensor, values: Tensor) -> None:
+        """The inverse of ``cut``: write values, (N, C, H, W), to where they were cut out; the border stays."""
+        kept[self._where(kept, *values.shape[2:])] = values
+
+    def _where(self, kept: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+        index = self.index.to(kept.device)
+        return (index,) if self.draws is None else _places(index, self.draws.to(kept.device), kept, height, width)
+
+
+class Batch(NamedTuple):
+    """A mini-batch: x, (B, C, H, W) float32 in [0, 1], contiguous; y, (B,) int64; and which examples they are."""
+
+    x: Tensor
+    y: Tensor
+    examples: Examples
 
 
 def batches(
@@ -19,7 +66,7 @@ def batches(
     generator: torch.Generator | None = None,
     augment: Augmentation = NO_AUGMENTATION,
     merge_single: bool = False,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Go through ``data`` once: in order and unchanged, or shuffled and augmented where there is a generator.
 
     Order and augmentation of the whole pass are drawn here, in one go, on the generator's own device: a CPU generator
@@ -35,8 +82,7 @@ def batches(
             example). Without a batch before it, it stays.
 
     Returns:
-        An iterator of x: (B, C, H, W) float32 in [0, 1], contiguous, y: (B,) int64, and the batch's positions in
-        ``data``: (B,) int64 on the device of ``data``.
+        An iterator of mini-batches; their positions in ``data`` are on its device.
 
     Raises:
         ValueError: ``batch_size`` < 1, or augmentation without a generator.
@@ -52,13 +98,14 @@ def batches(
         order = torch.randperm(n, generator=generator, device=generator.device).to(data.x.device)
         draws = _draws(n, augment, generator).to(device) if augment else None
 
-    def one_pass() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def one_pass() -> Iterator[Batch]:
         for start, stop in bounds:
             where = order[start:stop]
             x = data.x[where].to(device)  # a copy, so that no caller can write into the data
-            if draws is not None:
-                x = _augmented(x, draws[start:stop], augment.crop_padding)
-            yield pixels(x), data.y[where].to(device), where
+            drawn = None if draws is None else draws[start:stop]
+            if drawn is not None:
+                x = _augmented(x, drawn, augment.crop_padding)
+            yield Batch(pixels(x), data.y[where].to(device), Examples(where, drawn))
 
     return one_pass()
 
@@ -90,12 +137,15 @@ def _draws(n: int, augment: Augmentation, generator: torch.Generator) -> Tensor:
 
 def _augmented(x: Tensor, draws: Tensor, padding: int) -> Tensor:
     """Crop and flip each image of x, (B, C, H, W), by its row of draws, (B, 3); same shape."""
-    count, channels, height, width = x.shape
     padded = torch.nn.functional.pad(x, (padding, padding, padding, padding))
+    return padded[_places(torch.arange(len(x), device=x.device), draws, padded, *x.shape[2:])]
+
+
+def _places(image: Tensor, draws: Tensor, padded: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
+    """Where in ``padded``, (n, C, H, W), the pixels of crops of its images lie, by (B,) images and (B, 3) draws."""
     top, left, flip = draws[:, :, None].unbind(1)  # each (B, 1)
-    across = torch.arange(width, device=x.device)
-    rows = top + torch.arange(height, device=x.device)  # (B, H)
+    across = torch.arange(width, device=padded.device)
+    rows = top + torch.arange(height, device=padded.device)  # (B, H)
     columns = left + torch.where(flip == 1, width - 1 - across, across)  # (B, W)
-    image = torch.arange(count, device=x.device)[:, None, None, None]
-    channel = torch.arange(channels, device=x.device)[None, :, None, None]
-    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    channel = torch.arange(padded.shape[1], device=padded.device)[None, :, None, None]
+    return image[:, None, None, None], channel, rows[:, None, :, None], columns[:, None, None, :]

@@ -18,15 +18,17 @@ from calfat_plugin.interfaces import (
     InnerAttack,
     InnerTask,
     LossModifier,
+    MiniBatch,
     SetUpTask,
 )
-from calfat_plugin.results import EvaluationResult, evaluation_as_json
+from calfat_plugin.results import EvaluationResult, State, evaluation_as_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Generator, Tensor, nn
 
     from calfat_plugin.entries import EvaluatorEntry, InnerAttackEntry, ModifierEntry
+    from calfat_plugin.interfaces import LocalTask
     from calfat_plugin.threat import ThreatModel
 
 T = TypeVar("T")
@@ -188,6 +190,18 @@ class CheckedInnerAttack(InnerAttack):
         super().__init__(inner.options)
         self._inner, self._entry, self._who = inner, entry, who
 
+    @property
+    def has_own_steps(self) -> bool:
+        return self._inner.has_own_steps
+
+    def begin_round(self, task: LocalTask) -> Any:
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            return self._inner.begin_round(task)
+
+    def end_round(self, memory: Any) -> State:
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            return returned.tensors(self._inner.end_round(memory), "end_round's state holds")
+
     def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
         with returned.attribute_errors_to(self._who, self._entry.config):
             found = self._inner.start(x_nat, threat, generator)
@@ -197,6 +211,13 @@ class CheckedInnerAttack(InnerAttack):
         x_adv = self._inner.craft(task)  # an error in there may be of the method's loss
         with returned.attribute_errors_to(self._who, self._entry.config):
             return returned.like(x_adv, task.x_nat, "craft returned")
+
+    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
+        if not self.has_own_steps:
+            return step(batch)
+        value = self._inner.take_steps(batch, step, memory)  # an error in there may be of the method's loss
+        with returned.attribute_errors_to(self._who, self._entry.config):
+            return returned.loss(value, "take_steps returned")
 
     def reach(self, threat: ThreatModel) -> ThreatModel:
         return self._inner.reach(threat)

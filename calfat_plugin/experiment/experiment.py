@@ -144,7 +144,7 @@ class Experiment(Recipe):
         return trainer
 
     def refuse_two_attacks(self, method: object) -> None:
-        """Refuse an inner attack beside a method that has an attack of its own.
+        """Refuse an inner attack beside a method that has an attack of its own, or that leaves it no place.
 
         Args:
             method: the class, or what builds it: that is imported with torch only when a run needs it.
@@ -152,10 +152,17 @@ class Experiment(Recipe):
         Raises:
             RecipeError: the two would not work together.
         """
-        inner, own = self.threat.inner, getattr(method, "craft", AdversarialTrainer.craft)
-        if inner.name != "pgd" and own is not AdversarialTrainer.craft:
-            text = f"local trainer '{self.trainer.name}' has an attack of its own; remove the key."
-            raise self.document.error(inner.path, text)
+        inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
+        if inner.name == "pgd":
+            return
+        for name in inner.entry.replaces:
+            usual = getattr(AdversarialTrainer, name)
+            if getattr(method, name, usual) is usual:
+                continue
+            why = f"{who} has its own `{name}`, which '{inner.name}' leaves no place for; choose another inner attack."
+            if name == "craft":
+                why = f"{who} has an attack of its own; remove the key."
+            raise self.document.error(inner.path, why)
 
     def build_inner(self) -> InnerAttack:
         """The attack of training.

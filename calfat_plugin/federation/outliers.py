@@ -106,8 +106,10 @@ class UpdateHistory:
         return tuple(f"{code}: {text}" for code, by_clients in found.items() for text in by_clients.values())
 
     def _steps(self, client: int, examples: float) -> int:
-        settings = self._experiment.trained_by(self._groups.get(client)).train
-        return max(1, settings.local_steps or settings.epochs * math.ceil(examples / settings.batch_size))
+        experiment = self._experiment.trained_by(self._groups.get(client))
+        settings, inner = experiment.train, experiment.threat.inner
+        batches = settings.local_steps or settings.epochs * math.ceil(examples / settings.batch_size)
+        return max(1, batches * inner.entry.replays(inner.options))
 
     def named_share(self, *, attackers: bool) -> float | None:
         """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""

@@ -9,14 +9,16 @@ send and checkpoint it. Derive from a class below, or from its built-in child th
 from calfat_plugin.interfaces.aggregation import Aggregate, AggregationTask, Aggregator, MonitoredData
 from calfat_plugin.interfaces.attack import Attacker, AttackTask
 from calfat_plugin.interfaces.evaluation import EvaluationTask, Evaluator, RoundClients, SetUpTask
-from calfat_plugin.interfaces.inner import InnerAttack, InnerTask
 from calfat_plugin.interfaces.training import (
     ActiveCorrection,
     ClientLoss,
+    InnerAttack,
+    InnerTask,
     LocalCorrection,
     LocalTask,
     LocalTrainer,
     LossModifier,
+    MiniBatch,
     RoundEnd,
     TrainSettings,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "LocalTask",
     "LocalTrainer",
     "LossModifier",
+    "MiniBatch",
     "MonitoredData",
     "RoundClients",
     "RoundEnd",

@@ -1,24 +1,184 @@
-"""The interfaces of local training: trainers, loss modifiers, and an aggregator's part of it."""
+"""The interfaces of local training: inner attacks, trainers, loss modifiers, and an aggregator's part of it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from calfat_plugin.interfaces.inner import InnerAttack
+from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
 from calfat_plugin.results import LocalUpdate, State
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
 
     from calfat_plugin.datasets import Augmentation, ImageData
+    from calfat_plugin.datasets.batches import Examples
     from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
     from calfat_plugin.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class InnerTask:
+    """The inner maximisation over some images of a mini-batch, as an attack sees it.
+
+    Attributes:
+        model: (N, C, H, W) to logits, the client's model in evaluation mode.
+        x_nat: (N, C, H, W) clean images in [0, 1]; never to be changed.
+        start: first iterate, shape of x_nat; it may lie outside the budget.
+        loss: logits of an iterate to the scalar to climb, the method's: a sum over the images, in which none depends on
+            another. Its calls are counted as the attack's iterates, so it is called once a step.
+        threat: the budget.
+        passes: makes the context that sets the arithmetic of the model's passes.
+        memory: what the attack's ``begin_round`` returned.
+        examples: which of the client's examples the images are, for an attack that remembers something of each.
+    """
+
+    model: Callable[[Tensor], Tensor]
+    x_nat: Tensor
+    start: Tensor
+    loss: Callable[[Tensor], Tensor]
+    threat: ThreatModel
+    passes: Callable[[], AbstractContextManager[object]] = nullcontext
+    memory: Any = None
+    examples: Examples | None = None
+
+    def climb(self, *, steps: int, step_size: float, within: ThreatModel | None = None) -> Tensor:
+        """The end of projected steps from ``start``; see ``maths.attacks.gradient_ascent``.
+
+        Args:
+            steps: how many.
+            step_size: length of each, a fraction of the pixel range.
+            within: what they are projected on; None: the budget.
+        """
+        threat = self.threat if within is None else within
+        how: dict[str, Any] = {"steps": steps, "step_size": step_size, "start": self.start, "passes": self.passes}
+        return gradient_ascent(self.model, self.x_nat, self.loss, threat=threat, **how)
+
+    def gradient(self, x_adv: Tensor) -> Tensor:
+        """The loss's gradient at these images, shape of x_adv, in float32: a step of an attack with its own loop.
+
+        Args:
+            x_adv: shape of x_nat, without gradient.
+        """
+        import torch  # here, not above: recipes are checked without torch
+
+        x_adv = x_adv.detach().requires_grad_()
+        with torch.enable_grad():
+            return input_gradient(self.loss(self.model(x_adv)), x_adv)
+
+
+class MiniBatch(Protocol):
+    """What an inner attack sees of a mini-batch while the parameters move.
+
+    Attributes:
+        x_nat: (N, C, H, W) clean images.
+        x_adv: what takes their place in training.
+        attacked: (N,) bool, rows that are attacked, the others being clean; None: all of them.
+        task: the client's work.
+    """
+
+    x_nat: Tensor
+    x_adv: Tensor
+    attacked: Tensor | None
+    task: LocalTask
+
+    def again(self, x_adv: Tensor | None = None) -> MiniBatch:
+        """The same examples, to step on once more.
+
+        Args:
+            x_adv: other adversarial examples; None: the same.
+        """
+
+
+class InnerAttack:
+    """An attack of training; this one is PGD, with the steps of ``calfat.threat``.
+
+    It is stateless, as all plugins are. One that remembers something from mini-batch to mini-batch makes its memory in
+    ``begin_round``, finds it in ``task.memory``, and hands on in ``end_round`` what it needs in the next round.
+
+    Attributes:
+        options: an instance of the entry's options.
+    """
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether ``take_steps`` is overridden."""
+        return type(self).take_steps is not InnerAttack.take_steps
+
+    def begin_round(self, task: LocalTask) -> Any:
+        """The attack's memory during a client's round; default: none.
+
+        Args:
+            task: the client's work; ``task.client_state`` is what ``end_round`` gave in this client's previous round.
+        """
+        return None
+
+    def end_round(self, memory: Any) -> State:
+        """What the client keeps for its next round, tensors by name; default: nothing.
+
+        Args:
+            memory: what ``begin_round`` returned.
+        """
+        return {}
+
+    def start(self, x_nat: Tensor, threat: ThreatModel, generator: Generator) -> Tensor | None:
+        """First iterate of the attack; None: the method's own, which for PGD suits the method's loss.
+
+        Of an attack of one step it is noise: at the clean image a divergence has no gradient.
+
+        Args:
+            x_nat: (N, C, H, W) clean images, a whole mini-batch.
+            threat: the budget.
+            generator: the only source of randomness.
+
+        Returns:
+            Shape of x_nat; or None.
+        """
+        return None
+
+    def craft(self, task: InnerTask) -> Tensor:
+        """The images to train on: shape of ``task.x_nat``, without gradient, in the set that ``reach`` gives.
+
+        It draws no random numbers, and an image does not depend on the others: the mini-batch may come in parts.
+
+        Args:
+            task: the images, their start and the loss to climb.
+        """
+        return task.climb(steps=task.threat.steps, step_size=float(task.threat.step_size))
+
+    def take_steps(self, batch: MiniBatch, step: Callable[[Any], Tensor], memory: Any) -> Tensor:
+        """The optimiser's steps for one mini-batch; default: one.
+
+        An attack that looks for its images while the parameters move overrides it. Its mini-batch then comes with the
+        start for ``x_adv``; ``craft`` is left to passes that move no parameter. Each step takes its images as
+        ``batch.again(x_adv)``, whose gradient is in ``x_adv.grad`` after the step, if it requires one.
+
+        Args:
+            batch: the mini-batch, attacked.
+            step: leaves the gradient of the training loss, and moves the parameters once; returns the loss.
+            memory: what ``begin_round`` returned.
+
+        Returns:
+            The loss for the record, a scalar without gradient.
+        """
+        return step(batch)
+
+    def reach(self, threat: ThreatModel) -> ThreatModel:
+        """The set around a clean image that its images lie in, by norm, eps and pixel range; default: the budget.
+
+        Args:
+            threat: the budget.
+        """
+        return threat
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
+from calfat_plugin.datasets.batches import Examples, num_batches
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.interfaces import InnerTask
 from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.modifiers.plain import ENTRY as PLAIN
 from calfat_plugin.registry import Registry
 from calfat_plugin.testing.attacks import around
 from calfat_plugin.testing.federation import check_federation
 from calfat_plugin.testing.tiny import (
+    SETTINGS,
     THREATS,
     answered,
     balanced_model,
     in_each_norm,
     require,
     tiny_experiment,
+    tiny_images,
+    tiny_task,
     unchanged,
 )
+from calfat_plugin.trainers.batches import TrainBatch
+from calfat_plugin.trainers.fedpgd import FedPGD
 
 _METHODS = ("fedpgd", "fedtrades")  # which climb a cross-entropy, and a divergence from the clean image
 _SMALL = 20  # the budget's part in which a step uphill ends higher up
@@ -37,7 +46,8 @@ def check_inner_attack(name: str, *, registry: Registry | None = None, **options
     In each norm that it takes, with a cross-entropy and with a divergence to climb: its images lie in the set that
     ``reach`` declares and raise the loss of their start; an image does not depend on the others of its mini-batch; the
     loss is called once for each step that the entry declares; a single step starts from noise; the same stream of
-    random numbers gives the same start; clean images, start, model and global random generators are left alone. A
+    random numbers gives the same start; clean images, start, model and global random generators are left alone. What
+    clients train on lies in that set as well, and their optimiser takes as many steps as the entry declares. A
     federation of two rounds goes through, and is resumed to the same bits.
 
     Args:
@@ -55,6 +65,7 @@ def check_inner_attack(name: str, *, registry: Registry | None = None, **options
     for experiment in list(in_each_norm(registry, inner=inner)) or [tiny_experiment(registry, threat=first)]:
         for what in ("cross-entropy", "divergence"):
             _check(experiment, what, f"{name}, {experiment.threat.norm}, {what}")
+        _check_training(experiment, f"{name}, {experiment.threat.norm}")
         for method in _METHODS:
             trainer = {**experiment.document.data["calfat"], "trainer": method}
             check_federation(tiny_experiment(registry, **trainer))
@@ -76,6 +87,7 @@ def _check(experiment: Experiment, what: str, who: str) -> None:
         same = own is again is None or (own is not None and again is not None and torch.equal(own, again))
         require(same, f"{who}: start must draw from the generator that it is given, and from no other.")
         start = threat.random_start(x, stream()) if own is None else own
+        memory = inner.begin_round(tiny_task(model, data, threat=threat, round=2))
         noisy = threat.steps > 1 or not torch.equal(start, x)
         require(noisy, f"{who}: one step must start from noise: at the clean image a divergence has no gradient.")
 
@@ -84,7 +96,8 @@ def _check(experiment: Experiment, what: str, who: str) -> None:
                 calls.append(rows)
                 return loss(logits, rows)
 
-            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat))
+            known = deepcopy(memory), Examples(torch.arange(len(x))[rows])
+            return inner.craft(InnerTask(model, x[rows], start[rows], climbed, threat, nullcontext, *known))
 
         with unchanged(f"{who}: clean images and start", x, start):
             found = crafted(slice(None))
@@ -109,6 +122,32 @@ def _check(experiment: Experiment, what: str, who: str) -> None:
             f"{who}: its images must cost more than their start; the loss went from {low:.3g} to {high:.3g}. Has a "
             "step the wrong sign?",
         )
+
+
+class _Watched(FedPGD):
+    """Keeps the images of each step."""
+
+    def __init__(self) -> None:
+        super().__init__(None, PLAIN.load()(None))
+        self.seen: list[TrainBatch] = []
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        self.seen.append(batch)
+        return super().train_loss(batch)
+
+
+def _check_training(experiment: Experiment, who: str) -> None:
+    pick, method, data = experiment.threat.inner, _Watched(), tiny_images()
+    threat = experiment.threat.in_training
+    method.fit(tiny_task(data=data, threat=threat, inner=experiment.build_inner()))
+    for batch in method.seen:
+        experiment.build_inner().reach(threat).check(batch.x_adv.detach(), batch.x_nat, who=who)
+    batches = num_batches(len(data), SETTINGS.batch_size) * SETTINGS.epochs
+    wanted = batches * pick.entry.replays(pick.options)
+    require(
+        len(method.seen) == wanted,
+        f"{who}: {len(method.seen)} optimiser steps for {batches} mini-batches; the entry's replays make it {wanted}.",
+    )
 
 
 def _loss(model: nn.Module, x: Tensor, y: Tensor, what: str) -> Callable[[Tensor, slice], Tensor]:

@@ -118,9 +118,14 @@ class TrainBatch:
     def _adv(self) -> _Pass:
         return _Pass(self.model, self.x_adv)
 
-    def again(self) -> TrainBatch:
-        """The same examples without their logits and features: for a second step, at the weights after the first."""
-        parts = (self.model, self.x_nat, self.x_adv, self.y, self.loss, self.task, self.attacked, self.kappa)
+    def again(self, x_adv: Tensor | None = None) -> TrainBatch:
+        """The same examples without their logits and features: for a second step, at the weights after the first.
+
+        Args:
+            x_adv: other adversarial examples; None: the same.
+        """
+        images = self.x_nat, self.x_adv if x_adv is None else x_adv
+        parts = (self.model, *images, self.y, self.loss, self.task, self.attacked, self.kappa)
         batch = TrainBatch(*parts, self.context, self.index)
         batch.recorded = self.recorded
         return batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin import returned
-from calfat_plugin.datasets.batches import batches, num_batches
+from calfat_plugin.datasets.batches import Batch, Examples, batches, num_batches
 from calfat_plugin.datasets.data import pixels
 from calfat_plugin.errors import UpdateError
 from calfat_plugin.interfaces import ActiveCorrection, ClientLoss, InnerAttack, InnerTask, LocalTask, RoundEnd
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
-_KEPT = "method/"  # namespace of what the method keeps in a client's state; the aggregator's part has its own
+_KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
+# aggregator's
 
 
 class Method(MakesOptimizers, Protocol):
@@ -63,6 +65,7 @@ class _Work:
 
     Attributes:
         context: what the method's ``begin_round`` returned.
+        memory: what the inner attack's ``begin_round`` returned.
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
         call: calls the attack and the step's backward, or replays a captured graph of them.
@@ -73,6 +76,7 @@ class _Work:
     task: LocalTask
     loss: ClientLoss
     context: Any
+    memory: Any
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
     call: Caller
@@ -94,27 +98,41 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         PluginError: when the method returned something that is no use here.
     """
     model = task.model
+    if not method.attacks:
+        task = replace(task, inner=InnerAttack())
     loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
     model.train()
     correction = task.correction.begin(task)
-    kept = task.client_state
-    task = replace(task, client_state={n.removeprefix(_KEPT): kept[n] for n in kept if n.startswith(_KEPT)})
+    remembered, task = _keeping(task, _REMEMBERED), _keeping(task, _KEPT)
     sample = pixels(task.data.x[:PROBED].to(task.device))
     with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
-        context = method.begin_round(task)
-        with graphs_of(_graphs_for(method, context, task), model) as call:
-            work = _Work(method, task, loss, context, rows, passes_in(task.precision, task.device), call)
+        context, memory = method.begin_round(task), task.inner.begin_round(remembered)
+        with graphs_of(_graphs_for(method, context, memory, task), model) as call:
+            work = _Work(method, task, loss, context, memory, rows, passes_in(task.precision, task.device), call)
             metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
-    own = _copied(returned.tensors(end.state, "end_round's state holds"))
+    own = {
+        namespace + name: tensor
+        for namespace, state in (
+            (_KEPT, returned.tensors(end.state, "end_round's state holds")),
+            (_REMEMBERED, task.inner.end_round(memory)),
+        )
+        for name, tensor in _copied(state).items()
+    }
     return LocalUpdate(
         state=_copied(model.state_dict()),
         num_examples=len(task.data),
         extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
         metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics},
-        client_state={**client_state, **{_KEPT + name: tensor for name, tensor in own.items()}},
+        client_state={**client_state, **own},
     )
+
+
+def _keeping(task: LocalTask, namespace: str) -> LocalTask:
+    """The task with one part of what the client keeps."""
+    kept = task.client_state
+    return replace(task, client_state={n.removeprefix(namespace): kept[n] for n in kept if n.startswith(namespace)})
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,18 +164,18 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
-        for x_nat, y, index in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
+        for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
             with timed("attack"):
-                batch = _attacked(work, x_nat, y, index, noise)
-            if meter.done == last and method.attacks:
+                batch = _attacked(work, drawn, noise, moving=True)
+            if meter.done == last and method.attacks and not task.inner.has_own_steps:
                 fell = _falling(work, batch)
             with timed("outer step"):
-                value = method.take_steps(batch, step)
+                value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
                 if method.has_own_steps:  # a step has checked its own
                     returned.loss(value, "take_steps returned")
                 if schedule is not None:
                     schedule.step()
-            meter.add(value, len(y), batch.recorded)
+            meter.add(value, len(drawn.y), batch.recorded)
     return meter.means() | ({FELL: fell} if fell else {})
 
 
@@ -225,25 +243,25 @@ def _lengths(task: LocalTask) -> list[int]:
 def _full_gradient(work: _Work) -> dict[str, Tensor]:
     """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
 
-    Attacks and augmentation have streams of their own, and normalisation statistics are put back: the training that
-    follows is the same with and without this pass.
+    Attacks and augmentation have streams of their own, normalisation statistics are put back, and the attack has a copy
+    of its memory: the training that follows is the same with and without this pass.
     """
+    work = replace(work, memory=deepcopy(work.memory))
     task, model = work.task, work.task.model
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradient = {name: task.settings.weight_decay * parameter.detach() for name, parameter in parameters.items()}
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
     with buffers_kept(model):
-        for x_nat, y, index in _one_epoch(task, "full gradient batches", 0):
-            _gradient(work, _attacked(work, x_nat, y, index, noise))
+        for drawn in _one_epoch(task, "full gradient batches", 0):
+            _gradient(work, _attacked(work, drawn, noise, moving=False))
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
-                    gradient[name].add_(parameter.grad, alpha=len(y) / len(task.data))
+                    gradient[name].add_(parameter.grad, alpha=len(drawn.y) / len(task.data))
     model.zero_grad(set_to_none=True)
     return {name: tensor.contiguous() for name, tensor in gradient.items()}
 
 
-def _one_epoch(task: LocalTask, purpose: str, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(x_nat, y, positions in the client's data), batch by batch."""
+def _one_epoch(task: LocalTask, purpose: str, epoch: int) -> Iterator[Batch]:
     return batches(
         task.data,
         task.settings.batch_size,
@@ -259,31 +277,40 @@ def _has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
 
 
-def _attacked(work: _Work, x_nat: Tensor, y: Tensor, index: Tensor, noise: torch.Generator) -> TrainBatch:
-    """The batch with its adversarial examples."""
+def _attacked(work: _Work, drawn: Batch, noise: torch.Generator, *, moving: bool) -> TrainBatch:
+    """The batch with its adversarial examples; ``moving``: whether steps follow, where the attack may have its own."""
+    (x_nat, y, examples), index = drawn, drawn.examples.index
     method, task, loss, model = work.method, work.task, work.loss, work.task.model
+    craft = _start if moving and task.inner.has_own_steps else _craft
     if not method.attacks:
         return TrainBatch(model, x_nat, x_nat, y, loss, task, context=work.context, index=index)
     chosen = method.attacked_rows(index, task, noise)
     if chosen is None:
-        x_adv, kappa = _craft(work, x_nat, y, noise)
+        x_adv, kappa = craft(work, x_nat, y, examples, noise)
         return TrainBatch(model, x_nat, x_adv, y, loss, task, kappa=kappa, context=work.context, index=index)
     chosen, mixed = returned.rows(chosen, len(y), "attacked_rows returned").to(x_nat.device), x_nat.clone()
     where = chosen.nonzero().squeeze(1)
     if len(where):
-        mixed[where], _ = _craft(work, x_nat[where], y[where], noise)
+        mixed[where], _ = craft(work, x_nat[where], y[where], examples.rows(where.to(index.device)), noise)
     return TrainBatch(model, x_nat, mixed, y, loss, task, attacked=chosen, context=work.context, index=index)
 
 
-def _craft(work: _Work, x_nat: Tensor, y: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself.
+def _craft(
+    work: _Work, x_nat: Tensor, y: Tensor, examples: Examples, noise: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """(x_adv, kappa) by the method's inner maximisation; kappa counts iterates 0 .. steps-1, so not x_adv itself."""
+    start, _ = _start(work, x_nat, y, examples, noise)
+    return work.call("attack", partial(_climb, work, examples), x_nat, y, start)
 
-    The start is drawn for the whole batch, so it does not depend on how the batch is cut.
-    """
+
+def _start(
+    work: _Work, x_nat: Tensor, y: Tensor, examples: Examples, noise: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """The attack's first iterate; drawn for the whole batch, so it does not depend on how the batch is cut."""
     start = work.task.inner.start(x_nat, work.task.threat, noise)
     if start is None:
         start = returned.like(work.method.start(x_nat, work.task, noise), x_nat, "start returned")
-    return work.call("attack", partial(_climb, work), x_nat, y, start)
+    return start, None
 
 
 def _falling(work: _Work, batch: TrainBatch) -> int:
@@ -303,7 +330,7 @@ def _falling(work: _Work, batch: TrainBatch) -> int:
     return falling(*losses)
 
 
-def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
+def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
     """(x_adv, kappa) from a start. One micro-batch takes all its steps before the next one begins."""
     method, task = work.method, work.task
     x_adv = torch.empty_like(x_nat)
@@ -312,7 +339,8 @@ def _climb(work: _Work, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor
         for part in micro_batches(len(y), work.rows):
             batch = AttackBatch(task.model, x_nat[part], y[part], work.loss, work.context)
             loss = partial(_climbed, method, batch, None if kappa is None else kappa[part])
-            inner = InnerTask(task.model, batch.x_nat, start[part], loss, task.threat, work.passes)
+            images = task.model, batch.x_nat, start[part]
+            inner = InnerTask(*images, loss, task.threat, work.passes, work.memory, examples.rows(part))
             x_adv[part] = returned.like(method.craft(batch, inner, task.inner), batch.x_nat, "craft returned")
     return x_adv, kappa
 
@@ -356,10 +384,15 @@ def _backward(work: _Work, batch: TrainBatch) -> Tensor:
         return returned.loss(work.method.backward(batch), "backward returned")
 
 
-def _graphs_for(method: Method, context: Any, task: LocalTask) -> Graphs | None:
-    """The run's graphs, unless what the method does between their calls could change what they have captured."""
-    if task.graphs is None or not (method.has_own_steps or context is not None):
+def _graphs_for(method: Method, context: Any, memory: Any, task: LocalTask) -> Graphs | None:
+    """The run's graphs, unless what is done between their calls could change what they have captured."""
+    reasons = {
+        "the losses see what begin_round returned": context is not None,
+        "take_steps is the method's own": method.has_own_steps,
+        "the inner attack remembers, or steps by itself": memory is not None or task.inner.has_own_steps,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if task.graphs is None or reason is None:
         return task.graphs
-    reason = "the losses see what begin_round returned" if context is not None else "take_steps is the method's own"
     task.graphs.report(("training", (task.data.x.shape[1:],)), reason)
     return None

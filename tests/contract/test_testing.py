@@ -769,6 +769,17 @@ class Trains(InnerAttack):
         return super().craft(task)
 
 
+class Replays(InnerAttack):
+    def take_steps(self, batch, step, memory):
+        step(batch.again())
+        return step(batch)
+
+
+class Leaves(InnerAttack):
+    def take_steps(self, batch, step, memory):
+        return step(batch.again(1 - batch.x_nat))
+
+
 INNER_ATTACKS: list[tuple[Any, dict[str, Any], str]] = [
     (Outside, {}, "x, linf, cross-entropy: 12 of 12 adversarial examples left the linf ball of eps 0.005;"),
     (
@@ -796,6 +807,8 @@ INNER_ATTACKS: list[tuple[Any, dict[str, Any], str]] = [
     (OverImages, {}, "x, linf, cross-entropy: clean images and start must not be changed in place."),
     (Graphed, {}, "x, linf, cross-entropy: craft must return images without gradient; detach them."),
     (Trains, {}, "x, linf, cross-entropy: it must leave the model's tensors as it found them."),
+    (Replays, {}, "x, linf: 6 optimiser steps for 3 mini-batches; the entry's replays make it 3."),
+    (Leaves, {}, "x, linf: 4 of 4 adversarial examples left the linf ball of eps 0.1;"),
 ]
 
 

@@ -55,6 +55,14 @@ def test_the_robust_z_score_is_by_median_and_mad() -> None:
     assert robust_z(values, spread=7.0) == pytest.approx({0: -2 / 7, 1: -1 / 7, 2: 0, 3: 1 / 7, 4: 1})
 
 
+def test_replays_of_an_inner_attack_are_steps() -> None:
+    """Eight times the steps on each mini-batch make a longer update, of one client here."""
+    group = {"ids": 0, "threat": {"inner": "free"}}
+    norms = [8.0, *[1.0] * 19]
+    assert named(rounds(history(groups=[group]), 10, norms), "large-update") == []
+    assert named(rounds(history(), 10, norms), "large-update") == [0]
+
+
 ALIKE = [1.0, 1.01, 0.99, 1.02, 0.98]
 
 

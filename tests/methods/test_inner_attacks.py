@@ -156,7 +156,7 @@ class Counting(TinyNet):
         self.backwards += 1
 
 
-@pytest.mark.parametrize(("name", "passes"), [("pgd", 6), ("rs-fgsm", 2), ("n-fgsm", 2)])
+@pytest.mark.parametrize(("name", "passes"), [("pgd", 6), ("rs-fgsm", 2), ("n-fgsm", 2), ("atas", 2), ("free", 8)])
 def test_an_attack_of_one_step_makes_a_batch_cost_two_passes(name: str, passes: int) -> None:
     """In further epochs of one batch; a round begins with passes of its own."""
     counts = []
@@ -337,7 +337,7 @@ def test_no_warning_where_an_override_replaces_the_attack_of_a_file_or_a_step_do
             "fedpgd",
             "nfgsm",
             "--set calfat.threat.inner=nfgsm: calfat.threat.inner: no inner attack called 'nfgsm'. Did you mean "
-            "'n-fgsm'? Known: n-fgsm, pgd, rs-fgsm (calfat-plugin 0.1.0).",
+            "'n-fgsm'? Known: atas, free, n-fgsm, pgd, rs-fgsm (calfat-plugin 0.1.0).",
         ),
         (
             "fedpgd",
@@ -373,7 +373,7 @@ def test_an_attack_is_checked_against_the_recipe_and_an_editor_knows_it_in_a_gro
     calfat = recipe_schema(known)["properties"]["calfat"]["properties"]
     for threat in (calfat["threat"], calfat["clients"]["items"]["properties"]["threat"]):
         names = [each["const"] for each in threat["properties"]["inner"]["else"]["anyOf"][:-1]]
-        assert names == ["n-fgsm", "pgd", "picky", "rs-fgsm"]
+        assert names == ["atas", "free", "n-fgsm", "pgd", "picky", "rs-fgsm"]
 
 
 @pytest.mark.parametrize(

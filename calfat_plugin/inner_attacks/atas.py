@@ -1,0 +1,123 @@
+"""ATAS: one step from an example's last perturbation, as long as its gradients are small."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from calfat_plugin.entries import Citation, InnerAttackEntry
+from calfat_plugin.errors import OptionError
+from calfat_plugin.interfaces import InnerAttack, InnerTask, LocalTask
+from calfat_plugin.options import option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calfat_plugin.results import State
+
+_MULTIPLE = "multiple of eps"
+
+
+@dataclass(frozen=True)
+class ATASOptions:
+    """Options of ATAS; the published lengths are those for eps 8/255."""
+
+    step: float = option(2.0, low=0, open_low=True, help="length of a step where the gradient is 0", unit=_MULTIPLE)
+    shortest: float = option(0.5, low=0, open_low=True, help="least length of a step", unit=_MULTIPLE)
+    longest: float = option(1.75, low=0, open_low=True, help="greatest length of a step", unit=_MULTIPLE)
+    c: float = option(
+        1.28,
+        low=0,
+        open_low=True,
+        help="gradient norm at which a step has half its length; the published 0.01 is of the mean of 128 losses",
+    )
+    momentum: float = option(0.5, low=0, high=0.9999, help="decay of the moving average")
+    warmup: int = option(5, low=0, help="rounds at first with steps of eps, which are not averaged")
+    reset: int = option(10, low=1, help="rounds after which perturbations are drawn anew")
+
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise OptionError(f"shortest is {self.shortest:g}; expected at most longest, {self.longest:g}.")
+
+
+@dataclass
+class _Memory:
+    """Of a client's n examples.
+
+    Attributes:
+        change: (n, C, H, W) float32, last perturbation of each, its image padded as augmentation pads it.
+        squares: (n,) float32, moving average of the squared L2 norm of each one's gradient.
+        adaptive: whether the lengths of this round follow ``squares``.
+    """
+
+    change: Tensor
+    squares: Tensor
+    adaptive: bool
+
+
+class ATAS(InnerAttack):
+    """Remembers a perturbation and a gradient norm of each example."""
+
+    options: ATASOptions
+
+    def begin_round(self, task: LocalTask) -> _Memory:
+        import torch  # here, not above: recipes are checked without torch
+
+        from calfat_plugin.seeds import generator
+        from calfat_plugin.threat import Bounds
+
+        kept, images, border = task.client_state, task.data.x, 2 * task.augment.crop_padding
+        reset = task.round % self.options.reset == 0 and task.round < task.settings.num_rounds
+        if reset or not kept:
+            noise = generator(task.seed, "inner attack", round=task.round, client=task.client)
+            nothing = torch.zeros(len(images), images.shape[1], images.shape[2] + border, images.shape[3] + border)
+            # Changes are no pixels: they may be below 0.
+            change = dataclasses.replace(task.threat, bounds=Bounds(-1, 1)).random_start(nothing, noise)
+        else:
+            change = kept["change"]
+        squares = kept["squares"] if kept else torch.zeros(len(images))
+        # Copies, since the memory is written to.
+        change, squares = change.to(task.device, torch.float32, copy=True), squares.to(task.device, copy=True)
+        return _Memory(change, squares, adaptive=task.round > self.options.warmup)
+
+    def end_round(self, memory: _Memory) -> State:
+        return {"change": memory.change.half(), "squares": memory.squares}  # half: checkpoints hold all clients'
+
+    def craft(self, task: InnerTask) -> Tensor:
+        memory, examples, threat, eps = task.memory, task.examples, task.threat, float(task.threat.eps)
+        assert examples is not None  # of a client's mini-batch
+        change = examples.cut(memory.change, *task.x_nat.shape[2:])
+        start = threat.project(task.x_nat + change, task.x_nat)
+        grad = task.gradient(start)
+        length: float | Tensor = eps
+        if memory.adaptive:
+            index, options = examples.index.to(memory.squares.device), self.options
+            norms = grad.flatten(1).norm(dim=1)
+            squares = options.momentum * memory.squares[index] + (1 - options.momentum) * norms.square()
+            memory.squares[index] = squares
+            length = eps * (options.step / (1 + squares.sqrt() / options.c)).clamp(options.shortest, options.longest)
+        x_adv = threat.project(threat.ascend(start, grad, length), task.x_nat)
+        examples.put_back(memory.change, x_adv - task.x_nat)
+        return x_adv
+
+
+ENTRY = InnerAttackEntry(
+    "atas",
+    build=ATAS,
+    config=ATASOptions,
+    steps=lambda options: 1,
+    summary="one projected step from each example's last perturbation, the shorter the larger its gradients",
+    formula="x~ = P(x' + a sign(grad)), a = eps clamp(step / (1 + sqrt(v) / c)), v <- m v + (1 - m) ||grad||^2",
+    citation=Citation(
+        "Huang et al., Fast Adversarial Training with Adaptive Step Size, IEEE TIP 2023 (arXiv 2206.02417)",
+        """@article{huang2023fast,
+  title   = {Fast Adversarial Training with Adaptive Step Size},
+  author  = {Huang, Zhichao and Fan, Yanbo and Liu, Chen and Zhang, Weizhong and Zhang, Yong and Salzmann, Mathieu and
+             S{\\"u}sstrunk, Sabine and Wang, Jue},
+  journal = {IEEE Transactions on Image Processing},
+  volume  = {32},
+  year    = {2023}
+}""",
+    ),
+)
