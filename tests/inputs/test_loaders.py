@@ -22,7 +22,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def one_pass(data: ImageData, seed: int = 0, **options) -> list[tuple[torch.Tensor, torch.Tensor]]:
     options = {"batch_size": 4, "device": "cpu", **options}
     found = list(batches(data, generator=generator(seed), **options))
-    assert all(torch.equal(data.y[where].cpu(), y.cpu()) for _, y, where in found)
+    assert all(torch.equal(data.y[examples.index].cpu(), y.cpu()) for _, y, examples in found)
     return [(x, y) for x, y, _ in found]
 
 

@@ -78,9 +78,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     watched = Watch()
     attacked, add = loop._attacked, LossMeter.add
 
-    def starting(*arguments: Any) -> TrainBatch:
+    def starting(*arguments: Any, moving: bool) -> TrainBatch:
         watched.on = True
-        return attacked(*arguments)
+        return attacked(*arguments, moving=moving)
 
     def over(meter: Any, *arguments: Any) -> None:
         watched.on = False

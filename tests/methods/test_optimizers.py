@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from calfat_plugin.aggregators.scaffold import divisor
-from calfat_plugin.datasets.batches import batches
+from calfat_plugin.datasets.batches import Batch, batches
 from calfat_plugin.errors import PluginError, RecipeError
 from calfat_plugin.interfaces import ActiveCorrection, LocalCorrection, LocalTask, TrainSettings
 from calfat_plugin.observer import BatchProgress
@@ -50,7 +50,7 @@ def settings(**changed: Any) -> TrainSettings:
     return dataclasses.replace(SETTINGS, **changed)
 
 
-def in_order(passes: int | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def in_order(passes: int | None = None) -> Iterator[Batch]:
     """The batches of client 0 in round 1, pass after pass, each in an order of its own."""
     for epoch in count() if passes is None else range(passes):
         yield from batches(tiny_data(), 4, CPU, generator=generator(0, "batches", round=1, client=0, extra=epoch))
@@ -125,7 +125,7 @@ class Counting(AdversarialTrainer):
 def test_local_steps_are_exact_and_go_through_the_data_again_in_new_orders(steps: int) -> None:
     method, progress = Counting(), list[BatchProgress]()
     update = method.fit(local_task(settings=settings(local_steps=steps, epochs=5), on_batch=progress.append))
-    assert method.seen == [index.tolist() for _, _, index in islice(in_order(), steps)]
+    assert method.seen == [examples.index.tolist() for _, _, examples in islice(in_order(), steps)]
     assert method.told == [steps]
     assert [(now.batch, now.num_batches) for now in progress] == [(done, steps) for done in range(1, steps + 1)]
     weights = [len(index) for index in method.seen]  # means are over the whole round, not over what is left of an epoch

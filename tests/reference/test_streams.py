@@ -47,6 +47,7 @@ SEEDS = {  # of round 3, client 4 and extra 5 of the run with seed 2021
     "full gradient batches": 2654349661551915955,
     "full gradient attack": 8032431428515850768,
     "attacker": 806828071496121681,
+    "inner attack": 1972350759582543640,
     "clients of a group": 6336666603128600213,
     "fine-tune": 7637793842047142021,
     "ambient": 6792431728365265000,
@@ -126,8 +127,8 @@ def test_a_run_draws_from_these_streams_and_no_others(monkeypatch: pytest.Monkey
         (0, "t-SNE", 0, 0, 0),
         *((2021, purpose, 0, 0, 0) for purpose in ("train examples", "test examples", "validation")),
     }
-    # Above; in an analysis of a finished run; of groups, attackers and personalised accuracy, which this run has not.
-    elsewhere = ("evaluate/", "trust/", "attacker", "clients of a group", "fine-tune")
+    # Above; in an analysis of a finished run; of what this run has not: groups, attackers, ATAS, personalised accuracy.
+    elsewhere = ("evaluate/", "trust/", "attacker", "inner attack", "clients of a group", "fine-tune")
     assert {purpose for _, purpose, *_ in drawn if not purpose.startswith(elsewhere)} == {
         purpose for purpose in SEEDS if not purpose.startswith(elsewhere)
     }
@@ -172,7 +173,7 @@ def test_batches_and_augmentation() -> None:
     draws = generator(0, "batches", round=1, client=2, extra=1)
     augment = Augmentation(crop_padding=1, flip=True)
     found = list(batches(ImageData(x, torch.arange(6)), 4, "cpu", generator=draws, augment=augment))
-    assert [where.tolist() for _, _, where in found] == [[1, 3, 5, 2], [4, 0]]
+    assert [examples.index.tolist() for _, _, examples in found] == [[1, 3, 5, 2], [4, 0]]
     assert [[round(255 * float(v)) for v in image.flatten()] for batch, _, _ in found for image in batch] == [
         [0, 9, 10, 0, 12, 13, 0, 15, 16],
         [0, 0, 0, 27, 28, 29, 30, 31, 32],
