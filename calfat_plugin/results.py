@@ -22,6 +22,9 @@ State = Mapping[str, "Tensor"]
 RESULTS_FORMAT = 2
 #: Metric of a client whose attack lowers the loss that it should raise: for how many images of a batch.
 FELL = "attack_falls"
+#: Metric of a client that trains by an attack of fewer than three steps: the share of some of its images that its model
+#: has right after one step of eps, minus that after three steps of eps/2. In [-1, 1].
+OVERFIT = "overfit"
 #: Keys of an evaluation that are not written where there is nothing.
 _OPTIONAL = ("metrics", "worst_class", "worst_clients")
 

@@ -27,6 +27,8 @@ _SPREADS = (0.2, 0.1)  # of log norms and of cosines: at least so much is usual,
 _CONSISTENT = 1.4826  # MAD to the standard deviation of a normal distribution
 #: Share of a round's weight above which a client is reported, where others trained as well.
 DOMINANT = 0.9
+#: Share of images above which a client's model has learnt to pass one step of eps, and not three shorter ones.
+OVERFITTED = 0.4
 _QUOTED = 5  # findings of a kind that the page quotes
 _CLIENTS = re.compile(r"clients? \d+(, \d+)*")
 _LARGE_UPDATE = "large-update"
@@ -36,6 +38,8 @@ _ADVICE = {
     "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
     "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
+    "overfitted-attack": "Catastrophic overfitting: one step no longer attacks that model, and what it learns is not "
+    "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
 
@@ -193,6 +197,20 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
     return (
         f"attack-goes-down: the attacks of {len(fell)} of {clients} clients lower the loss of the true label, that of "
         f"client {most} for {fell[most]:.0f} images of its last batch",
+    )
+
+
+def overfit_alarms(gaps: Mapping[int, float]) -> tuple[str, ...]:
+    """A sentence for each client whose training has overfitted its attack of one or two steps (Wong et al. 2020).
+
+    Args:
+        gaps: client id to ``results.OVERFIT``.
+    """
+    return tuple(
+        f"overfitted-attack: client {client} has {100 * gap:.0f} % more of its images right after one step of eps than "
+        "after three of eps/2"
+        for client, gap in gaps.items()
+        if gap > OVERFITTED
     )
 
 

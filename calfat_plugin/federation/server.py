@@ -28,7 +28,7 @@ from calfat_plugin.federation.clients import ClientsOfRound
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
-from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, weight_alarms
+from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, overfit_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
@@ -38,7 +38,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import FELL, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import FELL, OVERFIT, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -219,6 +219,7 @@ class Server:
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
             *attack_alarms(_sent(FELL, usable), len(usable)),
+            *overfit_alarms(_sent(OVERFIT, usable)),
         )
         for alarm in alarms:
             log.warning("round %d: %s", round, alarm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
-from calfat_plugin.results import FELL, LocalUpdate
+from calfat_plugin.results import FELL, OVERFIT, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
@@ -34,6 +34,8 @@ from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_FEW_STEPS = 3  # an attack of fewer may be overfitted; as many show it
+_PROBED_EVERY, _PROBED_IMAGES, _FEWEST_PROBED = 4, 32, 8  # rounds, and images at most and at least: it costs little
 _REPORT_EVERY = 10  # batches between looks at the loss on a GPU, which each look makes wait
 _KEPT, _REMEMBERED = "method/", "inner/"  # what method and inner attack keep in a client's state; the rest is the
 # aggregator's
@@ -160,15 +162,15 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
         correction.after_step(model, optimizer.param_groups[0]["lr"])
         return value
 
-    meter, fell, last = LossMeter(task, sum(lengths)), 0, sum(lengths) - 1
+    meter, looks, last = LossMeter(task, sum(lengths)), {}, sum(lengths) - 1
     for epoch, length in enumerate(lengths):
         meter.begin_epoch(epoch, length)
         noise = generator(task.seed, "attack", round=task.round, client=task.client, extra=epoch, device=task.device)
         for drawn in timed_each("data", islice(_one_epoch(task, "batches", epoch), length)):
             with timed("attack"):
                 batch = _attacked(work, drawn, noise, moving=True)
-            if meter.done == last and method.attacks and not task.inner.has_own_steps:
-                fell = _falling(work, batch)
+            if meter.done == last and method.attacks:
+                looks = {FELL: _falling(work, batch), OVERFIT: _overfit(work, batch)}
             with timed("outer step"):
                 value = task.inner.take_steps(batch, partial(method.take_steps, step=step), work.memory)
                 if method.has_own_steps:  # a step has checked its own
@@ -176,7 +178,7 @@ def _epochs(work: _Work, correction: ActiveCorrection) -> dict[str, float]:
                 if schedule is not None:
                     schedule.step()
             meter.add(value, len(drawn.y), batch.recorded)
-    return meter.means() | ({FELL: fell} if fell else {})
+    return meter.means() | {name: value for name, value in looks.items() if value is not None}
 
 
 class LossMeter:
@@ -313,21 +315,55 @@ def _start(
     return start, None
 
 
-def _falling(work: _Work, batch: TrainBatch) -> int:
-    """For how many images the attack lowers the loss of the true label; 0 where no wrong sign shows.
+def _falling(work: _Work, batch: TrainBatch) -> int | None:
+    """For how many images the attack lowers the loss of the true label; None where no wrong sign shows.
 
     Only images that the client's model has right count: of others an attack on a divergence may go anywhere. The rounds
     1, 2, 4, 8 ... are looked at, so that it costs nothing to speak of.
     """
     task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
-    if task.round & (task.round - 1):
-        return 0
-    y, gpus = batch.y[rows], [task.device] if task.device.type == "cuda" else []
-    with attack_mode(task.model), torch.no_grad(), torch.random.fork_rng(devices=gpus):
+    if task.round & (task.round - 1) or task.inner.has_own_steps:
+        return None
+    y = batch.y[rows]
+    with _looking(task), torch.no_grad():
         clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
     right = clean.argmax(dim=1) == y
     losses = (cross_entropy(logits[right], y[right], reduction="none") for logits in (clean, attacked))
-    return falling(*losses)
+    return falling(*losses) or None
+
+
+def _overfit(work: _Work, batch: TrainBatch) -> float | None:
+    """``results.OVERFIT`` of the batch's first images; None where it is not measured.
+
+    By the logits that the client's attack sees: what of them one class alone cannot get wrong shows nothing.
+    """
+    task, rows = work.task, slice(None) if batch.attacked is None else batch.attacked
+    if task.round % _PROBED_EVERY or task.threat.steps >= _FEW_STEPS:
+        return None
+    x, y = batch.x_nat[rows][:_PROBED_IMAGES], batch.y[rows][:_PROBED_IMAGES]
+    if len(y) < _FEWEST_PROBED:
+        return None
+
+    def loss(logits: Tensor) -> Tensor:
+        return cross_entropy(work.loss.attack_logits(logits), y, reduction="sum")
+
+    def right(steps: int, step_size: float) -> float:
+        x_adv = InnerTask(task.model, x, x, loss, task.threat, work.passes).climb(steps=steps, step_size=step_size)
+        with torch.no_grad():
+            answers = work.loss.attack_logits(task.model(x_adv)).argmax(dim=1)
+        return float((answers == y).double().mean())
+
+    eps = float(task.threat.eps)
+    with _looking(task):
+        return right(1, eps) - right(_FEW_STEPS, eps / 2)
+
+
+@contextmanager
+def _looking(task: LocalTask) -> Iterator[None]:
+    """The model in evaluation mode, and the global generators put back afterwards."""
+    gpus = [task.device] if task.device.type == "cuda" else []
+    with attack_mode(task.model), torch.random.fork_rng(devices=gpus):
+        yield
 
 
 def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:

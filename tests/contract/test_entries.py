@@ -241,8 +241,16 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("kind", "metric", "text"),
     [
-        (entries.TrainerEntry, "loss", "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss)."),
-        (entries.TrainerEntry, "a/b", "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss)."),
+        (
+            entries.TrainerEntry,
+            "loss",
+            "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss, overfit).",
+        ),
+        (
+            entries.TrainerEntry,
+            "a/b",
+            "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss, overfit).",
+        ),
         (entries.EvaluatorEntry, "Margin", "evaluator 'mine' has a metric 'Margin'; {rule}."),
     ],
 )
