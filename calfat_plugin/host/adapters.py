@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from fedml.core.alg_frame.client_trainer import ClientTrainer
-from fedml.core.distributed.communication.constants import CommunicationConstants
-from fedml.core.distributed.communication.message import Message
 from torch import Tensor
 
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.transports.base import Loop
-
-_READY = CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY
+from calfat_plugin.host.transports.message import READY, Message
 
 
 class OnTransport:
@@ -34,7 +31,7 @@ class OnTransport:
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Call the handler; the host would report any ``KeyError`` in it as a wrong rank."""
-        if msg_type != _READY or msg_type in self.message_handler_dict:
+        if msg_type != READY or msg_type in self.message_handler_dict:
             self.message_handler_dict[msg_type](msg_params)
 
 

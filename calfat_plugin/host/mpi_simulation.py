@@ -19,7 +19,6 @@ import torch
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
 
 # isort: split
-from fedml.core.distributed.communication.message import Message
 from fedml.simulation.mpi.fedavg.FedAVGAggregator import FedAVGAggregator
 from fedml.simulation.mpi.fedavg.FedAvgClientManager import FedAVGClientManager
 from fedml.simulation.mpi.fedavg.FedAvgServerManager import FedAVGServerManager
@@ -33,6 +32,7 @@ from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ServerTask, host_arguments
 from calfat_plugin.host.transports.base import Transport
+from calfat_plugin.host.transports.message import Message
 from calfat_plugin.host.transports.pool import (
     FINISH,
     HELLO,

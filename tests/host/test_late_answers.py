@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from calfat_plugin.compat import make_torchvision_importable
+from calfat_plugin.host.silo.server import SiloServer
+from calfat_plugin.host.transports.message import Message
 
 
 def test_an_answer_read_after_the_last_round_is_left_aside() -> None:
     """A client of a server that was killed and resumed may have sent its update twice."""
-    make_torchvision_importable()  # FedML imports it
-    from fedml.core.distributed.communication.message import Message
-
-    from calfat_plugin.host.silo.server import SiloServer
-
     server = object.__new__(SiloServer)  # without its transport: only what the handler looks at
     server._round, server._heard, server._missed = None, {}, {2}
     late = Message(3, 2, 0)

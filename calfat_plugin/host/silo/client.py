@@ -13,7 +13,6 @@ from calfat_plugin.host.launch import run_host  # before all else of fedml, whos
 
 
 import torch
-from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.client.fedml_client_master_manager import ClientMasterManager
 from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 from fedml.cross_silo.client.message_define import MyMessage
@@ -22,6 +21,7 @@ from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
 from calfat_plugin.host.transports.base import FAILED, Envelope, RefusedError, Transport, UnreachableError
+from calfat_plugin.host.transports.message import Message
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 
@@ -32,6 +32,8 @@ _FROM_SERVER = MODEL_TYPES | {MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, MyMess
 
 class SiloClient(OnTransport, ClientMasterManager):
     """The host's client manager: its messages and their order are the host's; waiting, trust and memory are ours."""
+
+    com_manager: Transport
 
     def __init__(self, args: Any, transport: Transport, task: ClientTask) -> None:
         worker, client = task.worker, task.rank - 1

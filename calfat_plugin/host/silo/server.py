@@ -15,7 +15,6 @@ from calfat_plugin.host.launch import run_host  # before all else of fedml, whos
 
 # isort: split
 
-from fedml.core.distributed.communication.message import Message
 from fedml.cross_silo.server.fedml_server_manager import FedMLServerManager
 from fedml.cross_silo.server.message_define import MyMessage
 
@@ -25,6 +24,7 @@ from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
 from calfat_plugin.host.silo.client import BEAT
 from calfat_plugin.host.transports.base import ALARM, Envelope, PostponedError, RefusedError, Transport
+from calfat_plugin.host.transports.message import Message
 from calfat_plugin.results import EvaluationResult
 
 log = logging.getLogger(__name__)
@@ -187,6 +187,8 @@ class Round:
 
 class SiloServer(OnTransport, FedMLServerManager):
     """The host's server manager: its messages and their order are the host's; time, trust and arithmetic are ours."""
+
+    com_manager: Transport
 
     def __init__(self, args: Any, transport: Transport, task: ServerTask, shutdown: Shutdown) -> None:
         self.server, self._on_round, self._used, self._shutdown = task.server, task.on_round, dict(task.used), shutdown

@@ -13,25 +13,20 @@ import json
 import logging
 import threading
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import safetensors.torch
-from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
-from fedml.core.distributed.communication.constants import CommunicationConstants
-from fedml.core.distributed.communication.message import Message
-from fedml.core.distributed.communication.observer import Observer
 from safetensors import SafetensorError
 from torch import Tensor
 
+from calfat_plugin.host.transports.message import MODEL, READY, RECEIVER, SENDER, TYPE, Message
 from calfat_plugin.peer_text import peer_text
 
 log = logging.getLogger(__name__)
-
-MODEL = Message.MSG_ARG_KEY_MODEL_PARAMS
 
 #: Names of the fields that a message may have, and their types. The first block is the host's, the second ours.
 FIELDS: Mapping[str, type] = {
@@ -52,7 +47,7 @@ FIELDS: Mapping[str, type] = {
     "num_batches": int,
     "loss": float,  # its mean loss in this epoch
 }
-_REQUIRED = ("msg_type", "sender", "receiver")
+_REQUIRED = (TYPE, SENDER, RECEIVER)
 _MAX_HEADER = 16_000_000
 _MAX_TEXT = 200
 _MAX_NAME = 1000  # of a tensor, which joins the names of the modules around it
@@ -120,11 +115,11 @@ def read_envelope(data: bytes) -> Envelope:
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
-    return Envelope(fields["msg_type"], fields["sender"], fields["receiver"], fields)
+    return Envelope(fields[TYPE], fields[SENDER], fields[RECEIVER], fields)
 
 
 def decode(data: bytes, envelope: Envelope) -> Message:
-    """Make the host's message object, tensors included.
+    """Make the message, tensors included.
 
     Raises:
         RefusedError: the tensors do not fit their description.
@@ -202,7 +197,13 @@ class Inbox:
             return any(type_ in types for _, type_ in self._waiting)
 
 
-class Loop(BaseCommunicationManager):
+class Observer(Protocol):
+    """Whoever a loop delivers to, such as a manager of the host."""
+
+    def receive_message(self, msg_type: int, msg_params: Message) -> None: ...
+
+
+class Loop:
     """A backend of the host as its managers see it, except for sending. As a context manager it ends with its block.
 
     Attributes:
@@ -219,7 +220,7 @@ class Loop(BaseCommunicationManager):
 
     def handle_receive_message(self) -> None:
         """The loop, until :meth:`leave_loop` or :meth:`stop_receive_message`."""
-        self._notify(self.local_message(CommunicationConstants.MSG_TYPE_CONNECTION_IS_READY))
+        self._notify(self.local_message(READY))
         while not self._over:
             message = self.inbox.get(self.wake_at)
             if message is None:
@@ -396,7 +397,7 @@ class SendQueue(threading.Thread):
             log.warning("a message to rank %d was given up: %s", self._peer, reason or "its deadline has passed")
 
 
-class Transport(Loop):
+class Transport(Loop, ABC):
     """A communication backend of the host, without the host's loop.
 
     Attributes:

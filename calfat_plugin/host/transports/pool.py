@@ -24,14 +24,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 import torch
-from fedml.core.distributed.communication.message import Message
-from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.errors import CalfatError, HostError
 from calfat_plugin.host.arguments import WorkerProcess
 from calfat_plugin.host.transports.base import (
     FAILED,
-    MODEL,
     Loop,
     Outgoing,
     Transport,
@@ -40,6 +37,7 @@ from calfat_plugin.host.transports.base import (
     encode,
     read_envelope,
 )
+from calfat_plugin.host.transports.message import MODEL, RECEIVER, SENDER, Message
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.profiling import SpanRows
 
@@ -52,6 +50,7 @@ TROUBLE = 1004  # a worker ends, and why
 SPENT = 1005  # where the time of a client's training went
 ASIDE = (PROGRESS, SPENT)  # a worker that sends one is not done yet
 
+CLIENT = "client_idx"  # the host's field for the client that a message is about
 _INTERVAL = 0.2  # seconds between two messages about progress
 _USER, _BUG = "user", "bug"
 
@@ -77,7 +76,7 @@ class ProgressSender(RunObserver):
             return
         self._next = now + _INTERVAL
         message = Message(PROGRESS, self._rank, 0)
-        message.add_params("client_idx", str(progress.client))
+        message.add_params(CLIENT, str(progress.client))
         message.add_params("batch", progress.batch)
         message.add_params("num_batches", progress.num_batches)
         message.add_params("loss", progress.loss)
@@ -86,7 +85,7 @@ class ProgressSender(RunObserver):
 
 def progress_in(message: Message) -> BatchProgress:
     """What a :class:`ProgressSender` sent."""
-    client, loss = int(message.get("client_idx")), message.get("loss")
+    client, loss = _client(message), message.get("loss")
     return BatchProgress(client, message.get("batch"), message.get("num_batches"), loss)
 
 
@@ -226,8 +225,7 @@ class Pool(Loop):
                 self._idle.append(worker)
                 self._hand_out()
         if task is not None:
-            message.sender_id = task.get_receiver_id()
-            message.add_params(Message.MSG_ARG_KEY_SENDER, message.sender_id)
+            message.add_params(SENDER, task.get_receiver_id())
             self.inbox.put(message)
 
     def _on_worker_exit(self, worker: int, how: str) -> None:
@@ -264,7 +262,7 @@ class Pool(Loop):
             worker, task = self._idle.pop(0), self._waiting.pop(0)
             self._training[worker] = task
             addressed = Message()
-            addressed.init({**task.get_params(), Message.MSG_ARG_KEY_RECEIVER: worker})
+            addressed.get_params().update({**task.get_params(), RECEIVER: worker})
             self._workers.send(worker, encode(addressed))
 
     # --- errors ---
@@ -281,7 +279,7 @@ class Pool(Loop):
 
 
 def _client(message: Message) -> int:
-    return int(message.get(MyMessage.MSG_ARG_KEY_CLIENT_INDEX))
+    return int(message.get(CLIENT))
 
 
 _SERVER = frozenset({0})
