@@ -24,6 +24,7 @@ import click
 
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.errors import PluginError
+from calfat_plugin.host.installed import how_to_get_a_host, version_of
 from calfat_plugin.recipe.schema import DataArgs
 from calfat_plugin.registry import BLOCK_VARIABLE, BUILT_IN, Registry
 from calfat_plugin.report.numbers import counted
@@ -182,7 +183,12 @@ def check_data(root: Path) -> Finding:
 
 
 def check_host() -> Finding:
-    """Whether the host and our adapters import, in a process of its own."""
+    """Which host there is; FedML and our adapters are imported, in a process of its own."""
+    if version_of("fedml") is None:
+        flower = version_of("flwr")
+        if flower is not None:
+            return Finding("ok", "host", f"Flower {flower}; FedML is not installed")
+        return Finding("warn", "host", "none is installed; runs need one, all else does not.", how_to_get_a_host())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE), os.getenv("PYTHONPATH"))))}
     command = [sys.executable, "-c", "import calfat_plugin.host.simulation"]
     try:

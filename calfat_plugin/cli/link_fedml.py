@@ -15,6 +15,7 @@ import click
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.arguments import TESTED_VERSIONS
+from calfat_plugin.host.installed import version_of
 
 _LINE = Path(__file__).with_name("calfat_fedml.pth")
 
@@ -49,8 +50,10 @@ def refuse_without_launcher() -> None:
     """Refuse an environment without FedML's command.
 
     Raises:
-        HostError: with the command that installs it.
+        HostError: with what to do instead.
     """
+    if version_of("fedml") is None:
+        raise HostError("FedML is not installed, so it has no command to link. 'calfat run' runs recipes without it.")
     scripts = Path(sysconfig.get_path("scripts"))
     if not (scripts / "fedml").exists():
         install = f"pip install --force-reinstall --no-deps fedml=={TESTED_VERSIONS[-1]}"

@@ -187,9 +187,12 @@ def _run_all(
     """Run what is left of the plan; False where the user stopped it."""
     from calfat_plugin.cli.progress import can_draw
     from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
+    from calfat_plugin.host.runtimes import runtime_of
     from calfat_plugin.suites.runner import processes, run_all, threads
 
     total = len(plan.left)
+    for run in plan.left:
+        runtime_of(run.experiment).refuse_without_host()
     at_a_time = _at_a_time(plan, total, jobs, workers)
     each = counted(threads(at_a_time, workers), "thread")
     if workers is not None:

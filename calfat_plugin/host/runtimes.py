@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import listed
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.installed import refuse_without_fedml
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
@@ -86,6 +87,14 @@ class Runtime(ABC):
                 f"{self.experiment.comm.backend} needs the package {self.package.distribution}: "
                 f"pip install 'calfat-plugin[{self.package.extra}]'.",
             )
+
+    def refuse_without_host(self) -> None:
+        """Refuse to run where the framework that runs the rounds is not installed; to check a recipe needs none.
+
+        Raises:
+            HostError: with what is installed, and what to do.
+        """
+        refuse_without_fedml()
 
     @abstractmethod
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.host.runtimes import supported_runtime
+from calfat_plugin.host.runtimes import runtime_of, supported_runtime
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
@@ -25,6 +25,9 @@ class Request:
         command: the command line, for the record.
         workers: processes that train a simulation's clients side by side; 0: this one trains them.
         profile: ``--profile``.
+
+    Raises:
+        HostError: nothing here can run it; with what to install.
     """
 
     experiment: Experiment
@@ -35,6 +38,7 @@ class Request:
     profile: bool = False
 
     def __post_init__(self) -> None:
+        runtime_of(self.experiment).refuse_without_host()
         object.__setattr__(self, "experiment", with_resolved_precision(self.experiment))
 
 

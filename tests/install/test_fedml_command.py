@@ -99,15 +99,15 @@ def test_unlinking_gives_the_command_to_the_host_and_linking_takes_it_back(
     assert answers(environment) == NOT_LINKED
 
 
-def test_without_a_launcher_there_is_nothing_to_link(environment: Environment, wheel: Path) -> None:
+def test_without_a_launcher_there_is_nothing_to_link(environment: Environment, wheel: Path, fedml: Path) -> None:
+    without = "FedML is not installed, so it has no command to link. 'calfat run' runs recipes without it."
+    install = "Install it: pip install --force-reinstall --no-deps fedml==0.9.6"
     environment.install(wheel)
-    for command in ("link-fedml", "unlink-fedml"):
-        assert environment.call("calfat", command) == Ended(
-            2,
-            "",
-            f"error: {environment.bin} has no FedML launcher. "
-            "Install it: pip install --force-reinstall --no-deps fedml==0.9.6\n",
-        )
+    for error in (without, f"{environment.bin} has no FedML launcher. {install}"):
+        for command in ("link-fedml", "unlink-fedml"):
+            assert environment.call("calfat", command) == Ended(2, "", f"error: {error}\n")
+        environment.install(fedml, again=True)
+        (environment.bin / "fedml").unlink()
 
 
 def test_other_programs_start_as_if_nothing_were_there(environment: Environment, wheel: Path, fedml: Path) -> None:

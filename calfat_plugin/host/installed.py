@@ -1,0 +1,43 @@
+"""Which hosts are installed here, and what to do where the one that a run needs is not; imports none of them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.host.arguments import TESTED_VERSIONS
+
+FEDML_INSTALLS = sys.version_info < (3, 12)  # setup.cfg says why not above
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution; None where it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def refuse_without_fedml() -> None:
+    """Refuse a run of FedML where it is not installed.
+
+    Raises:
+        HostError: with what to install, or to choose instead.
+    """
+    if version_of("fedml") is None:
+        raise HostError(f"FedML is not installed, and a run needs a host that runs its rounds. {how_to_get_a_host()}")
+
+
+def how_to_get_a_host() -> str:
+    """What to do where FedML is not installed: on this version of Python, and beside what is installed."""
+    version, flower = TESTED_VERSIONS[-1], version_of("flwr")
+    choose = "add --host flower, or common_args.host: flower to the recipe"
+    if FEDML_INSTALLS:
+        return f"Install it: pip install fedml=={version}" + (f"; or {choose}: Flower is installed." if flower else "")
+    install = f"Flower {flower} is installed:" if flower else "Install Flower (pip install 'calfat-plugin[flower]') and"
+    return (
+        f"FedML {version} installs on Python 3.10 and 3.11 only, and this is Python {platform.python_version()}. "
+        f"{install} {choose}; or make an environment with Python 3.11, where pip install calfat-plugin brings FedML."
+    )

@@ -1,0 +1,96 @@
+"""What is said where the host that a run needs is not installed."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+import calfat_plugin
+from calfat_plugin.cli import doctor
+from calfat_plugin.errors import HostError
+from calfat_plugin.host import installed
+from tests.cli.runner import RECIPES, calfat
+from tests.snapshot import TextSnapshot
+
+
+@pytest.fixture
+def without_fedml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """Python 3.13 without any host, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    has(monkeypatch)
+    monkeypatch.setattr(installed, "FEDML_INSTALLS", False)
+    monkeypatch.setattr(platform, "python_version", lambda: "3.13.0")
+    return monkeypatch
+
+
+def has(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    for module in (installed, doctor):
+        monkeypatch.setattr(module, "version_of", versions.get)
+
+
+@pytest.mark.parametrize("flower", [{}, {"flwr": "1.41.0"}])
+@pytest.mark.parametrize("installs", [True, False])
+def test_what_to_do_depends_on_python_and_on_what_is_there(
+    flower: dict[str, str], installs: bool, without_fedml: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
+    has(without_fedml, **flower)
+    without_fedml.setattr(installed, "FEDML_INSTALLS", installs)
+    with pytest.raises(HostError) as refused:
+        installed.refuse_without_fedml()
+    snapshot(str(refused.value))
+    has(without_fedml, fedml="0.9.6", **flower)
+    installed.refuse_without_fedml()
+
+
+RUN = ["run", "calfat_digits"]
+SILO = [*RUN, "--set", "common_args.training_type=cross_silo", "--set", "comm_args.backend=GRPC"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        RUN,
+        [*RUN, "--workers", "2"],
+        [*SILO, "--local"],
+        [*SILO, "--role", "client", "--rank", "1"],
+        ["suite", "digits_table3"],
+    ],
+    ids=["run", "workers", "local", "client", "suite"],
+)
+def test_nothing_is_begun_without_a_host(words: list[str], without_fedml: pytest.MonkeyPatch) -> None:
+    ended = calfat(*words)
+    assert (ended.code, ended.err) == (2, f"error: {_refusal()}\n")
+    assert list(Path().iterdir()) == []
+
+
+def test_the_python_face_says_the_same(without_fedml: pytest.MonkeyPatch) -> None:
+    with pytest.raises(HostError) as refused:
+        calfat_plugin.run(RECIPES / "calfat_digits.yaml", progress=False)
+    assert str(refused.value) == _refusal()
+    assert list(Path().iterdir()) == []
+
+
+def _refusal() -> str:
+    with pytest.raises(HostError) as refused:
+        installed.refuse_without_fedml()
+    return str(refused.value)
+
+
+def test_checks_and_views_need_no_host(without_fedml: pytest.MonkeyPatch) -> None:
+    for words in (
+        ["check", "calfat_digits"],
+        ["plugins"],
+        ["schema"],
+        ["recipes"],
+        ["suite", "digits_table3", "--dry-run"],
+    ):
+        assert (calfat(*words).code, calfat(*words).err) == (0, ""), words
+
+
+def test_doctor_warns_without_a_host(without_fedml: pytest.MonkeyPatch) -> None:
+    found = doctor.check_host()
+    assert (found.status, found.check, found.todo) == ("warn", "host", installed.how_to_get_a_host())
+    has(without_fedml, flwr="1.41.0")
+    assert doctor.check_host() == doctor.Finding("ok", "host", "Flower 1.41.0; FedML is not installed")
