@@ -312,7 +312,7 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
             continue
         if not any(point.group == GROUP for point in points):
             continue
-        name = found.metadata["Name"]
+        name = next(iter(found.metadata.get_all("Name", [])), "")
         if not name:
             yield _damaged(found, "METADATA has no name")
         elif _normal(name) not in seen:

@@ -123,6 +123,46 @@ class Environment:
         return Ended(done.returncode, done.stdout, done.stderr)
 
 
+class Downloaded:
+    """A virtual environment with whatever pip or uv brings into it, and an empty folder in which to call its commands.
+
+    Args:
+        folder: where to make both.
+        python: interpreter, or a version such as ``3.13``, which uv may have to bring.
+        tool: ``pip`` or ``uv``.
+    """
+
+    def __init__(self, folder: Path, python: str, tool: str = "uv") -> None:
+        self.bin, self.elsewhere = folder / "env" / "bin", folder / "elsewhere"
+        self.elsewhere.mkdir()
+        self._uses_uv = tool == "uv"
+        self._variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._variables["PATH"] = os.pathsep.join((str(self.bin), os.environ["PATH"]))
+        run(UV, "venv", "--seed", "--python", python, str(folder / "env"))
+
+    def install(self, *words: str, again: bool = False) -> None:
+        """Install what the words of the tool's command say; ``again``: also if it is there."""
+        python, tool = ("--python", str(self.bin / "python")), (str(self.bin / "pip"), "install")
+        repeat = ("--reinstall" if self._uses_uv else "--force-reinstall",) if again else ()
+        run(*((UV, "pip", "install", *python) if self._uses_uv else tool), *repeat, *words)
+
+    def call(self, *words: str) -> Ended:
+        """Run a command, of the environment or of the system."""
+        done = subprocess.run(
+            words, cwd=self.elsewhere, env=self._variables, capture_output=True, text=True, check=False
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def interpreter(version: str) -> str | None:
+    """This machine's Python of a version such as ``3.13``; None where it has none."""
+    find = (UV, "python", "find", "--no-project", "--no-managed-python", version)
+    found = subprocess.run(find, capture_output=True, text=True, check=False)
+    if found.returncode == 0:
+        return found.stdout.strip()
+    return next(map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python3")), None)
+
+
 def _libraries(folder: Path) -> Path:
     """What is installed here, without FedML and ourselves."""
     folder.mkdir()
