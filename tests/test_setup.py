@@ -22,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from calfat_plugin.host.installed import FEDML_INSTALLS
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,7 @@ def test_the_same_torch_everywhere_and_fedml_where_it_can_be_installed() -> None
     assert len(arithmetic) == 1
     fedml = [python for python in PYTHONS for needed in REQUIRED if needed.name == "fedml" and is_for(needed, python)]
     assert fedml == list(WITH_FEDML)
+    assert FEDML_INSTALLS == (f"{sys.version_info.major}.{sys.version_info.minor}" in fedml)
 
 
 def closure(pinned: dict[str, str]) -> Iterator[str]:
