@@ -88,7 +88,7 @@ def test_the_same_torch_everywhere_and_fedml_where_it_can_be_installed() -> None
     assert len(arithmetic) == 1
     fedml = [python for python in PYTHONS for needed in REQUIRED if needed.name == "fedml" and is_for(needed, python)]
     assert fedml == list(WITH_FEDML)
-    assert FEDML_INSTALLS == (f"{sys.version_info.major}.{sys.version_info.minor}" in fedml)
+    assert (f"{sys.version_info.major}.{sys.version_info.minor}" in fedml) == FEDML_INSTALLS
 
 
 def closure(pinned: dict[str, str]) -> Iterator[str]:
