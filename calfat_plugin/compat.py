@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -106,3 +107,8 @@ def folder_of(found: Distribution) -> Path:
 
 def _undamaged(**context: Any) -> Iterable[Distribution]:
     return (found for found in _discover(**context) if folder_of(found) not in _damaged)
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,7 @@ import yaml
 
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.errors import user_errors, warn
-from calfat_plugin.cli.options import plugin_option, recipe_argument, seed_option, set_option
+from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
@@ -23,6 +23,7 @@ from calfat_plugin.runs.request import checked_experiment
 @recipe_argument
 @set_option
 @seed_option
+@host_option
 @plugin_option
 @click.option("--show", is_flag=True, help="Print the recipe in full, every default and derived value written out.")
 @click.option("--strict", is_flag=True, help="Take every warning for an error.")
@@ -31,12 +32,14 @@ def check(
     recipe: str,
     overrides: tuple[str, ...],
     seed: int | None,
+    host: str | None,
     plugins: tuple[Path, ...],
     show: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
+    overrides += () if host is None else (f"common_args.host={host}",)
     with user_errors():
         document = read_document(recipe)  # once: it may be a pipe
         if "axes" in document.data:
@@ -75,7 +78,7 @@ def _check_recipe(
             f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
             f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
             f"{train.client_num_in_total} clients, {experiment.clients_per_round} a round, {train.comm_round} rounds, "
-            f"seed {experiment.seed}.{_groups(experiment)}"
+            f"seed {experiment.seed}, on {experiment.host.title}.{_groups(experiment)}"
         )
     )
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})

@@ -32,6 +32,7 @@ COMMANDS = {
     "attack": "Attack a finished model.",
     "trust": "Judge whether a model's robust accuracy may be believed.",
     "new-plugin": "Write the package of a plugin of your own.",
+    "new-flower-app": "Write an app that 'flwr run' starts.",
     "plugins": "List plugins, or explain one.",
     "schema": "Print a JSON schema of recipes, for editors.",
     "completion": "Print the script for completion in bash, zsh or fish.",

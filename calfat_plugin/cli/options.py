@@ -14,6 +14,7 @@ from calfat_plugin.cli.errors import warn
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PluginFile
+from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.runs.request import checked_experiment
 from calfat_plugin.shipped import shipped_files
 
@@ -40,6 +41,9 @@ set_option: Decorator = click.option(
 )
 seed_option: Decorator = click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Short for --set common_args.random_seed=N."
+)
+host_option: Decorator = click.option(
+    "--host", type=click.Choice(tuple(HOSTS)), help="Short for --set common_args.host=HOST: what runs the rounds."
 )
 download_option: Decorator = click.option(
     "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."

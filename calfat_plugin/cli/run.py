@@ -18,6 +18,7 @@ from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors
 from calfat_plugin.cli.options import (
     download_option,
+    host_option,
     load_experiment,
     plugin_option,
     recipe_argument,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @recipe_argument
 @set_option
 @seed_option
+@host_option
 @plugin_option
 @download_option
 @click.option(
@@ -62,6 +64,7 @@ def run(
     recipe: str,
     overrides: tuple[str, ...],
     seed: int | None,
+    host: str | None,
     plugins: tuple[Path, ...],
     download: bool,
     run_dir: Path | None,
@@ -78,6 +81,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
+    overrides += () if host is None else (f"common_args.host={host}",)
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]

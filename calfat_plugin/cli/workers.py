@@ -6,8 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from calfat_plugin.cli.errors import warn
+from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import RunError
-from calfat_plugin.runs.workers import AUTO, OPTION, check_workers, num_cores, number_of_workers
+from calfat_plugin.runs.workers import AUTO, OPTION, check_workers, number_of_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,11 +18,13 @@ STEP_SIZE = "calfat.threat.step_size"
 FREE = (
     "device_args.",  # it may move to another machine; environment.json describes each
     "data_args.data_cache_dir",  # the same data in another place
+    "common_args.host",  # whatever runs the rounds: the same bits
     "comm_args.backend",  # whatever carries the messages: the same bits
     "calfat.dataset.download",
     "calfat.runtime.cuda_graphs",  # the same kernels, launched in another way
     "calfat.loggers",
     "calfat.reported.",
+    "calfat.flower.",  # how many clients train at a time
     "calfat.silo.",  # addresses, and how patient the parties are
 )
 _SHOWN = 3  # keys that a message names

@@ -55,6 +55,7 @@ class ServerTask:
         used: client to the last round in which its update was used, for a resumed cross-silo run.
         scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
         workers: the processes that train instead of this one, where a simulation was given some.
+        start_elsewhere: in a simulation: picklable; makes what trains any client, in a process that the host starts.
         warn: shows the user a finding that does not stop the run.
     """
 
@@ -65,6 +66,7 @@ class ServerTask:
     used: Mapping[int, int] = field(default_factory=dict)
     scratch: Path | None = None
     workers: Sequence[WorkerProcess] = ()
+    start_elsewhere: Callable[[], Worker] | None = None
     warn: Callable[[str], None] = logging.getLogger(__name__).warning
 
 
@@ -137,7 +139,7 @@ def fingerprint(experiment: Experiment) -> str:
     plain["data_args"].pop("data_cache_dir", None)
     for key in ("threads", "cuda_graphs"):
         plain["calfat"]["runtime"].pop(key)
-    for key in ("silo", "evaluators", "monitor", "evaluation", "loggers", "reported"):
+    for key in ("silo", "flower", "evaluators", "monitor", "evaluation", "loggers", "reported"):
         plain["calfat"].pop(key, None)
     for plugin in plain["calfat"].get("plugins", {}).values():
         plugin.pop("file")  # a copy of the same content lies elsewhere with each party

@@ -9,6 +9,7 @@ from importlib import metadata
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.arguments import TESTED_VERSIONS
 
+TESTED_FLOWER = "1.41"
 FEDML_INSTALLS = sys.version_info < (3, 12)  # setup.cfg says why not above
 
 
@@ -28,6 +29,22 @@ def refuse_without_fedml() -> None:
     """
     if version_of("fedml") is None:
         raise HostError(f"FedML is not installed, and a run needs a host that runs its rounds. {how_to_get_a_host()}")
+
+
+def refuse_without_flower() -> None:
+    """Refuse a run of Flower where it, or Ray, is not installed, or not of the tested version.
+
+    Raises:
+        HostError: with what to install.
+    """
+    flower, ray = version_of("flwr"), version_of("ray")
+    if flower is None or ray is None or not flower.startswith(f"{TESTED_FLOWER}."):
+        found = "Flower is not installed" if flower is None else f"flwr {flower} is installed"
+        found += "" if flower is None or ray else " without ray"
+        raise HostError(
+            f"{found}; common_args.host: flower needs flwr {TESTED_FLOWER} and ray, without FedML, whose protobuf is "
+            "older: on Python 3.12 or later, pip install 'calfat-plugin[flower]'."
+        )
 
 
 def how_to_get_a_host() -> str:

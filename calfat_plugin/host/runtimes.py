@@ -1,22 +1,23 @@
-"""The runtimes: each way in which FedML runs an experiment, what it refuses, how many processes it has, how to run it.
+"""The runtimes: each way in which a host runs an experiment, what it refuses, how many processes it has, how to run it.
 
-This is the only place that knows what ``common_args.training_type`` and ``comm_args.backend`` mean, and the only module
-of the host that other packages need to start a run. Neither torch nor FedML is imported before a run starts.
+This is the only place that knows what ``common_args.host``, ``training_type`` and ``comm_args.backend`` mean, and the
+only module of ``host/`` that others need to start a run. Neither torch nor a host is imported before one starts.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from calfat_plugin.entries import ModelEntry
-from calfat_plugin.errors import listed
+from calfat_plugin.errors import HostError, listed
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.host.installed import refuse_without_fedml
+from calfat_plugin.host.installed import refuse_without_fedml, refuse_without_flower
 from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.document import KeyPath
+from calfat_plugin.recipe.schema import BACKENDS, TRAINING_TYPES
 from calfat_plugin.recipe.silo import SILO, UNPROTECTED, Address
 
 if TYPE_CHECKING:
@@ -41,11 +42,13 @@ class Runtime(ABC):
     Attributes:
         is_cross_silo: whether each process is a party with data of its own, and not a worker for any client.
         is_mpi_job: whether ``mpiexec`` starts the processes and gives them their ranks.
+        trains_elsewhere: whether the host itself starts the processes that train a simulation's clients.
         package: what the backend needs beside the host.
     """
 
     is_cross_silo: ClassVar[bool] = False
     is_mpi_job: ClassVar[bool] = False
+    trains_elsewhere: ClassVar[bool] = False
     package: ClassVar[Package | None] = None
 
     def __init__(self, experiment: Experiment) -> None:
@@ -294,11 +297,102 @@ class MPISimulation(Simulation):
         return run_server(task, MPIWorkers())
 
 
+# --- Flower: its engine runs the rounds, in a simulation or between SuperNodes ----------------------------------------
+
+
+class Flower(Runtime):
+    """What Flower's runtimes share. Flower carries the messages of all of them, so there is one for each training type.
+
+    Args:
+        experiment: what to run.
+        grid: reaches the nodes, where Flower has started this process (``flwr run``); None: this process starts Flower.
+    """
+
+    def __init__(self, experiment: Experiment, grid: Any = None) -> None:
+        super().__init__(experiment)
+        self._grid = grid
+
+    @property
+    def num_processes(self) -> int:
+        return 1  # of those that this package starts
+
+    def refuse_without_host(self) -> None:
+        refuse_without_flower()
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        experiment = self.experiment
+        device, share = experiment.device, experiment.flower.client_gpus
+        if experiment.comm.backend != "sp":
+            raise self._error(
+                BACKEND, f"'{experiment.comm.backend}' is a backend of FedML; Flower has its own. Remove the key."
+            )
+        if experiment.tracking.enable_wandb:
+            raise self._error(
+                ("tracking_args", "enable_wandb"),
+                "this is FedML's own tracking. Remove the key, and write calfat.loggers: [wandb].",
+            )
+        if device.using_gpu and device.gpu_id:
+            raise self._error(
+                ("device_args", "gpu_id"),
+                f"got {device.gpu_id}, but Ray gives each client its GPU. Remove the key; CUDA_VISIBLE_DEVICES says "
+                "which GPUs there are.",
+            )
+        if share is not None and bool(share) != device.using_gpu:
+            raise self._error(
+                ("calfat", "flower", "client_gpus"),
+                f"got {share:g}, but device_args.using_gpu is {str(device.using_gpu).lower()}, and a client sees no "
+                "GPU but its own. Change one of the two.",
+            )
+        if experiment.document.has(("calfat", "silo")):
+            raise self._error(
+                ("calfat", "silo"),
+                "these addresses, certificates, deadlines and quorum are of FedML's cross-silo runtime. Remove the "
+                "section: Flower's SuperLink and SuperNodes have addresses and certificates of their own, and a round "
+                "waits for all of its clients.",
+            )
+
+
+class FlowerSimulation(Flower):
+    """Flower's simulation: processes of Ray train the clients of a round."""
+
+    trains_elsewhere = True
+
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        from calfat_plugin.host.flower.server import simulate
+
+        return simulate(task, self._grid)
+
+
+class FlowerSilos(Flower):
+    """Flower's SuperNodes, each a party with data of its own."""
+
+    is_cross_silo = True
+
+    def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
+        if self._grid is None:
+            raise HostError(
+                "with Flower, parties with data of their own are an app that `flwr run` starts: `calfat new-flower-app "
+                "DIR --recipe RECIPE` writes it. For a simulation: --set common_args.training_type=simulation."
+            )
+        from calfat_plugin.host.flower.server import serve
+
+        return serve(task, self._grid)
+
+
 # --- which one --------------------------------------------------------------------------------------------------------
 
-_SIMULATIONS: dict[str, type[Runtime]] = {"sp": Simulation, "MPI": MPISimulation}
-_CROSS_SILO: dict[str, type[Runtime]] = {"GRPC": CrossSiloGRPC, "MPI": CrossSiloMPI, "MQTT_S3": CrossSiloMQTT}
-_BY_TRAINING_TYPE = {"simulation": _SIMULATIONS, "cross_silo": _CROSS_SILO}
+#: Host to training type to backend to runtime. Where a host has its own backends, the runtime itself refuses FedML's.
+_RUNTIMES: Mapping[str, Mapping[str, Mapping[str, type[Runtime]]]] = {
+    "fedml": {
+        "simulation": {"sp": Simulation, "MPI": MPISimulation},
+        "cross_silo": {"GRPC": CrossSiloGRPC, "MPI": CrossSiloMPI, "MQTT_S3": CrossSiloMQTT},
+    },
+    "flower": {
+        "simulation": dict.fromkeys(BACKENDS, FlowerSimulation),
+        "cross_silo": dict.fromkeys(BACKENDS, FlowerSilos),
+    },
+}
 
 
 def runtime_of(experiment: Experiment) -> Runtime:
@@ -308,10 +402,10 @@ def runtime_of(experiment: Experiment) -> Runtime:
         RecipeError: the host has no such runtime.
     """
     training_type, backend = experiment.common.training_type, experiment.comm.backend
-    runtimes = _BY_TRAINING_TYPE[training_type]
+    runtimes = _RUNTIMES[experiment.common.host][training_type]
     if backend in runtimes:
         return runtimes[backend](experiment)
-    if runtimes is _CROSS_SILO:
+    if TRAINING_TYPES[training_type]:
         complaint = f"'{backend}' cannot carry a cross-silo run; write {', '.join(runtimes)}."
     else:
         complaint = (
@@ -319,6 +413,13 @@ def runtime_of(experiment: Experiment) -> Runtime:
             "Write one of these, or common_args.training_type: cross_silo for one process a party."
         )
     raise experiment.document.error(BACKEND, complaint)
+
+
+def runtime_on(experiment: Experiment, grid: Any) -> Runtime:
+    """:func:`runtime_of` a recipe of Flower, where Flower has started this process and gave it its grid."""
+    runtime = runtime_of(experiment)
+    assert isinstance(runtime, Flower)
+    return type(runtime)(experiment, grid)
 
 
 def supported_runtime(experiment: Experiment) -> Runtime:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from calfat_plugin import entries
 from calfat_plugin.maths.precision import CHOICES
@@ -37,10 +37,29 @@ from calfat_plugin.threat import ThreatModel
 TRAINING_TYPES: Mapping[str, bool] = {"simulation": False, "cross_silo": True}
 
 
+class Host(NamedTuple):
+    """A framework that runs rounds: its name for people, its distribution, the section of ``calfat`` it alone has."""
+
+    title: str
+    distribution: str
+    section: str = ""
+
+
+#: By the name that recipes give.
+HOSTS: Mapping[str, Host] = {"fedml": Host("FedML", "fedml"), "flower": Host("Flower", "flwr", "flower")}
+
+
+#: How parties of FedML communicate.
+BACKENDS = ("sp", "MPI", "GRPC", "MQTT_S3")
+
+
 @dataclass(frozen=True)
 class CommonArgs:
     """``common_args``: the kind of run."""
 
+    host: str = option(
+        "fedml", choices=tuple(HOSTS), help="the framework that runs the rounds; flower needs the extra `flower`"
+    )
     training_type: str = option("simulation", choices=tuple(TRAINING_TYPES), help="runtime of the host")
     random_seed: int = option(
         0, low=0, high=2**32 - 1, help="seed of initial weights, client sampling, batches and attacks"
@@ -98,7 +117,7 @@ class CommArgs:
 
     backend: str = option(
         "sp",
-        choices=("sp", "MPI", "GRPC", "MQTT_S3"),
+        choices=BACKENDS,
         refused={"NCCL": "the host's NCCL simulator is not in its wheel (fedml 0.9.6, simulation/simulator.py:220)"},
         help="sp: one process; the others: one process per party",
     )
@@ -199,6 +218,18 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
+class FlowerOptions:
+    """``calfat.flower``: what each client of Flower's simulation is given of this machine or of a Ray cluster."""
+
+    client_cpus: float | None = option(
+        None, low=0, open_low=True, help="cores of a client; null: `calfat.runtime.threads`, or all of this machine"
+    )
+    client_gpus: float | None = option(
+        None, low=0, help="GPUs of a client, 0.25 for a quarter; null: 1 with `device_args.using_gpu`, else 0"
+    )
+
+
+@dataclass(frozen=True)
 class Reported:
     """``calfat.reported``: what a paper reports for this recipe, shown next to the measured numbers.
 
@@ -279,6 +310,7 @@ class CalfatSection:
         reported: what a paper reports for this recipe.
         plugins: module name to plugin that is a single file.
         silo: the parties of a cross-silo run.
+        flower: a simulation's clients where Flower is the host.
     """
 
     name: str | None = option(
@@ -319,6 +351,7 @@ class CalfatSection:
     reported: Reported = key(Section(config=Reported))
     plugins: Mapping[str, PluginFile] = key(Sections(config=PluginFileOptions, named="module"))
     silo: Silo = key(Section(config=Silo))
+    flower: FlowerOptions = key(Section(config=FlowerOptions))
 
 
 #: The keys of the section ``calfat``.
@@ -376,6 +409,11 @@ class Recipe(CalfatSection):
         return self.common.random_seed
 
     @property
+    def host(self) -> Host:
+        """What runs the rounds."""
+        return HOSTS[self.common.host]
+
+    @property
     def num_clients(self) -> int:
         """Clients in total."""
         return self.train.client_num_in_total
@@ -427,6 +465,11 @@ class Recipe(CalfatSection):
             del calfat["plugins"]
         if not (TRAINING_TYPES[self.common.training_type] or self.document.has(("calfat", "silo"))):
             del calfat["silo"]
+        for section in {host.section for host in HOSTS.values()} - {self.host.section, ""}:
+            if not self.document.has(("calfat", section)):
+                del calfat[section]
+        if self.common.host == CommonArgs.host:
+            del sections["common_args"]["host"]
         return {**sections, "calfat": calfat}
 
 

@@ -178,7 +178,9 @@ def budget(settings: Mapping[str, Any]) -> str:
 _NOT_A_SETTING = (
     "common_args.random_seed",
     "data_args.data_cache_dir",
+    "common_args.host",
     "calfat.dataset.download",
+    "calfat.flower.",
     "calfat.loggers",
     "calfat.name",
     "calfat.reported.",

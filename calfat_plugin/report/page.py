@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from calfat_plugin import __version__
+from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
 from calfat_plugin.report.charts import Drawing
 from calfat_plugin.report.reading import RunFiles
@@ -73,12 +74,14 @@ def environment(run: RunFiles) -> dict[str, Any] | None:
     if not found:
         return None
     device = found.get("gpu") or found.get("device")
+    versions = {name: version for name, version in (found.get("versions") or {}).items() if version}
+    host = HOSTS.get(str(found.get("host")))
     machine = {
+        "Host": f"{host.title} {versions.get(host.distribution, '')}" if host else None,
         "Device": f"{device}, {found.get('threads')} threads, {found.get('cpu_count')} cores",
         "System": f"Python {found.get('python')}, {found.get('platform')}",
         "Commit": found.get("commit"),
         "Plugins": ", ".join(map(str, found.get("plugins") or ())),
         "Not loaded": "; ".join(map(str, found.get("plugins_not_loaded") or ())),
     }
-    versions = {name: version for name, version in (found.get("versions") or {}).items() if version}
     return {"machine": {term: value for term, value in machine.items() if value}, "versions": versions}

@@ -135,6 +135,8 @@ def using_threads(experiment: Experiment) -> Iterator[None]:
 _DISTRIBUTIONS = (
     "calfat-plugin",
     "fedml",
+    "flwr",
+    "ray",
     "torch",
     "torchvision",
     "numpy",

@@ -17,7 +17,8 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.arguments import ClientTask
+from calfat_plugin.host.arguments import ClientTask, fingerprint
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
@@ -41,13 +42,18 @@ from calfat_plugin.runs.request import Request, checked_experiment
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from calfat_plugin.datasets import Dataset, ImageData
+    from calfat_plugin.federation.wire import Wire
+    from calfat_plugin.federation.worker import Worker
 
     _Shards = Mapping[int, ImageData]
 
 log = logging.getLogger(__name__)
 
+_LIVES: list[ExitStack] = []  # what is entered until this process ends
+_SHORT = 12  # characters of a digest that tell the recipes of one client apart
 _LAST_WORDS = 60.0  # seconds in which a worker's error reaches the server
 
 
@@ -111,21 +117,11 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             return
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")
-        device = device_to_train(experiment, lambda text: say(f"warning: {text}"))
-        dataset = experiment.load_dataset(rank)
-        data = dataset.train
-        if experiment.partition.entry.name != SILO:
-            data = data.subset(experiment.split(data.y.numpy())[client])
-        precision = experiment.runtime.precision
-        environment = describe_environment(device, experiment.registry, request.command, precision)
-        directory.write_json(directory.environment, environment)
-
-        from calfat_plugin.federation.worker import Worker
-
+        worker = _worker_of(request, rank, directory, lambda text: say(f"warning: {text}"))
         states = _States(directory.last_checkpoint.parent, client)
-        say(f"client {client} of {name}: {len(data)} examples, waiting for the server")
+        say(f"client {client} of {name}: {worker.num_examples(client)} examples, waiting for the server")
         task = ClientTask(
-            Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver()),
+            worker,
             rank,
             state_after=states.after,
             keep_state=states.keep,
@@ -136,7 +132,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
                 {"recipe": name, "seed": experiment.seed, "rank": rank, "rounds": experiment.num_rounds},
             ),
         )
-        profile = new_profile(device) if request.profile else None
+        profile = new_profile(worker.device) if request.profile else None
         with profiling(profile):
             runtime.run_client(task)
         if profile is not None:
@@ -147,6 +143,57 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
             log.info("where the time went:\n%s", spending_text(spent))
             say(f"where the time went: {directory.profile}")
     say("the run is over")
+
+
+def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Callable[[str], None]) -> Worker:
+    """What trains this client on its own data; the directory's environment.json then says where."""
+    experiment, client = request.experiment, rank - 1
+    device = device_to_train(experiment, warn)
+    dataset = experiment.load_dataset(rank)
+    data = dataset.train
+    if experiment.partition.entry.name != SILO:
+        data = data.subset(experiment.split(data.y.numpy())[client])
+    precision = experiment.runtime.precision
+    environment = describe_environment(device, experiment.registry, request.command, precision)
+    environment["host"] = experiment.common.host
+    directory.write_json(directory.environment, environment)
+
+    from calfat_plugin.federation.worker import Worker
+
+    return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
+
+
+def train_round(
+    request: Request, rank: int, folder: Path, round: int, used: int, downlink: Mapping[str, Tensor]
+) -> tuple[int, Wire]:
+    """A client's part of one round, in a process that the host has started for it; what the client keeps is on disk.
+
+    Args:
+        request: the recipe, and the command line for the record.
+        rank: the client's id is one less.
+        folder: of this client; each recipe has a directory of its own there.
+        round: 1-based.
+        used: the last round in which the server used its update, from whose end it continues; 0: none.
+        downlink: the server's message.
+
+    Returns:
+        (number of examples, update or refusal).
+
+    Raises:
+        CalfatError: with what to fix.
+    """
+    experiment = request.experiment
+    path = folder / f"{experiment.name}-{fingerprint(experiment)[:_SHORT]}"
+    request = replace(request, run_dir=path, resume=(path / "recipe.yaml").exists())
+    directory = PartyDirectory.open(request)
+    with directory.locked(), log_to(directory.log), using_threads(experiment):
+        worker, client = _worker_of(request, rank, directory, log.warning), rank - 1
+        worker.check_downlink(downlink)
+        states = _States(directory.last_checkpoint.parent, client)
+        worker.client_states[client] = states.after(used)
+        wire = worker.fit(client, round, downlink)
+        states.keep(round, worker.client_states[client], used)
+        return worker.num_examples(client), wire
 
 
 def run_worker(request: Request, rank: int) -> None:
@@ -178,6 +225,27 @@ def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: 
                     mpi_simulation.run_worker(*ready, transport)
             except Exception as error:
                 transport.send_now(trouble(rank, error), _LAST_WORDS)
+
+
+def any_clients_worker(document: Document, threads: int, log_file: Path, profile: bool) -> Worker:
+    """What trains any client in a process that the host has started, for as long as it lives.
+
+    Args:
+        document: the recipe.
+        threads: of torch in the server's process: the last bits depend on it, and the host would choose another number.
+        log_file: the server's, where this machine has it.
+        profile: whether to measure where the time goes.
+    """
+    import torch
+
+    from calfat_plugin.federation.worker import Worker
+
+    torch.set_num_threads(threads)
+    life = ExitStack()
+    life.enter_context(log_to(log_file if log_file.exists() else Path(os.devnull)))
+    worker = Worker(*life.enter_context(_ready_to_train(checked_experiment(document), 0, profile)), RunObserver())
+    _LIVES.append(life)
+    return worker
 
 
 @contextmanager

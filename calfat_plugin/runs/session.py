@@ -16,7 +16,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import ServerTask
-from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
@@ -39,13 +39,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: Callable[[str], None]) -> RunResult:
+def run(
+    request: Request,
+    directory: RunDirectory,
+    observer: RunObserver,
+    warn: Callable[[str], None],
+    runtime: Runtime | None = None,
+) -> RunResult:
     """Run, or continue a run, until its results are written.
+
+    Args:
+        request: what to run.
+        directory: where to write.
+        observer: is informed of progress.
+        warn: shows the user a finding that does not stop the run.
+        runtime: the recipe's, where the host has called this process; None: this process calls the host.
 
     Raises:
         CalfatError: with what to fix. Finished rounds stay on disk.
     """
-    experiment, runtime = request.experiment, runtime_of(request.experiment)
+    experiment, runtime = request.experiment, runtime or runtime_of(request.experiment)
     started = time.perf_counter()
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         for finding in runtime.security_warnings(rank=0):
@@ -79,6 +92,7 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
         directory.write_recipe(experiment)
         precision = experiment.runtime.precision
         environment = describe_environment(device, experiment.registry, request.command, precision)
+        environment["host"] = experiment.common.host
         try:
             before = read_json(directory.environment)
         except RunError as error:  # not worth stopping for
@@ -118,7 +132,15 @@ def run(request: Request, directory: RunDirectory, observer: RunObserver, warn: 
                 server.begin(snapshot, read_rounds(directory.rounds))
                 used = last_used(directory.rounds)
                 task = ServerTask(
-                    server, on_round, shards, writer.client_states, used, directory.evaluation, processes, warn
+                    server,
+                    on_round,
+                    shards,
+                    writer.client_states,
+                    used,
+                    directory.evaluation,
+                    processes,
+                    workers.elsewhere(request, directory.log),
+                    warn,
                 )
                 evaluations = runtime.run_server(task)
             evaluations = tuple(evaluation.with_worst_clients(counts) for evaluation in evaluations)

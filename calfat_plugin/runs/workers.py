@@ -7,21 +7,26 @@ that they start at once, however many they are, and take over no thread, lock or
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 from unittest import mock
 
+from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import HostError, RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import WorkerProcess
 from calfat_plugin.host.runtimes import Runtime
 from calfat_plugin.runs.request import Request
+
+if TYPE_CHECKING:
+    from calfat_plugin.federation.worker import Worker
 
 AUTO, OPTION = "auto", "--workers"
 
@@ -69,6 +74,11 @@ def check_workers(runtime: Runtime, option: str = OPTION) -> None:
     Raises:
         RunError: the runtime has processes of its own.
     """
+    if runtime.trains_elsewhere:
+        raise RunError(
+            f"{option} starts processes for FedML. Leave it out: Flower has its own, as many at a time as "
+            "calfat.flower.client_cpus lets fit."
+        )
     if runtime.is_cross_silo:
         raise RunError(
             f"{option} is for simulations: in a cross-silo run each client has a process of its own. Leave it out, or "
@@ -91,9 +101,14 @@ def _fitting(experiment: Experiment) -> int:
     return max(1, cores // (experiment.runtime.threads or cores))
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def elsewhere(request: Request, log: Path) -> Callable[[], Worker]:
+    """What a process that the host starts calls to train any client; picklable."""
+    import torch
+
+    from calfat_plugin.runs.party import any_clients_worker
+
+    document, threads = request.experiment.document, torch.get_num_threads()
+    return partial(any_clients_worker, document, threads, log.absolute(), request.profile)
 
 
 def prepare() -> None:

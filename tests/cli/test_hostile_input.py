@@ -17,7 +17,7 @@ from calfat_plugin.cli.main import COMMANDS
 from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
 
 RECIPE = RECIPES / "calfat_digits.yaml"
-GOOD = "good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0.\n"
+GOOD = "good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0, on FedML.\n"
 LONG = "a" * 5000
 SHORT = "a" * 117 + "..."
 
@@ -181,7 +181,7 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
         (("--nope",), "Error: No such option '--nope'. Options: --version, --help.\n"),
         (
             ("check", "--nope", "r.yaml"),
-            "Error: No such option '--nope'. Options: --set, --seed, --plugin, --show, --strict, --json, --help.\n",
+            "Error: No such option '--nope'. Options: --set, --seed, --host, --plugin, --show, --strict, --json, --help.\n",
         ),
         (("run", "r.yaml", "--resum"), "Error: No such option '--resum'. Did you mean '--resume'?\n"),
     ):

@@ -56,7 +56,7 @@ def test_check_says_in_a_line_what_would_run() -> None:
     assert calfat("check", DIGITS, *overrides) == Ended(
         0,
         f"{DIGITS}: good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 2 a round, 7 rounds, "
-        "seed 3.\n",
+        "seed 3, on FedML.\n",
         "",
     )
 

@@ -41,7 +41,8 @@ calfat:
   monitor: {every: 1, evaluators: [natural]}
 """
 SAID_OF_GOOD = (
-    "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0.\n"
+    "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 5 clients, 5 a round, 40 rounds, seed 0, "
+    "on FedML.\n"
 )
 
 

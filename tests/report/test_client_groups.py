@@ -168,9 +168,9 @@ def test_check_and_the_console_name_them(tmp_path: Path, monkeypatch: pytest.Mon
     changes = [word for override in GROUPS for word in ("--set", override)]
     ended = calfat("check", "r.yaml", *changes)
     assert ended.out == (
-        "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 6 clients, 6 a round, 4 rounds, seed 0. "
-        "Groups: liars (ids 1, 4): attacker sign_flip (scale 5); weak (share 0.34): trainer fedpgd + logitadj, ε 0.05, "
-        "epochs 2.\n"
+        "r.yaml: good. calfat with fedavg on digits (dirichlet), cnn_small: 6 clients, 6 a round, 4 rounds, seed 0, "
+        "on FedML. Groups: liars (ids 1, 4): attacker sign_flip (scale 5); weak (share 0.34): trainer fedpgd + "
+        "logitadj, ε 0.05, epochs 2.\n"
     )
     assert "Groups" not in calfat("check", "r.yaml").out
     said = io.StringIO()

@@ -1,0 +1,96 @@
+"""``calfat new-flower-app DIR --recipe RECIPE``: an app that `flwr run` starts, simulated or between SuperNodes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import yaml
+
+from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.cli.options import seed_option, set_option
+from calfat_plugin.errors import RunError
+from calfat_plugin.recipe import read_document
+from calfat_plugin.runs.request import checked_experiment
+
+_APP = '''\
+"""What Flower starts: server and client of calfat-plugin, with the recipe that lies beside this file."""
+
+from pathlib import Path
+
+from calfat_plugin.cli.flower_app import client_app, server_app
+
+server = server_app(Path(__file__).parent)
+client = client_app(Path(__file__).parent)
+'''
+_PROJECT = """\
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{description}"
+license = "Apache-2.0"
+# Flower would install what stands here for each run. The environment of SuperLink and SuperNodes has it already:
+# pip install 'calfat-plugin[flower]'
+dependencies = []
+
+[tool.flwr.app]
+publisher = "{publisher}"
+
+[tool.flwr.app.components]
+serverapp = "calfat_app:server"
+clientapp = "calfat_app:client"
+
+[tool.flwr.app.config]
+recipe = "recipe.yaml"
+# As `calfat run` has it: SECTION.KEY=VALUE, separated by spaces.
+set = ""
+# Where the server writes; empty: a new folder in runs/, which is where it was started.
+run-dir = {run_dir}
+# true: go on with the unfinished run in run-dir.
+resume = false
+"""
+
+
+@click.command(name="new-flower-app")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--recipe", required=True, metavar="RECIPE", help="What it runs: a file, or the name of a shipped one.")
+@set_option
+@seed_option
+@click.option("--publisher", default="me", metavar="NAME", help="Who Flower says has made it.")
+def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: int | None, publisher: str) -> None:
+    """Write a Flower app for RECIPE into a new folder DIR.
+
+    `flwr run DIR` starts it in Flower's simulation; between SuperNodes each of them is a client with its own data.
+    """
+    with user_errors():
+        document = read_document(recipe)
+        document = document.with_overrides([*overrides, "common_args.host=flower"])
+        if seed is not None:
+            document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
+        experiment = checked_experiment(document)
+        name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
+        described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
+        where = folder.absolute() / "run"
+        project = _PROJECT.format(name=name, description=described, publisher=publisher, run_dir=f'"{where}"')
+        named = document.with_value(("calfat", "name"), experiment.name, "its file")
+        text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
+        _write(folder, {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text})
+    nodes = experiment.num_clients
+    click.echo(
+        f"{folder}: a Flower app for {experiment.name}, {nodes} clients. In simulation:\n"
+        f"  flwr run {shlex.quote(str(folder))} local --federation-config 'num-supernodes={nodes}' --stream\n"
+        "Between SuperNodes: docs/howto/flower.md"
+    )
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except FileExistsError:
+        raise RunError(f"{folder}: it is there already. Choose another folder.") from None
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None

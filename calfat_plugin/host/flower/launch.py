@@ -1,0 +1,118 @@
+"""How Flower is started: imported in silence, nothing sent to its vendor or to Ray's, its engine in a thread.
+
+Flower calls a ``ServerApp`` from a thread of its engine. Ours hands its grid, which is all that a round needs, to the
+thread that started the run, where Ctrl-C, progress bars and the threads of torch are as with the other host.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from queue import Queue
+from typing import Any
+from unittest import mock
+
+#: For Flower, Ray and what they start: no reports of who runs what, no look for newer versions, no word on hidden GPUs.
+SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+logging.getLogger("alembic").setLevel(logging.WARNING)  # Flower's data base says what it imports
+with mock.patch.dict(os.environ, SILENT):  # Flower reads its variables when it is imported
+    import ray
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.supercore import telemetry
+
+from calfat_plugin.errors import HostError  # noqa: E402
+
+__all__ = ["SILENT", "Engine", "Grid", "silently"]
+
+_engine = import_module("flwr.simulation.run_simulation")  # the package has a function of this name
+telemetry.FLWR_TELEMETRY_ENABLED = SILENT["FLWR_TELEMETRY_ENABLED"]  # for processes of Flower, which has imported it
+
+_GRACE = 60.0  # seconds that the engine has to end
+
+
+class Engine:
+    """Flower's engine while it simulates; ``grid`` reaches its nodes."""
+
+    grid: Grid
+
+    def __init__(self, client_app: ClientApp, num_nodes: int, resources: dict[str, Any]) -> None:
+        self._grids: Queue[Grid | None] = Queue()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        arguments = (client_app, num_nodes, resources)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="flower", daemon=True)
+
+    def __enter__(self) -> Engine:
+        self._thread.start()
+        grid = self._grids.get()
+        if grid is None:
+            self._thread.join()
+            self.check()
+        assert grid is not None
+        self.grid = grid
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is not None:
+            ray.shutdown()  # clients that train would be waited for
+        self._over.set()
+        self._thread.join(_GRACE)
+
+    def check(self) -> None:
+        """Let a failure of the engine end the run.
+
+        Raises:
+            HostError: it has ended, and why.
+        """
+        if not self._thread.is_alive():
+            raise HostError(f"Flower's engine has ended: {self._error}. log.txt of the run says more.") from self._error
+
+    def _run(self, client_app: ClientApp, num_nodes: int, resources: dict[str, Any]) -> None:
+        def main(grid: Grid, context: Context) -> None:
+            self._grids.put(grid)
+            self._over.wait()
+
+        server_app = ServerApp()
+        server_app.main()(main)
+        try:
+            with never_mind_the_command():
+                _engine.run_simulation(server_app, client_app, num_nodes, backend_config=resources)
+        except BaseException as error:  # Flower ends a process by SystemExit
+            self._error = error
+        finally:
+            self._over.set()
+            self._grids.put(None)
+
+
+@contextmanager
+def never_mind_the_command() -> Iterator[None]:
+    """Keep ``run_simulation`` from printing that users should type ``flwr run`` instead: ours have typed something."""
+    with mock.patch.object(_engine, "warn_deprecated_feature"):
+        yield
+
+
+@contextmanager
+def silently() -> Iterator[None]:
+    """Let Flower and Ray send and print nothing for a while; what they log goes where the run's log goes."""
+    logger = logging.getLogger("flwr")
+    before = logger.handlers, logger.propagate, logger.level
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.INFO)
+    try:
+        with mock.patch.dict(os.environ, SILENT):
+            yield
+    finally:
+        logger.handlers, logger.propagate, level = before
+        logger.setLevel(level)

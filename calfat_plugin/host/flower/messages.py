@@ -1,0 +1,130 @@
+"""Our messages as Flower carries them: tensors as one safetensors text each, numbers as a record, nothing pickled.
+
+What comes from a node is not believed: whatever cannot be read as :func:`update` writes it is a refused update, with
+the reason in the server's words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors.torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors import SafetensorError
+from torch import Tensor
+
+from calfat_plugin.federation.wire import Wire, pack_refusal
+from calfat_plugin.peer_text import peer_text
+from calfat_plugin.profiling import SpanRows
+
+MODEL, STATE = "model", "state"
+_TENSORS, _FIELDS = "tensors", "fields"
+_FORMAT = "safetensors"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sent.
+
+    Attributes:
+        num_examples: as it says.
+        wire: its update, or a refusal.
+        state: what it keeps, where that travels.
+        spans: where its time went, where that is measured.
+        process: that trained it.
+        trouble: why it could not train, and whether that is the user's to fix; empty if it could.
+    """
+
+    num_examples: int
+    wire: Wire
+    state: dict[str, Tensor]
+    spans: SpanRows
+    process: int = 0
+    trouble: tuple[str, bool] | None = None
+
+
+def packed(tensors: Mapping[str, Tensor]) -> Array:
+    """Tensors as an array of bytes, whatever their types; several messages may share it."""
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(copies)
+    return Array(dtype="uint8", shape=(len(data),), stype=_FORMAT, data=data)
+
+
+def unpacked(array: Array, limit: int | None = None) -> dict[str, Tensor]:
+    """The inverse of :func:`packed`.
+
+    Raises:
+        ValueError: it is something else, or longer than ``limit`` bytes.
+    """
+    if array.stype != _FORMAT or not isinstance(array.data, bytes):
+        raise ValueError("it is not in our format")
+    if limit is not None and len(array.data) > limit:
+        raise ValueError(f"it has {len(array.data)} bytes; at most {limit} are accepted")
+    try:
+        return safetensors.torch.load(array.data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(f"its tensors cannot be read ({error})") from None
+
+
+def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
+    """A message's content: arrays of :func:`packed`, and fields."""
+    return RecordDict({_TENSORS: ArrayRecord(dict(arrays)), _FIELDS: ConfigRecord(fields)})
+
+
+def fields_of(message: Message) -> Mapping[str, Any]:
+    """The fields of a message.
+
+    Raises:
+        KeyError: it has none.
+    """
+    fields: Mapping[str, Any] = message.content.config_records[_FIELDS]
+    return fields
+
+
+def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[str, Tensor]:
+    """The tensors of a message under that name.
+
+    Raises:
+        KeyError: it has none.
+        ValueError: they cannot be read.
+    """
+    return unpacked(message.content.array_records[_TENSORS][name], limit)
+
+
+def update(message: Message, answer: Answer) -> Message:
+    """The reply to ``message`` that brings ``answer``."""
+    arrays = {MODEL: packed(answer.wire), STATE: packed(answer.state)}
+    fields = {"num_examples": answer.num_examples, "spans": json.dumps(answer.spans), "process": os.getpid()}
+    return Message(content(arrays, **fields), reply_to=message)
+
+
+def trouble(message: Message, text: str, *, is_users: bool) -> Message:
+    """The reply to ``message`` of a client that could not train."""
+    return Message(content({}, trouble=text, is_users=is_users), reply_to=message)
+
+
+def answer_in(reply: Message, limit: int | None) -> Answer:
+    """What a client sent, or a refusal in its place.
+
+    Args:
+        reply: of a node.
+        limit: bytes of tensors that are accepted from a party; None: it comes from a process of ours, where what a
+            client keeps and where its time went come along.
+    """
+    try:
+        fields = fields_of(reply)
+        if "trouble" in fields:
+            return Answer(0, Wire(), {}, [], trouble=(str(fields["trouble"]), fields["is_users"] is True))
+        wire = Wire(tensors_of(reply, MODEL, limit))
+        if limit is not None:
+            return Answer(fields["num_examples"], wire, {}, [])
+        state, spans = tensors_of(reply, STATE), json.loads(fields["spans"])
+        return Answer(fields["num_examples"], wire, state, spans, fields["process"])
+    except KeyError as error:
+        return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {}, [])
+    except (ValueError, TypeError) as error:
+        return Answer(1, pack_refusal(f"its message cannot be read: {peer_text(error)}"), {}, [])

@@ -1,0 +1,129 @@
+"""Flower's engine with Ray: a whole run of `calfat run --host flower`, and what is left when something is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from tests.flower.federation import METHODS, digest, trained_in_loops, written
+
+CHANGES = (*METHODS["SCAFFOLD + FedPGD"], "calfat.flower.client_cpus=1")
+MARK = "CALFAT_TEST_RUN"
+TIMEOUT = 600  # seconds for what takes some ten
+
+
+def command(recipe: Path, directory: Path, *words: str) -> list[str]:
+    changes = [word for change in CHANGES for word in ("--set", change)]
+    return [
+        *(sys.executable, "-m", "calfat_plugin.cli.main", "run", str(recipe), "--plain", *changes, *words),
+        *("--run-dir", str(directory)),
+    ]
+
+
+def started_by(directory: Path) -> list[psutil.Process]:
+    """Whatever runs of this directory have started and still runs: all of it has the mark of :func:`start`."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == str(directory) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def start(recipe: Path, directory: Path, *words: str) -> subprocess.Popen[str]:
+    """A run in a process of its own, with a mark in its environment."""
+    environment = {**os.environ, MARK: str(directory)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(recipe, directory, *words), env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + TIMEOUT
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def bits(directory: Path) -> str:
+    return digest(load_checkpoint(directory / "checkpoints" / "last.safetensors")[0].global_state)
+
+
+def test_a_run_on_flower(tmp_path: Path) -> None:
+    recipe, experiment = written(tmp_path, CHANGES)
+    directory = tmp_path / "run"
+    process = start(recipe, directory, "--profile")
+    _, said = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, said) == (0, "")
+    wait_for(lambda: not started_by(directory))
+    assert "deprecated" not in (directory / "log.txt").read_text()
+    model, states = trained_in_loops(experiment)
+    assert bits(directory) == digest(model)
+    kept = load_checkpoint(directory / "checkpoints" / "last.safetensors")[0].client_states
+    assert {client: digest(state) for client, state in kept.items()} == {
+        client: digest(state) for client, state in states.items()
+    }
+    environment = json.loads((directory / "environment.json").read_text())
+    assert environment["host"] == "flower"
+    assert "Flower 1.41" in (directory / "report.html").read_text()
+    parts = json.loads((directory / "profile.json").read_text())["parts"]
+    assert any(part.get("workers", {}).get("number") == 2 for part in parts), parts
+
+
+def killed_driver(directory: Path, process: subprocess.Popen[str]) -> None:
+    process.kill()
+
+
+def killed_workers(directory: Path, process: subprocess.Popen[str]) -> None:
+    """Those that train, of which there are two: the run then says so and ends."""
+    for each in started_by(directory):
+        with suppress(psutil.Error):
+            if each.name().startswith("ray::ClientApp"):
+                each.kill()
+    _, said = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2
+    assert "has not answered; Flower says: " in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+
+
+def interrupted(directory: Path, process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stop", [killed_driver, killed_workers, interrupted])
+def test_a_run_that_is_stopped_leaves_nothing_and_resumes_to_the_same_bits(
+    stop: Callable[[Path, subprocess.Popen[str]], None], tmp_path: Path
+) -> None:
+    longer = ("train_args.comm_round=12", "train_args.epochs=3")
+    words = [word for change in longer for word in ("--set", change)]
+    recipe, experiment = written(tmp_path, (*CHANGES, *longer))
+    directory = tmp_path / "run"
+    process = start(recipe, directory, *words)
+    rounds = directory / "rounds.csv"
+    wait_for(lambda: rounds.exists() and len(rounds.read_text().splitlines()) > 3)
+    stop(directory, process)
+    process.wait(TIMEOUT)
+    wait_for(lambda: not started_by(directory))
+    assert not (directory / "results.json").exists(), "it was too fast to be stopped"
+    resumed = start(recipe, directory, *words, "--resume")
+    _, said = resumed.communicate(timeout=TIMEOUT)
+    assert (resumed.returncode, said) == (0, "")
+    assert bits(directory) == digest(trained_in_loops(experiment)[0])
+    assert len(rounds.read_text().splitlines()) == 13
+    wait_for(lambda: not started_by(directory))
