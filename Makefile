@@ -8,6 +8,11 @@ VENV ?= .venv
 # Where none fits, uv brings this one; uv itself and what it says go into a folder of their own.
 BROUGHT := 3.11
 UV_FOLDER := $(VENV)-uv
+# Flower needs another protobuf than fedml: an environment of its own, on the first of these Pythons that fits.
+FLOWER_VENV ?= .venv-flower
+FLOWER_PYTHON ?= $(shell for python in python3 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python3); do \
+	$$python -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 13)))' 2>/dev/null \
+	&& { echo $$python; break; }; done)
 RECIPE ?= recipes/calfat_digits.yaml
 DATA ?= ~/data
 # Further arguments of `calfat run`, as in: make run ARGS="--seed 1 --set train_args.comm_round=5"
@@ -17,7 +22,8 @@ NOISE ?= 0
 # More than the cores: tests also wait, for processes, time-outs and disks.
 WORKERS ?= 3
 
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
+FLOWER_TESTS := hypothesis psutil pytest pytest-timeout pytest-xdist
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 # A file's tests share what is expensive to start, so one worker runs them all. The order stays: files with many tests
 # are not the long ones.
@@ -26,10 +32,12 @@ PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constr
 # Only needed where somebody had unlinked it.
 LINK = @$(BIN)/calfat link-fedml >/dev/null
 
-.PHONY: help run cifar10 quick noise test slow lint docs clean
+.PHONY: help run run-flower test-flower slow-flower cifar10 quick noise test slow lint docs clean
 
 help:
 	@echo "make run     set up $(VENV) if needed, then run $(RECIPE) (RECIPE=... ARGS=... for another)"
+	@echo "make run-flower   set up $(FLOWER_VENV) if needed, then run $(RECIPE) on Flower instead of FedML"
+	@echo "make test-flower  the tests of Flower (make slow-flower: those marked slow)"
 	@echo "make cifar10 download CIFAR-10 to ~/data and check its sums (DATA=... for another folder)"
 	@echo "make quick   the tests of the maths, of recipes and of the inputs: under a minute"
 	@echo "make noise   the tests that attack stored models, with noise on their weights (NOISE=1 for another seed)"
@@ -37,10 +45,19 @@ help:
 	@echo "make slow    the tests marked slow"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    the documentation site, in site/"
-	@echo "make clean   remove $(VENV), site/ and the tools' caches; runs/ stays"
+	@echo "make clean   remove $(VENV), $(FLOWER_VENV), site/ and the tools' caches; runs/ stays"
 
 run: $(VENV)/.installed
 	$(BIN)/calfat run $(RECIPE) $(ARGS)
+
+run-flower: $(FLOWER_VENV)/.installed
+	$(FLOWER_VENV)/bin/calfat run $(RECIPE) --host flower $(ARGS)
+
+test-flower: $(FLOWER_VENV)/.installed
+	$(FLOWER_VENV)/bin/python -m pytest -m "not slow" tests/flower
+
+slow-flower: $(FLOWER_VENV)/.installed
+	$(FLOWER_VENV)/bin/python -m pytest -m slow tests/flower
 
 cifar10: $(VENV)/.installed
 	$(BIN)/calfat download cifar10 --to $(DATA)
@@ -67,7 +84,7 @@ docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 clean:
-	rm -rf $(VENV) $(UV_FOLDER) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(FLOWER_VENV) $(UV_FOLDER) site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 
 # The two stamps are younger than the set-up files exactly when the environment holds what those ask for,
 # so the second `make run` starts at once and a changed pin is installed by the next one.
@@ -80,6 +97,21 @@ $(VENV)/.installed-dev: $(SETUP_FILES) | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
 	$(LINK)
 	@touch $(VENV)/.installed $@
+
+# By uv, which links gigabytes of CUDA libraries where pip would copy them.
+$(FLOWER_VENV)/.installed: VENV := $(FLOWER_VENV)
+$(FLOWER_VENV)/.installed: BROUGHT := 3.12
+$(FLOWER_VENV)/.installed: $(SETUP_FILES)
+ifneq ($(FLOWER_PYTHON),)
+	$(FLOWER_PYTHON) -m venv $(VENV)
+else
+	@echo "No Python 3.12 or 3.13 found (Flower runs beside no fedml): uv brings $(BROUGHT) into $(VENV)"
+	@$(BRING_UV) || $(call cannot,uv could not be installed)
+	@$(BRING_PYTHON) || $(call cannot,uv could not fetch it)
+endif
+	$(PIP_INSTALL) uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[flower,tls]' $(FLOWER_TESTS)
+	@touch $@
 
 # The pip that comes with Python may be years old: the pinned one is a quarter faster at this set-up.
 $(BIN)/python:

@@ -27,7 +27,7 @@ from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
-from calfat_plugin.host.arguments import ClientTask, fingerprint
+from calfat_plugin.host.arguments import ClientTask
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LIVES: list[ExitStack] = []  # what is entered until this process ends
-_SHORT = 12  # characters of a digest that tell the recipes of one client apart
 _LAST_WORDS = 60.0  # seconds in which a worker's error reaches the server
 
 
@@ -171,7 +170,7 @@ def train_round(
     Args:
         request: the recipe, and the command line for the record.
         rank: the client's id is one less.
-        folder: of this client; each recipe has a directory of its own there.
+        folder: of this client; each recipe and seed has a directory there, as its runs have across silos.
         round: 1-based.
         used: the last round in which the server used its update, from whose end it continues; 0: none.
         downlink: the server's message.
@@ -183,7 +182,7 @@ def train_round(
         CalfatError: with what to fix.
     """
     experiment = request.experiment
-    path = folder / f"{experiment.name}-{fingerprint(experiment)[:_SHORT]}"
+    path = folder / f"{experiment.name}-{experiment.seed}"
     request = replace(request, run_dir=path, resume=(path / "recipe.yaml").exists())
     directory = PartyDirectory.open(request)
     with directory.locked(), log_to(directory.log), using_threads(experiment):

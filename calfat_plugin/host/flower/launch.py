@@ -56,7 +56,11 @@ class Engine:
 
     def __enter__(self) -> Engine:
         self._thread.start()
-        grid = self._grids.get()
+        try:
+            grid = self._grids.get()
+        except BaseException as error:  # Ctrl-C; Flower's thread would wait for ever
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         if grid is None:
             self._thread.join()
             self.check()
@@ -65,9 +69,9 @@ class Engine:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._over.set()
         if error is not None:
             ray.shutdown()  # clients that train would be waited for
-        self._over.set()
         self._thread.join(_GRACE)
 
     def check(self) -> None:

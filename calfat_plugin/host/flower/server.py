@@ -98,7 +98,10 @@ class _Roll:
             self._known.add(node)
 
     def _enter(self, node: int, reply: Message) -> None:
-        found = {"trouble": reply.error.reason} if reply.has_error() else fields_of(reply)
+        try:
+            found = {"trouble": reply.error.reason} if reply.has_error() else fields_of(reply)
+        except KeyError:
+            found = {}
         if "trouble" in found:
             raise HostError(f"SuperNode {node} cannot take part: {peer_text(found['trouble'])}")
         client, recipe = found.get("client"), found.get("recipe")

@@ -1,0 +1,128 @@
+"""The app that `calfat new-flower-app` writes, and parties with folders of their own, over a grid in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tomllib
+from flwr.app import Context, RecordDict
+
+from calfat_plugin.errors import HostError
+from calfat_plugin.federation.server import Server
+from calfat_plugin.host.arguments import ServerTask
+from calfat_plugin.host.flower import server as flower_server
+from calfat_plugin.recipe import read_document
+from calfat_plugin.runs.checkpoints import load_checkpoint
+from calfat_plugin.runs.request import checked_experiment
+from tests.cli.runner import calfat
+from tests.flower.federation import MemoryGrid, digest, parties, trained_in_loops, written
+from tests.snapshot import TextSnapshot
+
+CHANGES = ("calfat.trainer=fedpgd", "calfat.aggregator=scaffold", "train_args.client_num_in_total=3")
+CHANGED = (*CHANGES, "train_args.client_num_per_round=2")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> ModuleType:
+    """The module of an app that was just written, and its folder in ``__file__``."""
+    recipe, _ = written(tmp_path)
+    words = [word for change in CHANGED for word in ("--set", change)]
+    ended = calfat("new-flower-app", str(tmp_path / "app"), "--recipe", str(recipe), *words)
+    assert (ended.code, ended.err) == (0, "")
+    spec = importlib.util.spec_from_file_location("calfat_app", tmp_path / "app" / "calfat_app.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def config_of(app: ModuleType, **changes: Any) -> dict[str, Any]:
+    """The run's configuration as Flower reads it from the app's project file."""
+    project = tomllib.loads((Path(str(app.__file__)).parent / "pyproject.toml").read_text())
+    return {**project["tool"]["flwr"]["app"]["config"], **changes}
+
+
+def grid_of(app: ModuleType, nodes: dict[int, dict[str, Any]], **config: Any) -> MemoryGrid:
+    grid = MemoryGrid(app.client, nodes)
+    for context in grid._contexts.values():
+        context.run_config = config_of(app, **config)
+    return grid
+
+
+def silos(folder: Path, clients: tuple[int, ...] = (2, 0, 1)) -> dict[int, dict[str, Any]]:
+    """Node id to its configuration; nodes come in another order than clients."""
+    return {
+        10 + place: {"partition-id": client, "folder": str(folder / f"silo{place}")}
+        for place, client in enumerate(clients)
+    }
+
+
+def run(app: ModuleType, grid: MemoryGrid, **config: Any) -> Path:
+    """Call the server app as Flower does; returns the run directory."""
+    config = config_of(app, **config)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    app.server(grid, context)
+    return Path(config["run-dir"])
+
+
+def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: ModuleType, tmp_path: Path) -> None:
+    shorter = {"set": "train_args.comm_round=2"}
+    directory = run(app, grid_of(app, silos(tmp_path), **shorter), **shorter)
+    assert run(app, grid_of(app, silos(tmp_path)), resume=True) == directory  # four rounds, as the recipe says
+    _, experiment = written(tmp_path, CHANGED)
+    model, states = trained_in_loops(experiment)
+    snapshot = load_checkpoint(directory / "checkpoints" / "last.safetensors")[0]
+    assert digest(snapshot.global_state) == digest(model)
+    assert dict(snapshot.client_states) == {}
+    for place, client in enumerate((2, 0, 1)):
+        newest = max(
+            (tmp_path / f"silo{place}").glob("*/checkpoints/round-*"), key=lambda path: path.stat().st_mtime_ns
+        )
+        assert digest(load_checkpoint(newest)[0].client_states[client]) == digest(states[client])
+
+
+WRONG: dict[str, Any] = {
+    "twice": lambda nodes: nodes[11].update({"partition-id": 2}),
+    "no such client": lambda nodes: nodes[11].update({"partition-id": 3}),
+    "no folder": lambda nodes: nodes[10].pop("folder"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_node_that_cannot_be_a_client_is_named(
+    what: str, app: ModuleType, tmp_path: Path, snapshot: TextSnapshot
+) -> None:
+    nodes = silos(tmp_path)
+    WRONG[what](nodes)
+    with pytest.raises(HostError) as refused:
+        run(app, grid_of(app, nodes))
+    snapshot(str(refused.value))
+
+
+def test_a_node_with_another_recipe_is_named(app: ModuleType, tmp_path: Path, snapshot: TextSnapshot) -> None:
+    grid = grid_of(app, silos(tmp_path))
+    grid._contexts[11].run_config = config_of(app, set="train_args.batch_size=7")
+    with pytest.raises(HostError) as refused:
+        run(app, grid)
+    snapshot(str(refused.value))
+
+
+def test_the_server_says_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: ModuleType) -> None:
+    monkeypatch.setattr(flower_server, "_REMIND", 0.0)
+    document = read_document(str(Path(str(app.__file__)).with_name("recipe.yaml")))
+    server: Server = parties(checked_experiment(document, ["common_args.training_type=cross_silo"]))[0]
+
+    class EnoughError(Exception):
+        pass
+
+    def said(text: str) -> None:
+        raise EnoughError(text)
+
+    task = ServerTask(server, lambda record, snapshot: None, warn=said)
+    with pytest.raises(EnoughError, match=r"^still waiting for SuperNodes of the clients .*1\.$"):
+        flower_server.serve(task, grid_of(app, silos(tmp_path, (2, 0))))
