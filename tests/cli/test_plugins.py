@@ -190,7 +190,7 @@ def test_an_unknown_name_is_refused(installed: Installed) -> None:
         2, "", "error: no plugin called 'calfatt'. Did you mean 'calfat'? 'calfat plugins' lists them all.\n"
     )
     assert calfat("plugins", "aa") == Ended(
-        2, "", "error: no plugin called 'aa'. Did you mean 'autoattack'? 'calfat plugins' lists them all.\n"
+        2, "", "error: no plugin called 'aa'. Did you mean 'atas'? 'calfat plugins' lists them all.\n"
     )
     add(installed, "slow-at", ModuleNotFoundError("No module named 'apex'"))
     assert calfat("plugins", "zzz") == Ended(
