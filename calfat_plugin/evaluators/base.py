@@ -105,7 +105,8 @@ class AttackEvaluator(Evaluator):
         probabilities = True
         done = correct = reached = 0
         for x, y, examples in batches(task.data, task.batch_size, task.device):
-            targets = None if task.targets is None else task.targets[examples.index.cpu()].to(y.device)
+            where = examples.index
+            targets = None if task.targets is None else task.targets[where.cpu()].to(y.device)
             part = dataclasses.replace(task, targets=targets)
             crafted = self.craft(part, x.clone(), y.clone(), noise)  # copies: what is written into them counts nothing
             x_adv = returned.like(crafted, x, "craft returned")
@@ -117,10 +118,7 @@ class AttackEvaluator(Evaluator):
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
             reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
-            done, correct = (
-                done + len(y),
-                correct + int((verdicts[-1] & task.clean_correct[examples.index].cpu()).sum()),
-            )
+            done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where].cpu()).sum())
             task.on_progress(done, len(task.data), correct)
         budget = budget_as_json(threat) if self.has_budget else {}
         aim = {} if task.targets is None else {"targeted": True}
