@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed
 from calfat_plugin.options import NoOptions, describe_options
-from calfat_plugin.results import FELL, OVERFIT
+from calfat_plugin.results import FELL, OVERFIT, PASSES
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
@@ -205,7 +205,7 @@ class TrainerEntry(Entry):
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
     reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
-    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL, OVERFIT)
+    reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL, OVERFIT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
     reshapes: bool = False
     conflicts: Mapping[str, str] = field(default_factory=dict)

@@ -25,6 +25,8 @@ FELL = "attack_falls"
 #: Metric of a client that trains by an attack of fewer than three steps: the share of some of its images that its model
 #: has right after one step of eps, minus that after three steps of eps/2. In [-1, 1].
 OVERFIT = "overfit"
+#: Metric of a client: how often an image went forward through its model, in attacks and training steps.
+PASSES = "passes"
 #: Keys of an evaluation that are not written where there is nothing.
 _OPTIONAL = ("metrics", "worst_class", "worst_clients")
 
@@ -121,6 +123,8 @@ class RoundRecord:
         heterogeneity: s^2 of the CalFAT paper, section 3.2, over trainable parameters before aggregation.
         evaluations: label to result; empty in rounds that are not monitored.
         seconds: wall-clock time of the round, evaluation included.
+        passes: of all clients whose updates were used together, how often a training image went forward through the
+            network, by attacks and training steps, as they claim; None where they do not say.
         bytes_down: payload sent to all clients, in bytes.
         bytes_up: payload received from all clients, in bytes.
         alarms: findings about the clients whose updates were used, a code and a sentence each
@@ -155,6 +159,7 @@ class RoundRecord:
     update_cosines: Mapping[int, float] = field(default_factory=dict)
     attackers_named: float | None = None
     others_named: float | None = None
+    passes: float | None = None
 
     @property
     def loss(self) -> float:

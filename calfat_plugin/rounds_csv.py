@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
@@ -38,7 +38,8 @@ class Column:
         written: makes the text of a value.
         page: its heading in the page's table of rounds; empty: it is not there.
         logged: its name for loggers, which get a number, and of a text the number of its entries; empty: it has none.
-        in_results: whether ``results.json`` has the last round's number, under which suites find it.
+        in_results: what ``results.json`` has under its name, where suites find it: the ``last`` round's number, or the
+            ``sum`` over all rounds; empty: nothing.
         is_cost: whether two runs of one recipe and seed may differ in it.
         key: what took the placeholder's place.
     """
@@ -50,7 +51,7 @@ class Column:
     written: Callable[[Any], str] = str
     page: str = ""
     logged: str = ""
-    in_results: bool = False
+    in_results: Literal["", "last", "sum"] = ""
     is_cost: bool = False
     key: str | int | None = None
 
@@ -137,13 +138,21 @@ COLUMNS: tuple[Column, ...] = (
         "an evaluator ([beyond_two_losses.md](beyond_two_losses.md))",
         page=METRIC,
         logged=METRIC,
-        in_results=True,
+        in_results="last",
     ),
     Column(
-        "bytes_down", lambda record: record.bytes_down, "bytes of the tensors sent to all clients", logged="bytes/down"
+        "bytes_down",
+        lambda record: record.bytes_down,
+        "bytes of the tensors sent to all clients",
+        logged="bytes/down",
+        in_results="sum",
     ),
     Column(
-        "bytes_up", lambda record: record.bytes_up, "bytes of the tensors received from all clients", logged="bytes/up"
+        "bytes_up",
+        lambda record: record.bytes_up,
+        "bytes of the tensors received from all clients",
+        logged="bytes/up",
+        in_results="sum",
     ),
     Column(
         "seconds",
@@ -213,13 +222,13 @@ COLUMNS: tuple[Column, ...] = (
         lambda record: record.attackers_named,
         "share of the attackers of `calfat.clients` that a finding about their updates has named so far "
         "([evaluation.md](evaluation.md#alarms)). Empty without attackers",
-        in_results=True,
+        in_results="last",
     ),
     Column(
         "others_named",
         lambda record: record.others_named,
         "likewise, of all other clients",
-        in_results=True,
+        in_results="last",
     ),
     Column(
         "num_examples_<k>",
@@ -231,6 +240,15 @@ COLUMNS: tuple[Column, ...] = (
         lambda record: record.weights,
         "share of the average that client k's update got, from 0 to 1. Empty where the aggregator of a plugin does not "
         "say",
+    ),
+    Column(
+        "passes",
+        lambda record: record.passes,
+        "how often a training image went forward through the network, by the attacks and training steps of all clients "
+        "together ([passes.md](passes.md)). It is what the clients count",
+        page="passes",
+        logged="passes",
+        in_results="sum",
     ),
 )
 """In the order of the file, in which the columns of a label follow each other."""
@@ -286,7 +304,7 @@ class RoundsFile:
         metrics: what plugins measure (``RoundRecord.metrics``).
 
     Attributes:
-        in_results: the columns whose last numbers ``results.json`` has.
+        in_results: the columns of which ``results.json`` has a number.
     """
 
     def __init__(self, path: Path, labels: Sequence[str], num_clients: int, metrics: Sequence[str] = ()) -> None:

@@ -38,7 +38,7 @@ from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
 from calfat_plugin.recipe.clients import OTHERS
-from calfat_plugin.results import FELL, OVERFIT, EvaluationResult, LocalUpdate, RoundRecord
+from calfat_plugin.results import FELL, OVERFIT, PASSES, EvaluationResult, LocalUpdate, RoundRecord
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ class Server:
             update_cosines=cosines,
             attackers_named=self._updates.named_share(attackers=True),
             others_named=self._updates.named_share(attackers=False),
+            passes=sum(_sent(PASSES, usable).values()) or None,
         )
 
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:

@@ -28,7 +28,7 @@ from calfat_plugin.maths.precision import chosen, has_bf16_units
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import timed
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.results import FELL, OVERFIT, LocalUpdate
+from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
 from calfat_plugin.seeds import derive_seed
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,8 @@ class Worker:
                 returned.tensors(update.extras, "its update's extras hold")
                 returned.tensors(update.client_state, "its update's client_state holds")
                 declared = {**trainer.entry.metrics, "loss": "mean training loss"}
-                found = returned.metrics(update.metrics, declared, "its update has the metric", also=(FELL, OVERFIT))
+                also = (FELL, OVERFIT, PASSES)
+                found = returned.metrics(update.metrics, declared, "its update has the metric", also=also)
                 return replace(update, metrics=found)
         except ValueError as error:
             if _ONE_VALUE not in str(error):

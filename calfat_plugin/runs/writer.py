@@ -69,7 +69,6 @@ class RunWriter:
         if robust:
             self._selectors["best-robust"] = robust[-1]
         self.best: dict[str, Mapping[str, Any]] = best_as_today(best or {}, read_rounds(directory.rounds))
-        self._last: Mapping[str, float | None] = {} if resume_from is None else self._last_before()
         done = 0 if resume_from is None else resume_from.round
         checkpoints = {name: named_files(directory.checkpoint(name)) for name in CHECKPOINTS} if done else {}
         self.client_states = ClientStates(directory.client_states, checkpoints, done + 1)
@@ -91,7 +90,6 @@ class RunWriter:
         """
         self.settle()
         self._rounds.append(record)
-        self._last = {column.name: column.found(record) for column in self._rounds.in_results}
         checkpoints = {**self._selected(record), "last": {"best": self.best}}
         for name, notes in checkpoints.items():
             kept = snapshot if name == "last" else dataclasses.replace(snapshot, client_models={})
@@ -133,16 +131,14 @@ class RunWriter:
         with reporting_disk_errors(paths[-1]):
             put_in_place(paths, also=[self.directory.rounds, self.directory.path, *states])
 
-    def _last_before(self) -> dict[str, float | None]:
-        """What the last row of the file has of the numbers for ``results.json``: all rounds may be behind it."""
-        rows = read_rounds(self.directory.rounds)[-1:]
-        names = [column.name for column in self._rounds.in_results]
-        return {name: float(row[name]) for row in rows for name in names if row.get(name)}
-
-    def _metrics(self) -> dict[str, dict[str, float | None]]:
-        """``metrics``: the last round's numbers of trainer and aggregator; nothing where they have none."""
-        last = {name: value for name, value in self._last.items() if value is not None}
-        return {"metrics": {n: value if math.isfinite(value) else None for n, value in last.items()}} if last else {}
+    def _metrics(self) -> dict[str, float | None]:
+        """The numbers of the rounds' columns that ``results.json`` has; of the last round, or of all together."""
+        rows, found = read_rounds(self.directory.rounds), {}
+        for column in self._rounds.in_results:
+            texts = [row.get(column.name) or "" for row in (rows if column.in_results == "sum" else rows[-1:])]
+            if texts and all(texts):  # rounds of an earlier version may be without
+                found[column.name] = sum(map(float, texts))
+        return {name: number if math.isfinite(number) else None for name, number in found.items()}
 
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
@@ -170,7 +166,7 @@ class RunWriter:
                 "model": "global model after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
-                **self._metrics(),
+                "metrics": self._metrics(),
                 "alarms": [dataclasses.asdict(alarm) for alarm in alarms],
                 f"{experiment.data.monitored_split}_selected": {
                     name: dict(facts, checkpoint=str(self.directory.checkpoint(name).relative_to(self.directory.path)))

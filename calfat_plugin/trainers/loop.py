@@ -26,7 +26,7 @@ from calfat_plugin.maths.passes import PROBED, fast_passes, micro_batches
 from calfat_plugin.maths.precision import float32_as, passes_in
 from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
-from calfat_plugin.results import FELL, OVERFIT, LocalUpdate
+from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
@@ -71,6 +71,7 @@ class _Work:
         rows: examples that pass through the model at once in an attack.
         passes: makes the context of the model's passes, which sets their arithmetic.
         call: calls the attack and the step's backward, or replays a captured graph of them.
+        count: how often an image went forward through the model so far.
         recorded: names of what the method records in a step.
     """
 
@@ -82,7 +83,39 @@ class _Work:
     rows: int
     passes: Callable[[], AbstractContextManager[object]]
     call: Caller
+    count: _Count
     recorded: list[str] = field(default_factory=list)
+
+
+class _Count:
+    """How often an image went forward through a model and its copies: a hook, and what replays of graphs hide from it.
+
+    Attributes:
+        images: so far.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self._of: dict[tuple[object, ...], int] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Count:
+        """The same: what goes through a copy of the model counts."""
+        return self
+
+    def add(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """The hook, called before a forward pass."""
+        self.images += len(inputs[0])
+
+    def of_replays(self, call: Caller) -> Caller:
+        """The same calls; each counts as the first one of its name and shapes, which is no replay."""
+
+        def counted(name: str, function: Callable[..., Any], *inputs: Tensor | None) -> Any:
+            key, before = (name, *(None if each is None else each.shape for each in inputs)), self.images
+            found = call(name, function, *inputs)
+            self.images = before + self._of.setdefault(key, self.images - before)
+            return found
+
+        return counted
 
 
 def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
@@ -107,10 +140,17 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     correction = task.correction.begin(task)
     remembered, task = _keeping(task, _REMEMBERED), _keeping(task, _KEPT)
     sample = pixels(task.data.x[:PROBED].to(task.device))
-    with float32_as(task.precision, task.device), fast_passes(model, sample) as rows:
+    count = _Count()
+    with (
+        float32_as(task.precision, task.device),
+        fast_passes(model, sample) as rows,
+        model.register_forward_pre_hook(count.add),
+    ):
         context, memory = method.begin_round(task), task.inner.begin_round(remembered)
         with graphs_of(_graphs_for(method, context, memory, task), model) as call:
-            work = _Work(method, task, loss, context, memory, rows, passes_in(task.precision, task.device), call)
+            call = call if call is eager else count.of_replays(call)
+            arithmetic = passes_in(task.precision, task.device)
+            work = _Work(method, task, loss, context, memory, rows, arithmetic, call, count)
             metrics = _epochs(work, correction)
         end = returned.instance(method.end_round(task, context), RoundEnd, "end_round returned")
     extras, client_state = correction.finish(model)
@@ -126,7 +166,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
         state=_copied(model.state_dict()),
         num_examples=len(task.data),
         extras={**extras, **_copied(returned.tensors(end.extras, "end_round's extras hold"))},
-        metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics},
+        metrics={**returned.mapping(end.metrics, "end_round's metrics are"), **metrics, PASSES: float(count.images)},
         client_state={**client_state, **own},
     )
 
@@ -325,7 +365,7 @@ def _falling(work: _Work, batch: TrainBatch) -> int | None:
     if task.round & (task.round - 1) or task.inner.has_own_steps:
         return None
     y = batch.y[rows]
-    with _looking(task), torch.no_grad():
+    with _looking(work), torch.no_grad():
         clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
     right = clean.argmax(dim=1) == y
     losses = (cross_entropy(logits[right], y[right], reduction="none") for logits in (clean, attacked))
@@ -354,16 +394,18 @@ def _overfit(work: _Work, batch: TrainBatch) -> float | None:
         return float((answers == y).double().mean())
 
     eps = float(task.threat.eps)
-    with _looking(task):
+    with _looking(work):
         return right(1, eps) - right(_FEW_STEPS, eps / 2)
 
 
 @contextmanager
-def _looking(task: LocalTask) -> Iterator[None]:
-    """The model in evaluation mode, and the global generators put back afterwards."""
+def _looking(work: _Work) -> Iterator[None]:
+    """The model in evaluation mode; the global generators are put back afterwards, and what passes does not count."""
+    task, images = work.task, work.count.images
     gpus = [task.device] if task.device.type == "cuda" else []
     with attack_mode(task.model), torch.random.fork_rng(devices=gpus):
         yield
+    work.count.images = images
 
 
 def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:

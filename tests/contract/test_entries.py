@@ -244,12 +244,12 @@ def test_a_built_in_entry_says_what_it_is(entry: Entry) -> None:
         (
             entries.TrainerEntry,
             "loss",
-            "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss, overfit).",
+            "local trainer 'mine' has a metric 'loss'; {rule} (taken: attack_falls, loss, overfit, passes).",
         ),
         (
             entries.TrainerEntry,
             "a/b",
-            "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss, overfit).",
+            "local trainer 'mine' has a metric 'a/b'; {rule} (taken: attack_falls, loss, overfit, passes).",
         ),
         (entries.EvaluatorEntry, "Margin", "evaluator 'mine' has a metric 'Margin'; {rule}."),
     ],

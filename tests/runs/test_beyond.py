@@ -115,7 +115,8 @@ def test_page_and_results_show_what_was_measured(
 
     results = json.loads((run / "results.json").read_text())
     last = {name: float(rows[-1][name]) for name in ("train/gap", "server/best", "others_named")}
-    assert results["metrics"] == last
+    found = last | {name: sum(float(row[name]) for row in rows) for name in ("bytes_down", "bytes_up", "passes")}
+    assert results["metrics"] == found
     natural, fog = results["evaluations"]
     assert "metrics" not in natural
     assert list(fog["metrics"]) == ["change"]
@@ -123,7 +124,7 @@ def test_page_and_results_show_what_was_measured(
     snapshot({alarm["code"]: alarm["text"] for alarm in results["alarms"]}["test-images-used"])
     (run / "results.json").unlink()  # as if killed in the final evaluation: no round is left to this process
     go(str(folder / "run"), 0, "calfat.aggregator=watching", evaluators, monitored, resume=True)
-    assert json.loads((run / "results.json").read_text())["metrics"] == last
+    assert json.loads((run / "results.json").read_text())["metrics"] == found
     monkeypatch.undo()  # reports are drawn again
     page = write_run_report(run).read_text()
     for shown in ("train/gap", "server/best", "fog/change", f"change = {fog['metrics']['change']:.4g}"):

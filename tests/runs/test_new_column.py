@@ -26,7 +26,7 @@ USED = Column(
     "number of clients whose updates were used",
     page="clients used",
     logged="clients/used",
-    in_results=True,
+    in_results="last",
 )
 
 

@@ -1,0 +1,104 @@
+"""What a round costs, counted where it is spent: how often an image goes forward through the network."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.results import OVERFIT, PASSES
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
+from tests.methods.helpers import (
+    SETTINGS,
+    Federation,
+    build_aggregator,
+    build_method,
+    build_modifier,
+    experiment,
+    local_task,
+    train,
+)
+from tests.methods.test_inner_attacks import build_inner
+
+STEPS = local_task().threat.steps
+PER_IMAGE = {  # clean for the attack, the attack, the training step
+    "standard": 1,
+    "fedpgd": STEPS + 1,
+    "mixfat": STEPS / 2 + 1,  # half of the images
+    "calfat": 1 + STEPS + 1,
+    "fedmart": STEPS + 2,
+    "fedtrades": 1 + STEPS + 2,
+    "fedgairat": STEPS + 1,
+    "fedrbn": STEPS + 2,
+    "fedawp": STEPS + 2,
+}
+
+
+def counted(method: Any, **task: Any) -> float:
+    """Passes of an image in one epoch."""
+    work = local_task(**{"round": 99, **task})
+    return train(method, work).metrics[PASSES] / len(work.data) / work.settings.epochs
+
+
+@pytest.mark.parametrize("name", PER_IMAGE)
+def test_a_methods_passes(name: str) -> None:
+    assert counted(build_method(name)) == PER_IMAGE[name]
+
+
+@pytest.mark.parametrize(("name", "options", "attack"), [("rs-fgsm", {}, 1), ("n-fgsm", {}, 1), ("atas", {}, 1)])
+def test_an_attack_of_one_step(name: str, options: dict[str, Any], attack: int) -> None:
+    inner = build_inner(name, **options)
+    assert counted(build_method("fedpgd"), inner=inner) == attack + 1
+    assert counted(build_method("calfat"), inner=inner) == 1 + attack + 1
+
+
+def test_replays_take_a_pass_each() -> None:
+    assert counted(build_method("fedpgd"), inner=build_inner("free", replays=5)) == 5
+
+
+def test_a_full_gradient_costs_as_much_as_an_epoch() -> None:
+    correction = build_aggregator("scaffold", variant="I").correction()
+    assert counted(build_method("fedpgd"), correction=correction) == 2 * counted(build_method("fedpgd"))
+
+
+class Taught(AdversarialTrainer):
+    """A third party's method that asks a teacher about each image."""
+
+    attacks = False
+
+    def begin_round(self, task: LocalTask) -> nn.Module:
+        return task.frozen_copy()
+
+    def attack_loss(self, batch: AttackBatch) -> Tensor:
+        raise NotImplementedError
+
+    def train_loss(self, batch: TrainBatch) -> Tensor:
+        teacher: nn.Module = batch.context
+        with torch.no_grad():
+            wanted = teacher(batch.x_nat)
+        return (batch.logits_nat - wanted).square().mean() + 0.1 * batch.logits_nat.square().mean()
+
+
+def test_a_teacher_counts() -> None:
+    assert counted(Taught(None, build_modifier("plain"))) == 2
+
+
+def test_looks_that_train_nothing_do_not_count() -> None:
+    """Round 4 looks at the attack in two ways; round 3 in none."""
+    threat, settings = local_task().threat, dataclasses.replace(SETTINGS, batch_size=10)
+    work = {"settings": settings, "threat": dataclasses.replace(threat, steps=1), "inner": build_inner("n-fgsm")}
+    third, fourth = (train(build_method("fedpgd"), local_task(round=number, **work)) for number in (3, 4))
+    assert (OVERFIT in third.metrics, OVERFIT in fourth.metrics) == (False, True)
+    assert third.metrics[PASSES] == fourth.metrics[PASSES] == 2 * third.num_examples * settings.epochs
+
+
+def test_the_record_has_the_sum_over_clients() -> None:
+    federation = Federation(experiment("fedpgd"))
+    examples = sum(map(federation.worker.num_examples, range(3)))
+    settings = federation.server.experiment
+    assert federation.play().passes == examples * settings.train.epochs * (settings.threat.steps + 1)
