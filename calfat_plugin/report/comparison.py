@@ -21,6 +21,7 @@ from calfat_plugin.report.charts import (
     spread_sentence,
     tsne_chart,
 )
+from calfat_plugin.report.front import front_chart
 from calfat_plugin.report.labels import (
     MORE,
     Measure,
@@ -283,6 +284,7 @@ def comparison_page(
         figures=figures.name,
         sections={
             "results": {**results_table(groups, suite), "notes": notes},
+            "front": drawn([front_chart(suite.front)]),
             "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings)),
             "classes": drawn(_classes(groups[:MOST_LINES], suite.headings)),
             "labels": drawn(_distributions(groups)),

@@ -248,6 +248,7 @@ class SuiteFiles:
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
         notes: how values of its cells were chosen, and what came of it.
+        front: what its rows reach for what they cost.
     """
 
     title: str
@@ -255,6 +256,7 @@ class SuiteFiles:
     headings: Mapping[str, str]
     cells: Sequence[Mapping[str, Any]]
     notes: Sequence[str] = ()
+    front: Mapping[str, Any] = field(default_factory=dict)
 
 
 NO_SUITE = SuiteFiles("", (), {}, ())
@@ -273,6 +275,7 @@ def read_suite(path: Path) -> SuiteFiles:
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
         notes=_choice_notes(found),
+        front=found.get("front") or {},
     )
 
 

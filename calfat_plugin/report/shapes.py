@@ -168,6 +168,22 @@ SUITE = {
         }
     ],
     "choose?": {"how": TEXT, "*": ANYTHING},
+    "front?": {
+        "cost": TEXT,
+        "reached": TEXT,
+        "points": [
+            {
+                "curve": TEXT,
+                "name": TEXT,
+                "cost": NUMBER,
+                "mean": FRACTION,
+                "interval?": [FRACTION],
+                "on_front": FLAG,
+                "*": ANYTHING,
+            }
+        ],
+        "*": ANYTHING,
+    },
     "*": ANYTHING,
 }
 

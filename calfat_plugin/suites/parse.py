@@ -24,6 +24,7 @@ from calfat_plugin.suites.schema import (
     Axes,
     Choose,
     Compare,
+    Front,
     Grid,
     Reported,
     Selector,
@@ -33,7 +34,7 @@ from calfat_plugin.suites.schema import (
     slug,
 )
 
-STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "reported", "skip")
+STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "front", "reported", "skip")
 MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
 _REPORTED_KEYS = ("source", "percent", "tolerance")
 _FORBIDDEN_IN_LABELS = "/*?[]"
@@ -94,6 +95,7 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
         metrics=metrics,
         choose=parse_choose(document, axes, tuple(settings)),
         compare=_compare(document, axes, list(metrics)),
+        front=_front(document, axes, metrics),
         reported=reported,
         tolerance=tolerance,
         skip=_skip(document, axes),
@@ -260,6 +262,23 @@ def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare 
     if compare.lead_over is not None and [len(variants) for variants in other_axes] != [2]:
         raise document.error((*path, "lead_over"), "this needs one other axis with two labels.")
     return compare
+
+
+def _front(document: Document, axes: Axes, metrics: Mapping[str, str]) -> Front | None:
+    path: KeyPath = ("front",)
+    if document.get(path) is None:
+        return None
+    front = options_at(document, path, Front)
+    for key, known, complaint in (
+        ("cost", metrics, "is not among the suite's metrics"),
+        ("reached", metrics, "is not among the suite's metrics"),
+        ("curve", axes, "is no axis of the suite"),
+    ):
+        named = getattr(front, key)
+        if named not in known:
+            hint = did_you_mean(named, known) or f" Known: {listed(known)}."
+            raise document.error((*path, key), f"'{named}' {complaint}.{hint}")
+    return front
 
 
 def _skip(document: Document, axes: Axes) -> dict[Selector, str]:

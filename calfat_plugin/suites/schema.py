@@ -187,6 +187,15 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Front:
+    """The section ``front`` of a suite: a figure of what each row reaches for what it costs."""
+
+    cost: str = option(help="metric of the suite that counts a cost, such as passes")
+    reached: str = option(help="metric of the suite that is an accuracy")
+    curve: str = option(help="axis whose labels are told apart by colour")
+
+
+@dataclass(frozen=True)
 class Suite:
     """A suite file whose structure is right.
 
@@ -203,6 +212,7 @@ class Suite:
             (``pgd20:worst-class``), or a plugin's figure (``train/margin``, ``pgd20/ece``), to the column's heading.
         choose: how values of each cell are chosen before its runs; None: as the suite says.
         compare: the comparisons that are planned; None: none are.
+        front: the figure of accuracy against cost; None: there is none.
         reported: cell name to published numbers.
         tolerance: evaluator label to the difference from the published number that passes unmarked, in points.
         skip: cells that are not run, with the reason that the table shows.
@@ -222,6 +232,7 @@ class Suite:
     metrics: Mapping[str, str]
     choose: Choose | None = None
     compare: Compare | None = None
+    front: Front | None = None
     reported: Mapping[str, Reported] = field(default_factory=dict)
     tolerance: Mapping[str, float] = field(default_factory=dict)
     skip: Mapping[Selector, str] = field(default_factory=dict)

@@ -363,13 +363,13 @@ def _pair(
 ) -> Iterator[Compared]:
     """All comparisons of two rows of a family."""
     for metric in plan.metrics:
-        yield _compared(other, metric, _values(one, metric), _values(other, metric), seeds, plan)
+        yield _compared(other, metric, values_of(one, metric), values_of(other, metric), seeds, plan)
     if exchange is not None:
         gain = dict(_at_equal_robustness(plan, one, other, exchange))
         yield _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
     if plan.collapsed is not None:
         fell = [
-            {seed: float(value <= plan.collapsed / 100) for seed, value in _values(row, plan.natural).items()}
+            {seed: float(value <= plan.collapsed / 100) for seed, value in values_of(row, plan.natural).items()}
             for row in (one, other)
         ]
         pairs = [(fell[0][seed], fell[1][seed]) for seed in fell[0] if seed in fell[1]]
@@ -395,8 +395,8 @@ def _at_equal_robustness(
     taken as none: natural accuracy grows by ``rate`` for each point of robustness that is given up. A seed is left out
     where ``other`` has no robustness to exchange.
     """
-    natural = [_values(row, plan.natural) for row in (one, other, exchange)]
-    robust = [_values(row, plan.robust) for row in (one, other)]
+    natural = [values_of(row, plan.natural) for row in (one, other, exchange)]
+    robust = [values_of(row, plan.robust) for row in (one, other)]
     for seed in natural[0]:
         if all(seed in values for values in (*natural, *robust)) and robust[1][seed]:
             rate = (natural[2][seed] - natural[1][seed]) / robust[1][seed]
@@ -410,7 +410,7 @@ def _lead(
     named, rival = plan.row, plan.lead_over or ""
 
     def lead(rows: Mapping[str, CellSummary]) -> BySeed:
-        one, other = (_values(rows[label], plan.natural) for label in (named, rival))
+        one, other = (values_of(rows[label], plan.natural) for label in (named, rival))
         return {seed: value - other[seed] for seed, value in one.items() if seed in other}
 
     (first, here), (second, there) = families.items()
@@ -419,7 +419,7 @@ def _lead(
     return replace(compared, adjusted=compared.p_value)
 
 
-def _values(row: CellSummary, metric: str) -> BySeed:
+def values_of(row: CellSummary, metric: str) -> BySeed:
     """Seed to value; a run that failed or was lost counts as 0."""
     failed = {run.run.seed: 0.0 for run in row.runs if run.status in ("failed", "lost")}
     return failed | row.scores[metric].by_seed

@@ -89,7 +89,7 @@ def comparison_view(text: str) -> dict[str, Any]:
             "judged": True,
             "notes": [text],
         },
-        **dict.fromkeys(("rounds", "classes", "labels", "features"), run["sections"]["features"]),
+        **dict.fromkeys(("front", "rounds", "classes", "labels", "features"), run["sections"]["features"]),
         "settings": {"names": [text], "columns": [(text, [text])]},
         "recipe": {text: text},
         **{name: run["sections"][name] for name in ("versions", "citations")},
