@@ -2,20 +2,27 @@
 
     python -m benchmarks.local_epoch --official PATH --threads 2
 
-Prints Markdown. Run it from the root of a checkout, on an idle machine. Three tables: CalFAT on the paper's network,
-with the authors' code beside it; every method, by what it needs; other networks beside a plain loop. ``x floor`` is
-the time over that of the necessary operations (benchmarks/work.py) at the rate of matrix products in the same run.
+Prints Markdown. Run it from the root of a checkout, on an idle machine. The tables: CalFAT on the paper's network,
+with the authors' code beside it; every method, by what it needs; every attack of training; other networks beside a
+plain loop. ``x floor`` is the time over that of the necessary operations (benchmarks/work.py) at the rate of matrix
+products in the same run.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from benchmarks.loops import CIFAR, Official, images, network, ours, plain
+from benchmarks.loops import CIFAR, Official, fit, images, network, ours, plain
 from benchmarks.measuring import Report, Spread, alternated, command, machine, with_official, words
 from benchmarks.work import METHODS, gemm, work_of
+from calfat_plugin.builtin import calfat_inner_attacks
+from calfat_plugin.entries import InnerAttackEntry
+from calfat_plugin.results import PASSES
 
 _GEMM = "matrix products"
+PARTS = ("calfat", "methods", "attacks", "models")
 
 
 def calfat(
@@ -69,6 +76,36 @@ def methods(report: Report, names: list[str], count: int, steps: int, repeats: i
     )
 
 
+def attacks(report: Report, count: int, steps: int, repeats: int) -> None:
+    """FedPGD and CalFAT on ``cnn`` with each attack of training, beside PGD; the passes are counted in the loop."""
+    device, data, base = torch.device("cpu"), images(count), network("cnn")
+    for method in ("fedpgd", "calfat"):
+        passes: dict[str, float] = {}
+
+        def measured(entry: InnerAttackEntry, method: str = method, passes: dict[str, float] = passes) -> float:
+            inner = entry.load()(entry.config())
+            seconds, update = fit(method, base, data, device, steps=steps, inner=inner)
+            passes[entry.name] = update.metrics[PASSES] / count
+            return seconds
+
+        found = alternated({entry.name: partial(measured, entry) for entry in calfat_inner_attacks()}, repeats)
+        report.keep(f"attacks, {method}", found)
+        report.table(
+            f"Attacks of training, {method}, `cnn`, {count:,} images, PGD with K {steps}",
+            ["attack", "passes an image", "fewer than PGD", "seconds per 1,000 images", "times as fast as PGD"],
+            [
+                (
+                    name,
+                    f"{passes[name]:g}",
+                    f"{passes['pgd'] / passes[name]:.2g} x",
+                    time.times(1000 / count),
+                    found["pgd"].over(time),
+                )
+                for name, time in found.items()
+            ],
+        )
+
+
 def models(report: Report, names: list[str], count: int, steps: int, repeats: int) -> None:
     """CalFAT on other networks, beside a plain loop on the same network."""
     device, data, rows = torch.device("cpu"), images(count), []
@@ -108,7 +145,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--precision", type=words, default=["fp32"], help="comma-separated: fp32, bf16, auto")
     parser.add_argument("--methods", type=words, default=list(METHODS), help="default: all")
     parser.add_argument("--models", type=words, default=["resnet18", "vgg8"])
-    parser.add_argument("--parts", type=words, default=["calfat", "methods", "models"], help="default: all three")
+    parser.add_argument("--parts", type=words, default=list(PARTS), help="default: all")
     given = parser.parse_args(arguments)
     if given.official is not None and given.steps != 10:
         parser.error("--steps: the official code takes ten; leave out one of the two options")
@@ -120,6 +157,8 @@ def main(arguments: list[str] | None = None) -> None:
         calfat(report, given.images, given.steps, given.repeats, official, given.precision)
     if "methods" in given.parts:
         methods(report, given.methods, given.images, given.steps, given.repeats)
+    if "attacks" in given.parts:
+        attacks(report, given.images, given.steps, given.repeats)
     if "models" in given.parts:
         models(report, given.models, given.model_images, given.steps, given.repeats)
     report.finish(given.json)

@@ -25,7 +25,7 @@ from benchmarks.work import METHODS
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, ImageData
 from calfat_plugin.datasets.data import pixels
-from calfat_plugin.interfaces import LocalTask, TrainSettings
+from calfat_plugin.interfaces import InnerAttack, LocalTask, TrainSettings
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.passes import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 from calfat_plugin.maths.precision import Precision
@@ -42,6 +42,7 @@ CLASSES = 10
 BATCH = 128
 SEED = 2021
 EPS, STEP = 8 / 255, 2 / 255
+PGD = InnerAttack()
 
 
 def images(count: int, shape: tuple[int, int, int] = CIFAR) -> ImageData:
@@ -86,6 +87,7 @@ def task(
     precision: Precision = "fp32",
     graphs: Graphs | None = None,
     epochs: int = 1,
+    inner: InnerAttack = PGD,
 ) -> LocalTask:
     """One client's round, settings as in the release for CIFAR-10."""
     if precision not in PRECISIONS:
@@ -103,6 +105,7 @@ def task(
         client=0,
         precision=precision,
         graphs=graphs,
+        inner=inner,
     )
 
 

@@ -116,6 +116,9 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     content = json.loads(path.read_text())
     assert content["numbers"].keys() == {"methods", "vgg8"}
     assert content["machine"]["used by torch"] == torch.backends.cpu.get_cpu_capability()
+    local_epoch.main([*sizes, "--parts", "attacks", "--steps", "10"])
+    passes = {row[0]: row[1:3] for row in tables(capsys.readouterr().out)["attack"]}  # of the last table, CalFAT's
+    assert (passes["pgd"], passes["n-fgsm"]) == (["12", "1 x"], ["3", "4 x"])
     with pytest.raises(SystemExit, match="computes in fp32"):
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
 
