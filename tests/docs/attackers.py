@@ -1,9 +1,8 @@
-"""The tables of docs/attackers.md: ``python tests/docs/attackers.py`` writes them, of the records in docs/results."""
+"""The tables of docs/attackers.md, of the records in docs/results."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +11,7 @@ import yaml
 
 from calfat_plugin.maths.intervals import paired
 from calfat_plugin.suites.record import CHOICE, read_record
+from tests.docs.blocks import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -25,7 +25,6 @@ RATES = read_record(DOCS / "results" / "attackers_digits_rates.csv")
 BETAS, METHODS, ATTACKS, RULES = (list(labels) for labels in SUITE["axes"].values())
 SEEDS: Sequence[int] = SUITE["seeds"]
 NONE, *ATTACKED = ATTACKS
-BLOCK = re.compile(r"(<!-- attackers: (\w+)(?: (\S+))? -->\n\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 Values = Mapping[tuple[str, int], float]  # (method, seed) to what its run measured
 
@@ -140,22 +139,10 @@ def rate_score(method: str, rate: str) -> float:
     )
 
 
-TABLES = {"accuracies": accuracies, "losses": losses, "methods": methods, "named": named, "rates": rates}
-
-
-def with_tables(page: str) -> str:
-    """The page with its tables made anew."""
-
-    def made(found: re.Match[str]) -> str:
-        head, *rows = TABLES[found[2]](found[3] or "")
-        aligned = [
-            "---" if index == 0 or (found[2] == "methods" and index == 1) else "--:" for index in range(len(head))
-        ]
-        lines = [f"| {' | '.join(cells)} |" for cells in (head, aligned, *rows)]
-        return f"{found[1]}{chr(10).join(lines)}\n\n{found[5]}"
-
-    return BLOCK.sub(made, page)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+TABLES: dict[str, Callable[[str], Table]] = {
+    "accuracies": lambda beta: (1, accuracies(beta)),
+    "losses": lambda beta: (1, losses(beta)),
+    "methods": lambda beta: (2, methods(beta)),
+    "named": lambda beta: (1, named(beta)),
+    "rates": lambda beta: (1, rates(beta)),
+}

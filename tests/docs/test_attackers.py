@@ -6,12 +6,12 @@ import pytest
 
 from calfat_plugin.suites.record import Recorded
 from tests.docs import attackers
+from tests.docs.blocks import check_tables
 
 
-def test_the_tables_are_what_the_records_say() -> None:
-    page = attackers.PAGE.read_text(encoding="utf-8")
-    assert len(attackers.BLOCK.findall(page)) >= 2
-    assert page == attackers.with_tables(page), "run python tests/docs/attackers.py"
+def test_the_tables_are_what_the_records_say(request: pytest.FixtureRequest) -> None:
+    update = request.config.getoption("--update-snapshots")
+    check_tables(attackers.PAGE, "attackers", attackers.TABLES, update=update)
 
 
 @pytest.mark.parametrize("method", attackers.METHODS)

@@ -1,0 +1,160 @@
+"""The tables of docs/passes.md, of the records in docs/results, by the rules of its plan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from calfat_plugin.maths.intervals import Difference, holm, paired, paired_p_value
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.front import Point, points
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.summary import CellSummary, SuiteSummary, summarise, values_of
+from calfat_plugin.suites.tuning import chosen_text
+from tests.docs.blocks import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "passes.md"
+DATA = {"digits": "40 rounds", "fmnist": "30 rounds"}  # to the label of all rounds
+METHODS, ONE_STEP, MANY = ("FedPGD", "CalFAT"), "N-FGSM", "PGD-10"
+ALLOWED = 0.01  # of AutoAttack accuracy: the loss that is to be excluded
+COLLAPSED = 0.15
+
+
+@functools.cache
+def summary(data: str) -> SuiteSummary:
+    """What ``calfat suite --table`` makes of the record."""
+    suite = load_suite(str(ROOT / "suites" / f"passes_{data}.yaml"))
+    record = ROOT / "docs" / "results" / f"passes_{data}.csv"
+    return summarise(make_plan(replace(suite, record=record), Registry.load(entry_points=False)))
+
+
+def rows(data: str) -> dict[str, CellSummary]:
+    """Name to row, of those with finished runs."""
+    return {row.cell.name: row for row in summary(data).cells if row.finished}
+
+
+def results(data: str) -> Table:
+    """Every row; on the front are those that nothing cheaper beats."""
+    front = {point.row.cell.name: point.on_front for point in points(summary(data))}
+    head = ["method", "attack", "rounds", "rate", "pairs", "passes", "natural", "worst class", "PGD-20", "AutoAttack"]
+    table = [[*head, "front"]]
+    for name, row in rows(data).items():
+        scores = row.scores
+        means = [f"{100 * (scores[metric].mean or 0):.1f}" for metric in ("natural", "natural:worst-class", "pgd20")]
+        interval = scores["autoattack"].interval
+        ends = "" if interval is None else " [{:.1f}, {:.1f}]".format(*(100 * end for end in interval))
+        table.append(
+            [
+                *row.cell.labels[:2],
+                row.cell.labels[2].split()[0],
+                chosen_text(row.choice).removeprefix("learning_rate ") if row.choice else "",
+                str(row.finished),
+                f"{scores['passes'].mean:,.0f}",
+                *means,
+                f"{100 * (scores['autoattack'].mean or 0):.1f}{ends}",
+                "•" if front[name] else "",
+            ]
+        )
+    return 3, table
+
+
+@dataclass(frozen=True)
+class Tested:
+    """N-FGSM minus PGD-10 with all rounds, in AutoAttack accuracy."""
+
+    data: str
+    method: str
+    fewer: float
+    difference: Difference | None
+    p_value: float | None
+
+    @property
+    def excludes_a_point(self) -> bool:
+        """Whether the interval excludes a loss of one point."""
+        found = self.difference and self.difference.interval
+        return found is not None and found.low > -ALLOWED
+
+
+def tests() -> list[Tested]:
+    """The four that are planned; those whose runs are left to do have no difference."""
+    found = []
+    for data, all_rounds in DATA.items():
+        for method in METHODS:
+            one, many = (rows(data).get(f"{method}/{attack}/{all_rounds}") for attack in (ONE_STEP, MANY))
+            if one is None or many is None:
+                found.append(Tested(data, method, float("nan"), None, None))
+                continue
+            fewer = (many.scores["passes"].mean or 0) / (one.scores["passes"].mean or 1)
+            of = [values_of(row, "autoattack") for row in (one, many)]
+            whole = all(len(values) == len(summary(data).suite.seeds) for values in of)
+            found.append(Tested(data, method, fewer, paired(*of), paired_p_value(*of) if whole else None))
+    return found
+
+
+def tested(_: str) -> Table:
+    """The planned tests."""
+    table = [["data", "method", "times fewer passes", "AutoAttack, points", "p", "p, corrected", "a loss of one point"]]
+    adjusted = holm([each.p_value for each in tests()])
+    for each, corrected in zip(tests(), adjusted, strict=True):
+        if each.difference is None or each.difference.interval is None:
+            table.append([each.data, each.method, *["-"] * 5])
+            continue
+        low, high = (100 * end for end in each.difference.interval)
+        table.append(
+            [
+                each.data,
+                each.method,
+                f"{each.fewer:.1f}",
+                f"{100 * each.difference.mean:+.1f} [{low:.1f}, {high:.1f}]",
+                *("-" if p is None else f"{p:.2g}" for p in (each.p_value, corrected)),
+                "excluded" if each.excludes_a_point else "not excluded",
+            ]
+        )
+    return 2, table
+
+
+def candidates() -> list[tuple[str, list[float], float]]:
+    """(method, attack and rounds; mean AutoAttack by data set; lowest natural accuracy), the best first.
+
+    Rows of at most a quarter of PGD-10's passes in all rounds of the same method, which both data sets have.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for data, all_rounds in DATA.items():
+        for name, row in rows(data).items():
+            method, attack, rounds = row.cell.labels
+            many = rows(data).get(f"{method}/{MANY}/{all_rounds}")
+            if many is None or (row.scores["passes"].mean or 0) > (many.scores["passes"].mean or 0) / 4:
+                continue
+            long = "all rounds" if rounds == all_rounds else rounds
+            natural = min(values_of(row, "natural").values())
+            found.setdefault(f"{method}, {attack}, {long}", []).append(
+                (fmean(values_of(rows(data)[name], "autoattack").values()), natural)
+            )
+    both = [
+        (name, [mean for mean, _ in of], min(low for _, low in of))
+        for name, of in found.items()
+        if len(of) == len(DATA)
+    ]
+    return sorted(both, key=lambda each: -fmean(each[1]))
+
+
+def cheap(_: str) -> Table:
+    """The candidates; the first that does not collapse is recommended."""
+    table = [["row", *(f"AutoAttack, {data}" for data in DATA), "both", "lowest natural"]]
+    for name, means, lowest in candidates():
+        numbers = [f"{100 * number:.1f}" for number in (*means, fmean(means), lowest)]
+        table.append([name, *numbers])
+    return 1, table
+
+
+def figure(data: str) -> list[Point]:
+    """The points of the figure."""
+    return points(summary(data))
+
+
+TABLES: Mapping[str, Callable[[str], Table]] = {"results": results, "tested": tested, "cheap": cheap}
