@@ -355,18 +355,18 @@ def _measure(
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
-    evaluators = () if targets is None else experiment.build_evaluators(experiment.evaluators)
+    shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
+    task = replace(shape, load_model=model_loader(None, shape, device))
+    evaluators = experiment.ready_evaluators(experiment.evaluators, task)
     for label, evaluator in evaluators:
-        if evaluator.gives_examples and not evaluator.takes_targets:
+        if targets is not None and evaluator.gives_examples and not evaluator.takes_targets:
             raise OptionError(
                 f"evaluator '{label}' makes no targeted attacks. Those that do: fgsm, bim, pgd, mi-fgsm, cw."
             )
-    shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
-    task = replace(shape, load_model=model_loader(None, shape, device))
     return measure(
         model,
         data,
-        experiment.ready_evaluators(experiment.evaluators, task),
+        evaluators,
         num_classes=num_classes,
         targets=None if targets is None else _targets(targets, data, num_classes),
         threat=experiment.threat,

@@ -181,6 +181,11 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
     return dict(sorted(found.items()))
 
 
+def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
+    """Ids of the clients that attack, of those in a group."""
+    return [client for client, group in groups.items() if group.attacker is not None]
+
+
 def _chosen(experiment: Recipe, group: ClientGroup, index: int, free: list[int], sizes: Sequence[int]) -> Iterator[int]:
     options = group.options
     if group.ids is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin import returned
-from calfat_plugin.experiment.building import build_plugin
+from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
@@ -25,8 +25,7 @@ def build_attacker(experiment: Experiment, group: ClientGroup | None) -> Attacke
     """
     if group is None or group.attacker is None:
         return Attacker()
-    with experiment.attribute_errors_to(group.attacker):
-        return build_plugin(group.attacker.entry.load(), Attacker, group.attacker.options)
+    return experiment.built(group.attacker, Attacker)
 
 
 class Attackers:
@@ -43,7 +42,7 @@ class Attackers:
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
         self._experiment, self._names = experiment, names
-        self._groups = {client: group for client, group in groups.items() if group.attacker is not None}
+        self._groups = {client: groups[client] for client in attackers_among(groups)}
         self.ids = frozenset(self._groups)
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
 

@@ -14,6 +14,7 @@ from statistics import median
 
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.rounds_csv import read_rounds
@@ -117,11 +118,8 @@ class UpdateHistory:
 
     def named_share(self, *, attackers: bool) -> float | None:
         """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""
-        of_kind = [
-            client
-            for client in range(self._experiment.num_clients)
-            if attackers == (client in self._groups and self._groups[client].attacker is not None)
-        ]
+        attacking = {*attackers_among(self._groups)}
+        of_kind = attacking if attackers else {*range(self._experiment.num_clients)} - attacking
         return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
 
     def _large(self, per_step: Mapping[int, float], norms: Mapping[int, float]) -> dict[tuple[int, ...], str]:
