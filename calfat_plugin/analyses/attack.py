@@ -35,8 +35,6 @@ class AttackReport:
 
     Attributes:
         results: natural accuracy first, then every attack at every eps, ascending.
-        alarms: findings about them.
-        path: the results file.
         curves: the files with the accuracy over eps; empty for a single eps.
     """
 
@@ -71,9 +69,6 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     What AutoAttack has done so far is kept beside the results until they are written: the same call resumes there.
 
     Args:
-        plan: what to do.
-        command: the command line, for the record.
-        observer: is informed of progress.
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
 
     Raises:

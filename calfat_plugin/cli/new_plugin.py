@@ -88,10 +88,6 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 def render(name: str, kind: str) -> dict[str, str]:
     """File name to text of a package.
 
-    Args:
-        name: of the distribution and of the plugin.
-        kind: one of :data:`KINDS`.
-
     Raises:
         PluginError: no plugin can have this name.
     """

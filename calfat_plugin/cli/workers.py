@@ -30,9 +30,6 @@ def with_workers(
     """The request with its number of workers.
 
     Args:
-        request: what to run.
-        runtime: of the recipe.
-        text: of the option.
         alone: whether this process was not asked to be one of several.
         option: what it is called, for messages.
         warn: shows what the user should know about this number.

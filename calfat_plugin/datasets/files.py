@@ -136,7 +136,6 @@ class PublishedFiles:
         """Return the folder that holds all files.
 
         Args:
-            root: data root; ``~`` is understood.
             verify: compare every file with its checksum.
             download: fetch the data set, once, if files are missing or do not match.
 

@@ -33,9 +33,7 @@ def read_groups(
     """The groups of a recipe.
 
     Args:
-        document: the recipe.
         resolved: the experiment of a recipe without groups.
-        attacker: the attacker at a path.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found and what was wanted.
@@ -165,7 +163,6 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
     """Client id to its group, of those in one; the first group that chooses a client has it.
 
     Args:
-        experiment: with the groups.
         sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
 
     Raises:

@@ -32,8 +32,6 @@ class Attackers:
     """All attackers of a run.
 
     Args:
-        experiment: the run's.
-        groups: client id to its group.
         names: of the trainable parameters that are not personal.
 
     Attributes:
@@ -50,8 +48,6 @@ class Attackers:
         """A round's updates as they arrive: those of honest clients as they are.
 
         Args:
-            round: 1-based.
-            updates: client id to what it trained.
             global_state: the model that all started from.
 
         Raises:

@@ -41,11 +41,8 @@ class Worker:
     """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
 
     Args:
-        experiment: what to run.
         dataset: for shapes and augmentation; only ``shards`` are trained on.
         shards: client id to its training examples.
-        device: where to train.
-        observer: is informed of progress.
         client_states: client id to what it keeps so far; training changes it.
     """
 
@@ -123,8 +120,6 @@ class Worker:
         Args:
             client: whose data, method and budget they are.
             round: the last finished one, whose learning rate they have.
-            downlink: the server's message after it.
-            epochs: how many.
 
         Raises:
             UpdateError: the training left the finite numbers.
@@ -209,7 +204,6 @@ class Shards(Mapping[int, ImageData]):
     """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
 
     Args:
-        data: the training set.
         indices: by client id, the positions of its examples.
     """
 

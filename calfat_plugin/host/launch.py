@@ -40,8 +40,6 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     """Let FedML's runner run an algorithm of ours, under the patches that a run needs.
 
     Args:
-        args: the host's arguments.
-        device: where to train.
         algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
 
     Raises:

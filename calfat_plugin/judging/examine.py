@@ -48,10 +48,7 @@ class TrustReport:
     """What came of it.
 
     Attributes:
-        checks: the battery.
         evidence: of those that ran, in this process or an earlier one.
-        verdict: on all of it.
-        path: the file with it.
     """
 
     checks: tuple[Check, ...]
@@ -76,8 +73,6 @@ def examine(
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
-        command: the command line, for the record.
-        observer: is informed of progress.
 
     Raises:
         CalfatError: with what to fix; nothing is written then.

@@ -85,7 +85,6 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
     """Let ``model`` compute through one branch; the noise branch again on leaving.
 
     Args:
-        model: with dual normalisation.
         branch: which statistics.
         frozen: normalise by that branch's running statistics and leave them alone, whatever mode the model is in.
     """

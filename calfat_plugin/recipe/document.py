@@ -159,7 +159,6 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
 
     Args:
         path: the file, or the name of one that comes with the package, such as ``calfat_digits``.
-        kind: what it is meant to be, for messages.
 
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections, with the line where one is known;

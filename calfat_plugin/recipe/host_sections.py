@@ -34,7 +34,6 @@ def read_host_sections(document: Document, warnings: list[str]) -> tuple[dict[st
     """All sections but ``calfat``.
 
     Args:
-        document: the recipe.
         warnings: receives a finding for every key that has no effect.
 
     Returns:

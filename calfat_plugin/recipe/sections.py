@@ -42,9 +42,6 @@ def options_at(
     """The options of type ``config`` at ``path``.
 
     Args:
-        document: the recipe.
-        path: their key path.
-        config: a frozen options dataclass.
         raw: their values, where they are not just those of the section.
         given: values of its further keys.
         also: further keys that are read elsewhere.

@@ -81,8 +81,6 @@ def check_training(document: Document, train: TrainArgs, warnings: list[str]) ->
     """Refuse values of ``train_args`` that contradict each other.
 
     Args:
-        document: the recipe.
-        train: its ``train_args``.
         warnings: receives a finding for every value that another key makes useless.
 
     Raises:

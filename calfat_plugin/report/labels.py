@@ -409,7 +409,6 @@ def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Mea
 
     Args:
         measures: all that a reader sees together.
-        title: of a label.
     """
     found = list(dict.fromkeys(measures))
     return {measure: title(measure.label) + _apart(measure, found) for measure in found}

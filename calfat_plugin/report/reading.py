@@ -41,12 +41,9 @@ class RunFiles:
     """The contents of one run directory. A file that is not there yet is empty here.
 
     Attributes:
-        path: the directory.
         recipe: as run; a plugin of it that is not installed has untyped options.
         rounds: a row a round: column to number; None where nothing was measured.
         results: ``results.json``; empty while the run is not finished.
-        environment: ``environment.json``.
-        partition: ``partition.json``.
         per_class: ``per_class.json``, made by ``calfat per-class``.
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
         profile: ``profile.json``, made by ``calfat run --profile``.
@@ -243,7 +240,6 @@ class SuiteFiles:
     """A suite's ``suite.json``; everything is empty where there is none.
 
     Attributes:
-        title: above its table.
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.

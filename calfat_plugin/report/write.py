@@ -22,7 +22,6 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     """Write the page of one run, finished or not.
 
     Args:
-        directory: the run directory.
         out: the page; None: ``report.html`` in the run directory. Figures go to ``figures`` beside it.
 
     Returns:
@@ -85,9 +84,7 @@ def try_report(
     """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure.
 
     Args:
-        write: writes the page.
         directory: what ``calfat report`` would be given to try again.
-        warn: shows the warning.
         after: what the warning says about the results.
         traceback: whether to log it, where a log is kept.
 

@@ -48,7 +48,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     Args:
         path: where to; what is there is overwritten in place.
         tensors: on any device; they may share memory.
-        facts: ready for JSON.
 
     Raises:
         OSError: the disk refuses.
@@ -263,7 +262,6 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
     """Write what is to be put in the place of ``path``, as :func:`~calfat_plugin.disk.temporary_of` names it.
 
     Args:
-        path: where it belongs.
         snapshot: what to keep. Client states that are files of the folder beside ``path`` are named, others written.
         notes: JSON-ready facts for people and tools, such as accuracies.
 

@@ -54,8 +54,6 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
 
     Args:
-        experiment: its ``device_args`` count.
-        warn: shows the user a finding that does not stop the run.
         worker: of several on this machine, counted from 0: each next one computes on the next GPU.
 
     Raises:

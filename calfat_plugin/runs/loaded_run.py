@@ -41,7 +41,6 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
     """(checkpoint, run directory) of a finished or unfinished run.
 
     Args:
-        target: a run directory, or one of its checkpoints.
         checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
         otherwise: what to do with a file that lies in no run directory, a sentence.
 
@@ -86,7 +85,6 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
     somebody else names code of its own.
 
     Args:
-        run: the run directory.
         plugins: files with plugins, beside those of the recipe or instead of them.
         trust: is asked about each other file.
 
@@ -120,7 +118,6 @@ class LoadedRun:
         experiment: the recipe as run, or the one made up for the model.
         weights: a checkpoint of the run, or a state dict.
         run: the run's directory; None for a model of the user's own.
-        device: where to compute.
     """
 
     experiment: Experiment
@@ -188,10 +185,7 @@ def loaded_run(
     """A finished or unfinished run, with the number of threads that its recipe asks for.
 
     Args:
-        target, checkpoint: as for :func:`find_checkpoint`.
-        warn: shows the user a finding that stops nothing.
         device: where to compute; None: as the recipe says.
-        plugins, trust: as for :func:`recipe_of`.
 
     Raises:
         CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
@@ -210,8 +204,6 @@ def model_loader(
 
     Args:
         dataset: name of the data set whose images they shall take; None: it has none.
-        images: their shape.
-        device: where the models are put.
         trust: as for :func:`recipe_of`; None: of nobody, in a command that cannot be told.
     """
 

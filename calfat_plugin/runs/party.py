@@ -168,12 +168,9 @@ def train_round(
     """A client's part of one round, in a process that the host has started for it; what the client keeps is on disk.
 
     Args:
-        request: the recipe, and the command line for the record.
         rank: the client's id is one less.
         folder: of this client; each recipe and seed has a directory there, as its runs have across silos.
-        round: 1-based.
         used: the last round in which the server used its update, from whose end it continues; 0: none.
-        downlink: the server's message.
 
     Returns:
         (number of examples, update or refusal).
@@ -230,10 +227,8 @@ def any_clients_worker(document: Document, threads: int, log_file: Path, profile
     """What trains any client in a process that the host has started, for as long as it lives.
 
     Args:
-        document: the recipe.
         threads: of torch in the server's process: the last bits depend on it, and the host would choose another number.
         log_file: the server's, where this machine has it.
-        profile: whether to measure where the time goes.
     """
     import torch
 

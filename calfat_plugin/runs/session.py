@@ -50,10 +50,6 @@ def run(
     """Run, or continue a run, until its results are written.
 
     Args:
-        request: what to run.
-        directory: where to write.
-        observer: is informed of progress.
-        warn: shows the user a finding that does not stop the run.
         runtime: the recipe's, where the host has called this process; None: this process calls the host.
 
     Raises:

@@ -47,7 +47,6 @@ def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -
         text: see :func:`asked_workers`; :data:`AUTO` is one for each GPU that the recipe may use, else one for each
             share of the cores that ``calfat.runtime.threads`` needs.
         experiment: at most its clients of a round.
-        option: where the text is from, for messages.
 
     Raises:
         RunError: as there.

@@ -44,10 +44,7 @@ class RunWriter:
     rounds do not wait for the disk, and at most the last of them is made again after a crash.
 
     Args:
-        directory: where.
-        experiment: what runs.
         best: notes of the checkpoint that the run resumes from: which rounds were best so far.
-        resume_from: the snapshot of that checkpoint.
 
     Attributes:
         client_states: what clients keep, for the runtime to read and to change.

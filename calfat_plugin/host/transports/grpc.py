@@ -69,8 +69,6 @@ class ConnectionGuard:
     """Closes the oldest connections of whoever has too many: a party, or those that were never one, by their address.
 
     Args:
-        port: where this process listens.
-        num_parties: server and clients.
         room: from :func:`connections_allowed`; a quarter is kept free for those who come next.
         on_close: called with (peer as ``host:port``, reason).
     """

@@ -121,7 +121,6 @@ def end(status: int, message: str = "", *, alone: bool = True) -> None:
 
     Args:
         status: exit status of the job.
-        message: for stderr.
         alone: whether only this process is known to have failed. If all were stopped alike, rank 0 reports for all.
     """
     if _world.Get_size() == 1:
