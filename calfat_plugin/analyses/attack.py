@@ -70,9 +70,6 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
 
     Args:
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from calfat_plugin.runs.compute import describe_environment
     from calfat_plugin.runs.writer import CONVENTIONS

@@ -69,9 +69,6 @@ def compare_per_class(
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from calfat_plugin.federation.worker import shards_of
 

@@ -31,12 +31,6 @@ def write_tsne(
 
     Args:
         examples: at most so many clean test examples, as many of each class as can be.
-
-    Returns:
-        What was written.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 

@@ -74,11 +74,7 @@ def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
 
 
 def broker_address(text: str) -> Address:
-    """Where the broker will be: ``HOST`` or ``HOST:PORT``, an IPv6 address in brackets.
-
-    Raises:
-        RunError: it is none of these.
-    """
+    """Where the broker will be: ``HOST`` or ``HOST:PORT``, an IPv6 address in brackets."""
     address = parse_address(text) or parse_address(f"{text}:{_BROKER_PORT}")
     host = "" if address is None else address.host.lower()
     if address is None or not host.isascii() or "@" in host or host.endswith(".calfat"):  # the parties' own names

@@ -47,9 +47,6 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
     Args:
         words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
         run_dir: the server's directory; clients get ``rank-<k>`` below it.
-
-    Returns:
-        The server's exit status.
     """
     names, experiment = runtime.process_names, runtime.experiment
     if runtime.is_mpi_job:

@@ -33,9 +33,6 @@ def with_workers(
         alone: whether this process was not asked to be one of several.
         option: what it is called, for messages.
         warn: shows what the user should know about this number.
-
-    Raises:
-        RunError: the text is no number, or there can be no workers.
     """
     if not (alone or runtime.is_cross_silo):
         raise RunError(f"{option} starts all processes of a run. Leave out --local, --role and --rank.")

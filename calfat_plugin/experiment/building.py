@@ -66,9 +66,6 @@ def checked_split(
     Args:
         shards: what a partition gave: one list or array of positions a client.
         may_leave_out: whether some examples may go to nobody.
-
-    Raises:
-        PluginError: they are not.
     """
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")

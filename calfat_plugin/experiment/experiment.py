@@ -156,9 +156,6 @@ class Experiment(Recipe):
 
         Args:
             method: the class, or what builds it: that is imported with torch only when a run needs it.
-
-        Raises:
-            RecipeError: the two would not work together.
         """
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
         if inner.name == "pgd":
@@ -173,11 +170,7 @@ class Experiment(Recipe):
             raise self.document.error(inner.path, why)
 
     def build_inner(self) -> InnerAttack:
-        """The attack of training.
-
-        Raises:
-            PluginError: it cannot be built.
-        """
+        """The attack of training."""
         from calfat_plugin.experiment.building import CheckedInnerAttack
         from calfat_plugin.interfaces import InnerAttack
 
@@ -185,21 +178,13 @@ class Experiment(Recipe):
         return CheckedInnerAttack(self.built(pick, InnerAttack), pick.entry, self.who(pick))
 
     def build_aggregator(self) -> Aggregator:
-        """The aggregator.
-
-        Raises:
-            PluginError: it cannot be built.
-        """
+        """The aggregator."""
         from calfat_plugin.interfaces import Aggregator
 
         return self.built(self.aggregator, Aggregator)
 
     def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
-        """(label, evaluator) for each pick.
-
-        Raises:
-            PluginError: one cannot be built.
-        """
+        """(label, evaluator) for each pick."""
         from calfat_plugin.experiment.building import CheckedEvaluator
         from calfat_plugin.interfaces import Evaluator
 

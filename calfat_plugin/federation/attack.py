@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def build_attacker(experiment: Experiment, group: ClientGroup | None) -> Attacker:
-    """The attacker of a group; one that does nothing for honest clients.
-
-    Raises:
-        PluginError: it cannot be built.
-    """
+    """The attacker of a group; one that does nothing for honest clients."""
     if group is None or group.attacker is None:
         return Attacker()
     return experiment.built(group.attacker, Attacker)

@@ -60,11 +60,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
 
 
 def check_version(version: str) -> None:
-    """Refuse a host that the patches were not tested with.
-
-    Raises:
-        HostError: with the versions that work.
-    """
+    """Refuse a host that the patches were not tested with."""
     if version not in TESTED_VERSIONS:
         raise HostError(
             f"fedml {version} is installed; calfat_plugin is tested with {', '.join(TESTED_VERSIONS)}. "

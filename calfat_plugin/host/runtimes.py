@@ -150,9 +150,6 @@ class CrossSilo(Runtime):
 
         Args:
             max_message: largest message that is accepted, in bytes.
-
-        Raises:
-            HostError: it cannot be opened.
         """
 
     def security_warnings(self, rank: int) -> Iterator[str]:

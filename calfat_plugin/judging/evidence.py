@@ -86,11 +86,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Evidence:
-        """The inverse of ``as_json``.
-
-        Raises:
-            TypeError: keys are missing, or there are others.
-        """
+        """The inverse of ``as_json``."""
         rows = ({key: value for key, value in row.items() if key not in _INTERVALS} for row in content["rows"])
         return cls(**{**content, "rows": tuple(Row(**row) for row in rows)})
 

@@ -82,11 +82,7 @@ class Record:
         return dataclasses.replace(self, evidence=(*self.evidence, evidence), robust=robust.clone())
 
     def save(self, verdict: Verdict, *, finished: bool) -> None:
-        """Write the file atomically.
-
-        Raises:
-            RunError: the disk refuses.
-        """
+        """Write the file atomically."""
         content = {
             "format": FORMAT,
             **self.facts,

@@ -82,9 +82,6 @@ def check_training(document: Document, train: TrainArgs, warnings: list[str]) ->
 
     Args:
         warnings: receives a finding for every value that another key makes useless.
-
-    Raises:
-        RecipeError: with what to change.
     """
     for key, complaint in _contradictions(train):
         raise document.error(("train_args", key), complaint)

@@ -168,11 +168,7 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_trust(path: Path) -> Mapping[str, Any]:
-    """``trust.json`` of a run directory; empty where ``calfat trust`` was not asked.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """``trust.json`` of a run directory; empty where ``calfat trust`` was not asked."""
     return _checked(path / "trust.json", shapes.TRUST)
 
 
@@ -193,11 +189,7 @@ def _begun(file: Path) -> bool:
 
 
 def _check_sizes(run: RunFiles) -> None:
-    """Check that lists which belong together are of one length.
-
-    Raises:
-        RunError: they are not.
-    """
+    """Check that lists which belong together are of one length."""
     number = len(run.class_names)
     for index, row in enumerate(run.class_counts):
         if len(row) != number:
@@ -257,11 +249,7 @@ NO_SUITE = SuiteFiles("", (), {}, ())
 
 
 def read_suite(path: Path) -> SuiteFiles:
-    """Read ``suite.json`` in ``path``.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Read ``suite.json`` in ``path``."""
     found = _checked(path / SUITE, shapes.SUITE)
     return SuiteFiles(
         title=str(found.get("title") or ""),
@@ -288,9 +276,6 @@ def find_runs(path: Path) -> list[Path]:
     """The run directories at ``path``, those that its suite lists, or all below it, sorted.
 
     A suite lists its runs in ``suite.json``; they may lie with another suite that shares them.
-
-    Raises:
-        RunError: there is none.
     """
     if (path / RECIPE).is_file():
         return [path]

@@ -24,9 +24,6 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     Args:
         out: the page; None: ``report.html`` in the run directory. Figures go to ``figures`` beside it.
 
-    Returns:
-        The page's path.
-
     Raises:
         RunError: there is no run, a file of it is damaged, or the page cannot be written.
     """
@@ -42,9 +39,6 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     Args:
         directories: run directories, or directories with runs below, such as a suite's.
         out: the page; None: ``report.html`` in the directory when there is one, else in the working directory.
-
-    Returns:
-        The page's path.
 
     Raises:
         RunError: no run is found, a file is damaged, or the page cannot be written.

@@ -127,11 +127,7 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set of the recipe.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """The data set of the recipe."""
         return self.experiment.load_dataset()
 
     @cached_property
@@ -248,11 +244,7 @@ def _refuse_unknown(run: Path, file: PluginFile) -> bool:
 
 
 def _read_weights(path: Path) -> Mapping[str, Any]:
-    """A state dict without running any code that the file may hold.
-
-    Raises:
-        RunError: it is no state dict.
-    """
+    """A state dict without running any code that the file may hold."""
     import torch
 
     from calfat_plugin.runs.checkpoints import read_tensors

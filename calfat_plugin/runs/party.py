@@ -90,11 +90,7 @@ class _States:
 
 
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
-    """Be one client until the server says that the run is over, in a new directory or the one to resume.
-
-    Raises:
-        CalfatError: with what to fix.
-    """
+    """Be one client until the server says that the run is over, in a new directory or the one to resume."""
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     if not isinstance(runtime, CrossSilo):
         raise TypeError(f"a {type(runtime).__name__} has no clients with a process of their own")
@@ -174,9 +170,6 @@ def train_round(
 
     Returns:
         (number of examples, update or refusal).
-
-    Raises:
-        CalfatError: with what to fix.
     """
     experiment = request.experiment
     path = folder / f"{experiment.name}-{experiment.seed}"
@@ -193,11 +186,7 @@ def train_round(
 
 
 def run_worker(request: Request, rank: int) -> None:
-    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over.
-
-    Raises:
-        CalfatError: with what to fix.
-    """
+    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over."""
     with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
         from calfat_plugin.host import mpi_simulation  # first: it prepares FedML's import
         from calfat_plugin.host.transports import mpi_job

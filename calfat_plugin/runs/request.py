@@ -46,11 +46,7 @@ def checked_experiment(
     download: bool = False,
     plugins: Iterable[str | Path] = (),
 ) -> Experiment:
-    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
-
-    Raises:
-        CalfatError: whatever is wrong with it.
-    """
+    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML."""
     document = with_plugins(document.with_overrides(overrides), plugins)
     if seed is not None:
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")

@@ -101,11 +101,7 @@ class RunWriter:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until the round that was written last is on disk, and remove the clients' states that it replaces.
-
-        Raises:
-            RunError: the disk refused it.
-        """
+        """Wait until the round that was written last is on disk, and remove the clients' states that it replaces."""
         if self._under_way is not None:
             done, checkpoints, named = self._under_way
             wait([done])  # Ctrl-C may end this, but not the round that is under way

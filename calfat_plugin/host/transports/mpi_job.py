@@ -43,11 +43,7 @@ def rank_on_machine() -> int:
 
 
 def check_silos(wanted: int) -> None:
-    """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to.
-
-    Raises:
-        HostError: with the command that starts the right one.
-    """
+    """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to."""
     if size() == wanted:
         return
     if rank() != 0:
@@ -60,11 +56,7 @@ def check_silos(wanted: int) -> None:
 
 
 def check_workers() -> None:
-    """Refuse a simulation that has no process besides the server's.
-
-    Raises:
-        HostError: with the commands that start some.
-    """
+    """Refuse a simulation that has no process besides the server's."""
     if size() == 1:
         raise HostError(
             "this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
