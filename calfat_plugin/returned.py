@@ -1,6 +1,7 @@
 """What plugins return, checked where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
 
-A check looks at types and shapes alone, so that none of them waits for a GPU.
+A check looks at types and shapes alone, so that none of them waits for a GPU. What is something else is a
+:class:`PluginError`, which begins with ``what``, as :func:`instance` has it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
@@ -185,12 +184,12 @@ def attack(
     data = _images(x, y, keeps_order=True)
     found = {each: pixels(data.x).clone() for each in experiments}
     for each, experiment in experiments.items():
-        _measure(experiment, model, data, targets, on_examples=partial(_put, found[each]))
+
+        def keep(where: Tensor, x_adv: Tensor, points: Tensor = found[each]) -> None:
+            points[where.to(points.device)] = x_adv.detach().to(points.device)
+
+        _measure(experiment, model, data, targets, on_examples=keep)
     return found if budgets is eps else found[eps]
-
-
-def _put(found: Tensor, where: Tensor, x_adv: Tensor) -> None:
-    found[where.to(found.device)] = x_adv.detach().to(found.device)
 
 
 def _budgets(eps: Number | Budgets | None) -> Sequence[Any]:

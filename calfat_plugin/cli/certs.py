@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -128,9 +129,7 @@ def make_certificates(directory: Path, clients: int, days: int, broker: Address 
 
 def _write_broker_settings(folder: Path, port: int) -> None:
     settings = _MOSQUITTO.format(port=port, folder=folder)
-    with suppress(ImportError, AttributeError, KeyError):  # Windows, or a user without a name
-        import pwd
-
+    with suppress(KeyError):  # a user without a name
         settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
     (folder / "mosquitto.conf").write_text(settings, encoding="utf-8")
     _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto warns about one that all can read

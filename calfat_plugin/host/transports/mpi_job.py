@@ -49,8 +49,8 @@ def check_silos(wanted: int) -> None:
     if rank() != 0:
         time.sleep(_RANK_0_FIRST)
     raise HostError(
-        f"this MPI job has {_count(size(), 'process', 'es')}, the recipe needs {wanted}: the server and "
-        f"{_count(wanted - 1, 'client', 's')}. Start it with: mpiexec -n {wanted} calfat run RECIPE, or with "
+        f"this MPI job has {size()} process{'es' * (size() != 1)}, the recipe needs {wanted}: the server and "
+        f"{wanted - 1} client{'s' * (wanted != 2)}. Start it with: mpiexec -n {wanted} calfat run RECIPE, or with "
         "calfat run RECIPE --local."
     )
 
@@ -62,10 +62,6 @@ def check_workers() -> None:
             "this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
             "mpiexec -n 3 calfat run RECIPE for 2 workers, or without MPI with calfat run RECIPE --workers 2."
         )
-
-
-def _count(number: int, what: str, plural: str) -> str:
-    return f"{number} {what}{plural if number != 1 else ''}"
 
 
 def send(data: bytes, peer: int) -> Any:
