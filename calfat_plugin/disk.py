@@ -81,11 +81,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The first ``limit + 1`` bytes of a file, a device or a pipe: more than ``limit`` says that there are more.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """The first ``limit + 1`` bytes of a file, a device or a pipe: more than ``limit`` says that there are more."""
     with path.open("rb") as file:
         return file.read(limit + 1)
 

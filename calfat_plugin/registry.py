@@ -280,11 +280,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _checked(offered: Any, kind: type[entries.Entry]) -> Iterator[entries.Entry]:
-    """What a plugin's hook gave back, if it is what the hook asks for.
-
-    Raises:
-        PluginError: it is not.
-    """
+    """What a plugin's hook gave back, if it is what the hook asks for."""
     wanted = f"{kind.hook} must yield {kind.__name__} objects"
     if offered is None:
         raise PluginError(f"{wanted}, got nothing; is a 'yield' or 'return' missing?")

@@ -1,6 +1,7 @@
 """What plugins return, checked where it comes back; :func:`attribute_errors_to` adds whose plugin it was.
 
-A check looks at types and shapes alone, so that none of them waits for a GPU.
+A check looks at types and shapes alone, so that none of them waits for a GPU. What is something else is a
+:class:`PluginError`, which begins with ``what``, as :func:`instance` has it.
 """
 
 from __future__ import annotations
@@ -89,22 +90,14 @@ def instance(value: Any, wanted: Callable[..., T], what: str, hint: str = "") ->
 
 
 def mapping(value: Any, what: str) -> Mapping[Any, Any]:
-    """A mapping.
-
-    Raises:
-        PluginError: it is something else; ``what`` as in :func:`instance`.
-    """
+    """A mapping."""
     if not isinstance(value, Mapping):
         raise PluginError(f"{what} {described(value)}; expected a mapping.")
     return value
 
 
 def loss(value: Any, what: str) -> Tensor:
-    """A loss that can be minimised or climbed: one number, a tensor of shape ().
-
-    Raises:
-        PluginError: it is something else; ``what`` as in :func:`instance`.
-    """
+    """A loss that can be minimised or climbed: one number, a tensor of shape ()."""
     from torch import Tensor
 
     if not isinstance(value, Tensor) or value.shape != ():
@@ -113,11 +106,7 @@ def loss(value: Any, what: str) -> Tensor:
 
 
 def like(value: Any, wanted: Tensor, what: str) -> Tensor:
-    """A tensor of the shape and type of ``wanted``, on its device.
-
-    Raises:
-        PluginError: it is something else; ``what`` as in :func:`instance`.
-    """
+    """A tensor of the shape and type of ``wanted``, on its device."""
     from torch import Tensor
 
     if not isinstance(value, Tensor) or value.shape != wanted.shape:
@@ -130,11 +119,7 @@ def like(value: Any, wanted: Tensor, what: str) -> Tensor:
 
 
 def rows(value: Any, count: int, what: str) -> Tensor:
-    """Which of ``count`` rows: a tensor of shape (count,) and type bool, on whichever device.
-
-    Raises:
-        PluginError: it is something else; ``what`` as in :func:`instance`.
-    """
+    """Which of ``count`` rows: a tensor of shape (count,) and type bool, on whichever device."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.shape != (count,) or value.dtype != torch.bool:
@@ -145,11 +130,7 @@ def rows(value: Any, count: int, what: str) -> Tensor:
 
 
 def tensors(value: Any, what: str) -> Mapping[str, Tensor]:
-    """A flat mapping from text to tensor.
-
-    Raises:
-        PluginError: it is something else; ``what`` as in :func:`instance`.
-    """
+    """A flat mapping from text to tensor."""
     from torch import Tensor
 
     checked = mapping(value, what)
@@ -160,11 +141,7 @@ def tensors(value: Any, what: str) -> Mapping[str, Tensor]:
 
 
 def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]:
-    """Finite numbers, each of one of these clients.
-
-    Raises:
-        PluginError: something else; ``what`` as in :func:`instance`.
-    """
+    """Finite numbers, each of one of these clients."""
     checked = mapping(value, what)
     for client, number in checked.items():
         right = isinstance(number, int | float) and math.isfinite(number)

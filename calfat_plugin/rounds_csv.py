@@ -320,11 +320,7 @@ class RoundsFile:
         return [column.name for column in self._columns]
 
     def append(self, record: RoundRecord) -> None:
-        """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not.
-
-        Raises:
-            RunError: the disk refuses.
-        """
+        """Add one row, and the header before the first. A crash of this process keeps it, one of the system may not."""
         found = ((column, column.found(record)) for column in self._columns)
         row = ["" if value is None else column.written(value) for column, value in found]
         text = io.StringIO()

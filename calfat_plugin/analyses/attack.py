@@ -24,6 +24,8 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.loaded_run import LoadedRun, set_up_task
 
 if TYPE_CHECKING:
+    import torch
+
     from calfat_plugin.entries import Citation, Entry
 
 
@@ -33,8 +35,6 @@ class AttackReport:
 
     Attributes:
         results: natural accuracy first, then every attack at every eps, ascending.
-        alarms: findings about them.
-        path: the results file.
         curves: the files with the accuracy over eps; empty for a single eps.
     """
 
@@ -69,13 +69,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     What AutoAttack has done so far is kept beside the results until they are written: the same call resumes there.
 
     Args:
-        plan: what to do.
-        command: the command line, for the record.
-        observer: is informed of progress.
         output: results file; None: ``attacks/`` of the run, or beside the weights, under a name that is free.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from calfat_plugin.runs.compute import describe_environment
     from calfat_plugin.runs.writer import CONVENTIONS
@@ -85,11 +79,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     folder, stem = _place(plan, output)
     scratch = folder / f".{stem}-unfinished"
     with using_threads(first):
-        if plan.request.device is not None:
-            device = named_device(plan.request.device, "--device")
-        else:  # a model of the user's own takes a GPU only where there is one
-            device = pick_device(first, observer.warn if plan.run is not None else lambda message: None)
-        run = LoadedRun(first, plan.weights, plan.run, device)
+        run = LoadedRun(first, plan.weights, plan.run, device_of(plan, observer))
         results = _measure(plan, run, scratch, observer)
         content = {
             **facts_of(run),
@@ -120,6 +110,13 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
         return AttackReport(results, alarms, path, ())
     render(chart, path.parent)
     return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in FORMATS))
+
+
+def device_of(plan: AttackPlan, observer: AttackObserver) -> torch.device:
+    """Where to compute; a model of the user's own takes a GPU only where there is one."""
+    if plan.request.device is not None:
+        return named_device(plan.request.device, "--device")
+    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
 def _measure(plan: AttackPlan, run: LoadedRun, scratch: Path, observer: AttackObserver) -> tuple[EvaluationResult, ...]:

@@ -85,11 +85,6 @@ class AttackPlan:
 def plan_run(target: Path, checkpoint: str | None, request: AttackRequest) -> AttackPlan:
     """Attack a checkpoint of a run.
 
-    Args:
-        target: a run directory, or one of its checkpoints.
-        checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
-        request: the rest of the command line.
-
     Raises:
         RunError: there is no such checkpoint, or it belongs to no run.
         RecipeError: the request does not fit, or the run's recipe cannot be read.
@@ -104,8 +99,6 @@ def plan_model(model: str, weights: Path, dataset: str, request: AttackRequest) 
     Args:
         model: ``package.module:factory``, or the name of a model that a recipe can name.
         weights: its state dict: a safetensors file, or what ``torch.save`` wrote.
-        dataset: name of a data set.
-        request: the rest of the command line.
 
     Raises:
         RunError: there is no such file.

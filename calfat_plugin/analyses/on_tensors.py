@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from calfat_plugin.errors import DataError, ModelError, OptionError, one_line
@@ -185,12 +184,12 @@ def attack(
     data = _images(x, y, keeps_order=True)
     found = {each: pixels(data.x).clone() for each in experiments}
     for each, experiment in experiments.items():
-        _measure(experiment, model, data, targets, on_examples=partial(_put, found[each]))
+
+        def keep(where: Tensor, x_adv: Tensor, points: Tensor = found[each]) -> None:
+            points[where.to(points.device)] = x_adv.detach().to(points.device)
+
+        _measure(experiment, model, data, targets, on_examples=keep)
     return found if budgets is eps else found[eps]
-
-
-def _put(found: Tensor, where: Tensor, x_adv: Tensor) -> None:
-    found[where.to(found.device)] = x_adv.detach().to(found.device)
 
 
 def _budgets(eps: Number | Budgets | None) -> Sequence[Any]:
@@ -355,18 +354,18 @@ def _measure(
     num_classes = logits.shape[-1] if isinstance(logits, torch.Tensor) and logits.ndim == 2 else high + 1
     if low < 0 or high >= num_classes:
         raise DataError(f"labels run from {low} to {high}; the model knows 0 to {num_classes - 1}.")
-    evaluators = () if targets is None else experiment.build_evaluators(experiment.evaluators)
+    shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
+    task = replace(shape, load_model=model_loader(None, shape, device))
+    evaluators = experiment.ready_evaluators(experiment.evaluators, task)
     for label, evaluator in evaluators:
-        if evaluator.gives_examples and not evaluator.takes_targets:
+        if targets is not None and evaluator.gives_examples and not evaluator.takes_targets:
             raise OptionError(
                 f"evaluator '{label}' makes no targeted attacks. Those that do: fgsm, bim, pgd, mi-fgsm, cw."
             )
-    shape = SetUpTask(num_classes, data.x.shape[1], (data.x.shape[2], data.x.shape[3]), device)
-    task = replace(shape, load_model=model_loader(None, shape, device))
     return measure(
         model,
         data,
-        experiment.ready_evaluators(experiment.evaluators, task),
+        evaluators,
         num_classes=num_classes,
         targets=None if targets is None else _targets(targets, data, num_classes),
         threat=experiment.threat,

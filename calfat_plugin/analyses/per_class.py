@@ -64,21 +64,11 @@ def compare_per_class(
     """Run the protocol and write ``per_class.json`` into the run directory.
 
     Args:
-        directory: the run directory.
         methods: local trainers as recipes write them. The run's own method keeps its options when named plainly;
             schedules that start at a later round count as started.
-        evaluators: as recipes write them.
-        checkpoint: which global model to start from.
-        say: is called with a line for each local model.
-        warn: is called with findings that stop nothing.
-        plugins: files with plugins, beside those of the run.
-        trust: is asked about each plugin file of the run that this user has not run before.
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from calfat_plugin.federation.worker import shards_of
 

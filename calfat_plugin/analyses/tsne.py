@@ -30,17 +30,7 @@ def write_tsne(
     """Compute the embedding of one run's checkpoint and write it into the run directory.
 
     Args:
-        directory: the run directory.
-        checkpoint: which global model.
         examples: at most so many clean test examples, as many of each class as can be.
-        warn: is called with findings that stop nothing.
-        trust: is asked about each plugin file of the run that this user has not run before.
-
-    Returns:
-        What was written.
-
-    Raises:
-        CalfatError: with what to fix.
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 

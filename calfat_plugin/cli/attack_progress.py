@@ -70,10 +70,6 @@ class AttackProgress(Lines, AttackObserver):
         self._bar.update(self._task, completed=done, left=left)
 
     def measured(self, result: EvaluationResult) -> None:
-        self.say(_line(result))
-
-
-def _line(result: EvaluationResult) -> str:
-    differs = result.accuracy_release != result.accuracy
-    release = f", release {percent(result.accuracy_release)}" if differs else ""
-    return f"{with_budget(result)}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s"
+        differs = result.accuracy_release != result.accuracy
+        release = f", release {percent(result.accuracy_release)}" if differs else ""
+        self.say(f"{with_budget(result)}  {percent(result.accuracy)}{release}  {result.seconds:.1f} s")

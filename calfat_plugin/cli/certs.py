@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -74,11 +75,7 @@ def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
 
 
 def broker_address(text: str) -> Address:
-    """Where the broker will be: ``HOST`` or ``HOST:PORT``, an IPv6 address in brackets.
-
-    Raises:
-        RunError: it is none of these.
-    """
+    """Where the broker will be: ``HOST`` or ``HOST:PORT``, an IPv6 address in brackets."""
     address = parse_address(text) or parse_address(f"{text}:{_BROKER_PORT}")
     host = "" if address is None else address.host.lower()
     if address is None or not host.isascii() or "@" in host or host.endswith(".calfat"):  # the parties' own names
@@ -132,9 +129,7 @@ def make_certificates(directory: Path, clients: int, days: int, broker: Address 
 
 def _write_broker_settings(folder: Path, port: int) -> None:
     settings = _MOSQUITTO.format(port=port, folder=folder)
-    with suppress(ImportError, AttributeError, KeyError):  # Windows, or a user without a name
-        import pwd
-
+    with suppress(KeyError):  # a user without a name
         settings += _OWNER.format(owner=pwd.getpwuid(os.geteuid()).pw_name)
     (folder / "mosquitto.conf").write_text(settings, encoding="utf-8")
     _write_private(folder / "mosquitto.acl", _ACCESS.encode())  # mosquitto warns about one that all can read

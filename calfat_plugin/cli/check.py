@@ -16,6 +16,7 @@ from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.runs.request import checked_experiment
 
 
@@ -48,8 +49,7 @@ def check(
             found = _check_recipe(document, overrides, seed, plugins, show)
         warn(*found.warnings)
         if strict and found.warnings:
-            number = len(found.warnings)
-            raise RecipeError(f"{recipe}: {number} warning{'s' * (number > 1)}; --strict allows none.")
+            raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
     if as_json:
         content = {"file": document.file, "warnings": list(found.warnings), **found.content}
         click.echo(json.dumps(content, indent=2, default=str))  # a recipe may hold a date

@@ -44,8 +44,6 @@ class Finding:
 
     Attributes:
         status: ``fail``: runs cannot work; ``warn``: something is not as it should be; ``ok``.
-        check: what was looked at.
-        found: what is there.
         todo: how to fix it; empty when there is nothing to fix.
     """
 

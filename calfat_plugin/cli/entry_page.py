@@ -49,7 +49,8 @@ def kind_section(registry: Registry, kind: type[entries.Entry]) -> str:
     for entry, options in offered:
         above = [info for info in options if shared.get(info.name) == _meaning(info)]
         facts = list(_facts(registry, entry))
-        facts += [f"Shared options: {', '.join(map(_with_default, above))}"] if above else []
+        named = (f"`{i.name}`" if i.default is None else f"`{i.name}: {yaml_text(i.default)}`" for i in above)
+        facts += [f"Shared options: {', '.join(named)}"] if above else []
         page = _page(entry, facts, [info for info in options if info not in above])
         parts.append(f"### `{entry.shown_name}`\n\n{page}")
     return "\n".join(parts)
@@ -68,10 +69,6 @@ def _page(entry: entries.Entry, facts: Sequence[str], options: Sequence[OptionIn
 def _meaning(info: OptionInfo) -> tuple[str, str, str]:
     """What two options have in common that are one and the same: name, expected value, meaning."""
     return info.name, info.expected, f"{info.help}{f' ({info.unit})' if info.unit else ''}"
-
-
-def _with_default(info: OptionInfo) -> str:
-    return f"`{info.name}`" if info.default is None else f"`{info.name}: {yaml_text(info.default)}`"
 
 
 def option_table(options: Iterable[OptionInfo]) -> str:

@@ -38,11 +38,7 @@ def init(name: str, out: Path | None) -> None:
 
 
 def _text(name: str) -> str:
-    """The file's text; a suite's base becomes a shipped name, because the copy lies elsewhere.
-
-    Raises:
-        RecipeError: nothing of this name is shipped.
-    """
+    """The file's text; a suite's base becomes a shipped name, because the copy lies elsewhere."""
     shipped = shipped_files()
     if name not in shipped:
         hint = did_you_mean(name, shipped) or " 'calfat recipes' lists them."

@@ -47,11 +47,7 @@ def places() -> list[Path]:
 
 
 def refuse_without_launcher() -> None:
-    """Refuse an environment without FedML's command.
-
-    Raises:
-        HostError: with what to do instead.
-    """
+    """Refuse an environment without FedML's command."""
     if version_of("fedml") is None:
         raise HostError("FedML is not installed, so it has no command to link. 'calfat run' runs recipes without it.")
     scripts = Path(sysconfig.get_path("scripts"))

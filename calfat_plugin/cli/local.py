@@ -45,13 +45,8 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
     """Start server and clients (or workers), show what they say, and end them together.
 
     Args:
-        runtime: of the recipe.
         words: recipe, ``--set`` and ``--seed`` as the parties' commands need them.
         run_dir: the server's directory; clients get ``rank-<k>`` below it.
-        resume: continue a stopped run.
-
-    Returns:
-        The server's exit status.
     """
     names, experiment = runtime.process_names, runtime.experiment
     if runtime.is_mpi_job:

@@ -86,15 +86,7 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
 
 def render(name: str, kind: str) -> dict[str, str]:
-    """File name to text of a package.
-
-    Args:
-        name: of the distribution and of the plugin.
-        kind: one of :data:`KINDS`.
-
-    Raises:
-        PluginError: no plugin can have this name.
-    """
+    """File name to text of a package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     module = _module_of(name)

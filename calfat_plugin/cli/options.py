@@ -84,11 +84,7 @@ def load_experiment(
     download: bool = False,
     plugins: tuple[Path, ...] = (),
 ) -> Experiment:
-    """The recipe with its overrides, checked; its warnings are printed.
-
-    Raises:
-        CalfatError: whatever is wrong with it.
-    """
+    """The recipe with its overrides, checked; its warnings are printed."""
     experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
     warn(*experiment.warnings)
     return experiment

@@ -27,8 +27,6 @@ def which(runtime: Runtime, role: str | None, rank: int | None, local: bool, at_
     """The rank that this process is asked to be, or :data:`ALL`.
 
     Args:
-        runtime: of the recipe.
-        role, rank, local: options of the command.
         at_end: gets what is to be done when the process ends, after its last output.
 
     Raises:
@@ -93,11 +91,7 @@ def take_part(request: Request, runtime: Runtime, rank: int, command: list[str],
     """Be a client or a worker, or start everyone; False for the server, which is like any other run.
 
     Args:
-        request: what the user asked for.
-        runtime: of the recipe.
-        rank: from :func:`which`.
         command: this program's command line, without the options that say which process and where to write.
-        hint: what to print should it end early.
     """
     if rank == ALL or (runtime.is_mpi_job and runtime.is_cross_silo):
         hint.command.append("--local")

@@ -126,11 +126,7 @@ def _offers(registry: Registry) -> Iterator[entries.Entry]:
 
 
 def _find(registry: Registry, name: str) -> list[entries.Entry]:
-    """Every entry that a recipe could mean by ``name``; one name may mean entries of several kinds.
-
-    Raises:
-        PluginError: no kind has it.
-    """
+    """Every entry that a recipe could mean by ``name``; one name may mean entries of several kinds."""
     found: list[entries.Entry] = []
     for kind in KINDS:
         with suppress(PluginError):

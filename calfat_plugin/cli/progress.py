@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
@@ -197,7 +197,7 @@ class LiveProgress(RunProgress):
         self._scores = Text("", no_wrap=True, overflow="ellipsis")
         self._drawn = 0.0
         self._live = Live(
-            get_renderable=self._picture,
+            get_renderable=lambda: Group(self._bars, self._scores) if self._scores.plain else self._bars,
             console=console,
             # In a notebook a thread that draws would take lines printed meanwhile into its picture, and wipe them out.
             auto_refresh=not console.is_jupyter,
@@ -271,9 +271,6 @@ class LiveProgress(RunProgress):
         left = self._num_rounds - done
         eta = f"  ETA {self._clock.eta(left)}" if left else ""
         return f"{done}/{self._num_rounds} rounds  {self._clock.elapsed()}{eta}"
-
-    def _picture(self) -> RenderableType:
-        return Group(self._bars, self._scores) if self._scores.plain else self._bars
 
 
 def can_draw(console: Console) -> bool:

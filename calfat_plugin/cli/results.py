@@ -31,8 +31,6 @@ def results_table(results: Sequence[EvaluationResult], *, title: str | None = No
     """One evaluation a row, with columns for the figures that any of them has beside its accuracy, if they are few.
 
     Args:
-        results: the evaluations.
-        title: above the table.
         by_eps: give the budget a column of its own, for attacks at several budgets.
     """
     table = Table(title=title, title_justify="left")

@@ -175,8 +175,8 @@ def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
     previous = [signal.signal(number, stop) for number in numbers]
     try:
         yield

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import RunError
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.runs.workers import AUTO, OPTION, check_workers, number_of_workers
 
 if TYPE_CHECKING:
@@ -30,15 +31,9 @@ def with_workers(
     """The request with its number of workers.
 
     Args:
-        request: what to run.
-        runtime: of the recipe.
-        text: of the option.
         alone: whether this process was not asked to be one of several.
         option: what it is called, for messages.
         warn: shows what the user should know about this number.
-
-    Raises:
-        RunError: the text is no number, or there can be no workers.
     """
     if not (alone or runtime.is_cross_silo):
         raise RunError(f"{option} starts all processes of a run. Leave out --local, --role and --rank.")
@@ -50,9 +45,9 @@ def with_workers(
 
 
 def _notes(text: str, number: int, experiment: Experiment) -> Iterator[str]:
-    workers = _count(number, "worker")
+    workers = counted(number, "worker")
     if text != AUTO and int(text) > number:
-        yield f"a round has {_count(number, 'client')}; starting {workers}."
+        yield f"a round has {counted(number, 'client')}; starting {workers}."
     if experiment.device.using_gpu:
         return
     cores = num_cores()
@@ -60,13 +55,9 @@ def _notes(text: str, number: int, experiment: Experiment) -> Iterator[str]:
     if number > 1 and number * threads > cores:
         faster = "A smaller calfat.runtime.threads is faster for a new run (it changes the last bits of the result)."
         remedy = faster if threads > 1 else "Fewer workers are as fast."
-        yield f"{workers} of {_count(threads, 'thread')} share {_count(cores, 'core')}. {remedy}"
+        yield f"{workers} of {counted(threads, 'thread')} share {counted(cores, 'core')}. {remedy}"
     elif text == AUTO and number < min(cores, experiment.clients_per_round):
         yield (
-            f"{workers} of {_count(threads, 'thread')} on {_count(cores, 'core')}. With a smaller "
+            f"{workers} of {counted(threads, 'thread')} on {counted(cores, 'core')}. With a smaller "
             "calfat.runtime.threads, a new run gets more workers (it changes the last bits of the result)."
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

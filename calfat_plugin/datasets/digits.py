@@ -41,11 +41,7 @@ def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
 
 
 def _table() -> npt.NDArray[np.float64]:
-    """(1797, 65): 64 pixels and the label, of the file in scikit-learn's package, whose import takes a second.
-
-    Raises:
-        DataError: scikit-learn has no such file.
-    """
+    """(1797, 65): 64 pixels and the label, of the file in scikit-learn's package, whose import takes a second."""
     package = importlib.util.find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or ():
         file = Path(folder, "datasets", "data", "digits.csv.gz")

@@ -136,7 +136,6 @@ class PublishedFiles:
         """Return the folder that holds all files.
 
         Args:
-            root: data root; ``~`` is understood.
             verify: compare every file with its checksum.
             download: fetch the data set, once, if files are missing or do not match.
 
@@ -180,9 +179,11 @@ class PublishedFiles:
         for file in self.md5:
             if not stored(folder, file).is_file():
                 places = " or ".join(map(str, self._candidates(root)))
+                apt = self.package
+                install = f"On Debian and Ubuntu: apt-get install {apt.name}. Elsewhere: " if apt else ""
                 raise DataError(
                     f"data set {self.name}: {folder / file} is missing (looked in {places}). "
-                    f"{self._by_package()}{self._by_hand(root)}, or {DOWNLOAD_HINT}."
+                    f"{install}{self._by_hand(root)}, or {DOWNLOAD_HINT}."
                 )
         for file, expected in self.md5.items() if verify else ():
             path = stored(folder, file)
@@ -199,9 +200,6 @@ class PublishedFiles:
         if self.package and folder in self.package.folders:
             return f"Install it again: apt-get install --reinstall {self.package.name}"
         return f"Delete it and {DOWNLOAD_HINT}. By hand: {self._by_hand(root)}"
-
-    def _by_package(self) -> str:
-        return f"On Debian and Ubuntu: apt-get install {self.package.name}. Elsewhere: " if self.package else ""
 
     def _by_hand(self, root: Path) -> str:
         unpacked = self.downloads[0].removesuffix(".gz") in self.md5

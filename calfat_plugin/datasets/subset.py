@@ -71,7 +71,6 @@ def prepared(
     """The data set that a run uses.
 
     Args:
-        dataset: as it was read.
         max_train: most training examples, the validation split included; None: all.
         max_test: most test examples, likewise.
         validation_share: 0 .. 0.5.

@@ -182,7 +182,6 @@ def clearly_below(low: float, high: float, examples: int, share: float) -> bool:
 
     Args:
         low, high: shares of the same examples.
-        examples: how many they are.
         share: in [0, 1].
     """
     return round((high - low) * examples) > max(share * examples, 1 if share else 0)

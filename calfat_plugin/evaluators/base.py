@@ -200,11 +200,7 @@ class BudgetedAttack(AttackEvaluator):
 
 
 def check_budget(options: BudgetOptions, recipe: Recipe) -> None:
-    """Entry check: the options and the recipe's threat model must go together.
-
-    Raises:
-        OptionError: they do not.
-    """
+    """Entry check: the options and the recipe's threat model must go together."""
     options.threat(recipe.threat)
 
 

@@ -105,11 +105,7 @@ class DeepFool(BudgetedAttack):
 
 
 def _check(options: DeepFoolOptions, recipe: Recipe) -> None:
-    """Entry check: of what ``check_budget`` looks at, and the norm.
-
-    Raises:
-        OptionError: they do not go together.
-    """
+    """Entry check: of what ``check_budget`` looks at, and the norm."""
     if options.threat(recipe.threat).norm == "l1":
         raise OptionError(
             "deepfool has no l1: its step would change one pixel, which soon cannot change further. Take fab for the "

@@ -146,11 +146,7 @@ def _details(results: dict[str, EvaluationResult]) -> dict[str, Any]:
 
 
 def _check(options: PanelOptions, recipe: Recipe) -> None:
-    """Entry check: every radius is one of its norm.
-
-    Raises:
-        OptionError: it is not.
-    """
+    """Entry check: every radius is one of its norm."""
     for norm in get_args(Norm):
         eps: Fraction | None = getattr(options, norm)
         if eps is not None:

@@ -40,11 +40,7 @@ def build_plugin(
     """What ``build`` makes of its arguments.
 
     Args:
-        build: of an entry.
-        wanted: the class that its result should be of.
-        arguments: by position.
         names: what the contract calls them, for the message.
-        options: by name.
 
     Raises:
         PluginError: it takes other arguments, or makes something else.
@@ -69,12 +65,7 @@ def checked_split(
 
     Args:
         shards: what a partition gave: one list or array of positions a client.
-        num_examples: of the training set.
-        num_clients: how many clients share it.
         may_leave_out: whether some examples may go to nobody.
-
-    Raises:
-        PluginError: they are not.
     """
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
@@ -110,13 +101,7 @@ def checked_split(
 
 
 class CheckedEvaluator(Evaluator):
-    """A plugin's evaluator, whose errors are named and whose result is checked.
-
-    Args:
-        evaluator: the plugin's.
-        entry: of the plugin.
-        who: kind, name and distribution of the plugin.
-    """
+    """A plugin's evaluator, whose errors are named and whose result is checked."""
 
     def __init__(self, evaluator: Evaluator, entry: EvaluatorEntry, who: str) -> None:
         self.evaluator, self._entry, self._who = evaluator, entry, who
@@ -155,13 +140,7 @@ class CheckedEvaluator(Evaluator):
 
 
 class CheckedModifier(LossModifier):
-    """A plugin's loss modifier, whose errors are named after it and not after the trainer that it composes with.
-
-    Args:
-        modifier: the plugin's.
-        entry: of the plugin.
-        who: kind, name and distribution of the plugin.
-    """
+    """A plugin's loss modifier, whose errors are named after it and not after the trainer that it composes with."""
 
     def __init__(self, modifier: LossModifier, entry: ModifierEntry, who: str) -> None:
         self._modifier, self._entry, self._who = modifier, entry, who
@@ -178,13 +157,7 @@ class CheckedModifier(LossModifier):
 
 
 class CheckedInnerAttack(InnerAttack):
-    """A plugin's inner attack, whose errors are named after it and not after the trainer that calls it.
-
-    Args:
-        inner: the plugin's.
-        entry: of the plugin.
-        who: kind, name and distribution of the plugin.
-    """
+    """A plugin's inner attack, whose errors are named after it and not after the trainer that calls it."""
 
     def __init__(self, inner: InnerAttack, entry: InnerAttackEntry, who: str) -> None:
         super().__init__(inner.options)

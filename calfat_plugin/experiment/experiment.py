@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from calfat_plugin.experiment.building import CheckedEvaluator
     from calfat_plugin.interfaces import Aggregator, InnerAttack, LocalTrainer, SetUpTask, TrainSettings
     from calfat_plugin.models.building import ImageShape
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,17 @@ class Experiment(Recipe):
         """Let errors about a plugin that are raised inside begin with its name."""
         return returned.attribute_errors_to(self.who(pick), pick.entry.config)
 
+    def built(self, pick: Plugin[Any], wanted: Callable[..., T], *arguments: Any, names: str = "options") -> T:
+        """A plugin, from its options and further arguments; see ``building.build_plugin``.
+
+        Raises:
+            PluginError: it cannot be built.
+        """
+        from calfat_plugin.experiment.building import build_plugin
+
+        with self.attribute_errors_to(pick):
+            return build_plugin(pick.entry.load(), wanted, pick.options, *arguments, names=names)
+
     def build_trainer(self) -> LocalTrainer:
         """The local trainer, composed with its loss modifier.
 
@@ -129,17 +142,12 @@ class Experiment(Recipe):
             PluginError: one of the two cannot be built.
             RecipeError: the method has an attack of its own, and the recipe another.
         """
-        from calfat_plugin.experiment.building import CheckedModifier, build_plugin
+        from calfat_plugin.experiment.building import CheckedModifier
         from calfat_plugin.interfaces import LocalTrainer, LossModifier
 
         pick = self.modifier
-        with self.attribute_errors_to(pick):
-            modifier = build_plugin(pick.entry.load(), LossModifier, pick.options)
-            modifier = CheckedModifier(modifier, pick.entry, self.who(pick))
-        with self.attribute_errors_to(self.trainer):
-            options = self.trainer.options
-            build = self.trainer.entry.load()
-            trainer = build_plugin(build, LocalTrainer, options, modifier, names="options, modifier")
+        modifier = CheckedModifier(self.built(pick, LossModifier), pick.entry, self.who(pick))
+        trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
         self.refuse_two_attacks(type(trainer))
         return trainer
 
@@ -148,9 +156,6 @@ class Experiment(Recipe):
 
         Args:
             method: the class, or what builds it: that is imported with torch only when a run needs it.
-
-        Raises:
-            RecipeError: the two would not work together.
         """
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
         if inner.name == "pgd":
@@ -165,46 +170,25 @@ class Experiment(Recipe):
             raise self.document.error(inner.path, why)
 
     def build_inner(self) -> InnerAttack:
-        """The attack of training.
-
-        Raises:
-            PluginError: it cannot be built.
-        """
-        from calfat_plugin.experiment.building import CheckedInnerAttack, build_plugin
+        """The attack of training."""
+        from calfat_plugin.experiment.building import CheckedInnerAttack
         from calfat_plugin.interfaces import InnerAttack
 
         pick = self.threat.inner
-        with self.attribute_errors_to(pick):
-            inner = build_plugin(pick.entry.load(), InnerAttack, pick.options)
-        return CheckedInnerAttack(inner, pick.entry, self.who(pick))
+        return CheckedInnerAttack(self.built(pick, InnerAttack), pick.entry, self.who(pick))
 
     def build_aggregator(self) -> Aggregator:
-        """The aggregator.
-
-        Raises:
-            PluginError: it cannot be built.
-        """
-        from calfat_plugin.experiment.building import build_plugin
+        """The aggregator."""
         from calfat_plugin.interfaces import Aggregator
 
-        with self.attribute_errors_to(self.aggregator):
-            return build_plugin(self.aggregator.entry.load(), Aggregator, self.aggregator.options)
+        return self.built(self.aggregator, Aggregator)
 
     def build_evaluators(self, picks: tuple[Plugin[entries.EvaluatorEntry], ...]) -> list[tuple[str, CheckedEvaluator]]:
-        """(label, evaluator) for each pick.
-
-        Raises:
-            PluginError: one cannot be built.
-        """
-        from calfat_plugin.experiment.building import CheckedEvaluator, build_plugin
+        """(label, evaluator) for each pick."""
+        from calfat_plugin.experiment.building import CheckedEvaluator
         from calfat_plugin.interfaces import Evaluator
 
-        made = []
-        for pick in picks:
-            with self.attribute_errors_to(pick):
-                evaluator = build_plugin(pick.entry.load(), Evaluator, pick.options)
-            made.append((pick.label, CheckedEvaluator(evaluator, pick.entry, self.who(pick))))
-        return made
+        return [(p.label, CheckedEvaluator(self.built(p, Evaluator), p.entry, self.who(p))) for p in picks]
 
     def ready_evaluators(
         self, picks: tuple[Plugin[entries.EvaluatorEntry], ...], task: SetUpTask

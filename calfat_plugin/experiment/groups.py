@@ -33,9 +33,7 @@ def read_groups(
     """The groups of a recipe.
 
     Args:
-        document: the recipe.
         resolved: the experiment of a recipe without groups.
-        attacker: the attacker at a path.
 
     Raises:
         RecipeError, PluginError: with place, key path, what was found and what was wanted.
@@ -165,7 +163,6 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
     """Client id to its group, of those in one; the first group that chooses a client has it.
 
     Args:
-        experiment: with the groups.
         sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
 
     Raises:
@@ -179,6 +176,11 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
             raise _refused(experiment, group, "no client is left for this group: those above have them all.")
         found |= dict.fromkeys(chosen, group)
     return dict(sorted(found.items()))
+
+
+def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
+    """Ids of the clients that attack, of those in a group."""
+    return [client for client, group in groups.items() if group.attacker is not None]
 
 
 def _chosen(experiment: Recipe, group: ClientGroup, index: int, free: list[int], sizes: Sequence[int]) -> Iterator[int]:

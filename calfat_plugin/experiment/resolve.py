@@ -52,8 +52,6 @@ def assemble(
     """Resolve a recipe.
 
     Args:
-        document: the recipe.
-        registry: the plugins.
         trains: whether it will run as it is, so that warnings about training and the monitor matter.
         finished: whether it is that of a run that is only looked at: a plugin that is not there has untyped options.
         group: whether it is what a group of clients trains by, whose plugins are checked beside those of the run.
@@ -227,8 +225,6 @@ class _Reader:
         """``name`` or ``{name: ..., preset: ..., options...}``.
 
         Args:
-            path: its key path.
-            kind: of the plugin.
             default: name of the one that is meant where the recipe is silent.
             raw: the value; None: what is at ``path``.
             also: keys beside the options.

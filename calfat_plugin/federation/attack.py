@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from calfat_plugin import returned
-from calfat_plugin.experiment.building import build_plugin
+from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.interfaces import Attacker, AttackTask, State
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.seeds import generator
@@ -18,23 +18,16 @@ if TYPE_CHECKING:
 
 
 def build_attacker(experiment: Experiment, group: ClientGroup | None) -> Attacker:
-    """The attacker of a group; one that does nothing for honest clients.
-
-    Raises:
-        PluginError: it cannot be built.
-    """
+    """The attacker of a group; one that does nothing for honest clients."""
     if group is None or group.attacker is None:
         return Attacker()
-    with experiment.attribute_errors_to(group.attacker):
-        return build_plugin(group.attacker.entry.load(), Attacker, group.attacker.options)
+    return experiment.built(group.attacker, Attacker)
 
 
 class Attackers:
     """All attackers of a run.
 
     Args:
-        experiment: the run's.
-        groups: client id to its group.
         names: of the trainable parameters that are not personal.
 
     Attributes:
@@ -43,7 +36,7 @@ class Attackers:
 
     def __init__(self, experiment: Experiment, groups: Mapping[int, ClientGroup], names: Sequence[str]) -> None:
         self._experiment, self._names = experiment, names
-        self._groups = {client: group for client, group in groups.items() if group.attacker is not None}
+        self._groups = {client: groups[client] for client in attackers_among(groups)}
         self.ids = frozenset(self._groups)
         self._built = {client: build_attacker(experiment, group) for client, group in self._groups.items()}
 
@@ -51,8 +44,6 @@ class Attackers:
         """A round's updates as they arrive: those of honest clients as they are.
 
         Args:
-            round: 1-based.
-            updates: client id to what it trained.
             global_state: the model that all started from.
 
         Raises:

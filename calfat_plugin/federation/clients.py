@@ -27,7 +27,6 @@ class ClientsOfRound:
 
     Attributes:
         states: client id to the model that it sent, ascending ids.
-        attackers: ids of the clients that attack.
         template: a model in evaluation mode on the device, whose tensors do not matter.
         round: the last one that was aggregated; 0 before the first, when nobody trains.
         downlink: the server's message after it.

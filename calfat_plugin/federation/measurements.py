@@ -75,11 +75,7 @@ class Measurements:
         return self.final_uses_clients or any(pick.entry.uses_clients for pick in self._experiment.monitor.evaluators)
 
     def set_up(self) -> None:
-        """Set all evaluators up, so that what is missing shows now.
-
-        Raises:
-            CalfatError: one cannot be set up.
-        """
+        """Set all evaluators up, so that what is missing shows now."""
         _ = self._monitoring, self._closing
 
     @cached_property

@@ -14,6 +14,7 @@ from statistics import median
 
 from calfat_plugin.evaluators.alarms import Alarm
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
 from calfat_plugin.rounds_csv import read_rounds
@@ -48,7 +49,6 @@ def robust_z(values: Mapping[int, float], spread: float) -> dict[int, float]:
     """(value - median) / (1.4826 MAD) of each client (Iglewicz and Hoaglin 1993, with the MAD's usual factor).
 
     Args:
-        values: client id to a number.
         spread: the least that the denominator is.
     """
     middle = median(values.values())
@@ -60,10 +60,6 @@ class UpdateHistory:
     """Compares the updates of a run's clients with those of their rounds, and names clients that stand out.
 
     Norms are compared per local step, on a log scale: under label skew clients have unequal numbers of examples.
-
-    Args:
-        experiment: the run's.
-        groups: client id to its group.
 
     Attributes:
         named: ids of the clients that a finding has named so far.
@@ -94,7 +90,6 @@ class UpdateHistory:
         Args:
             norms: client id to the L2 norm of its update.
             cosines: client id to the cosine of its update to the coordinate-wise median of the round's updates.
-            num_examples: client id to the number of training examples that it claims.
         """
         per_step = {
             client: math.log(norm / self._steps(client, num_examples[client]))
@@ -117,11 +112,8 @@ class UpdateHistory:
 
     def named_share(self, *, attackers: bool) -> float | None:
         """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""
-        of_kind = [
-            client
-            for client in range(self._experiment.num_clients)
-            if attackers == (client in self._groups and self._groups[client].attacker is not None)
-        ]
+        attacking = {*attackers_among(self._groups)}
+        of_kind = attacking if attackers else {*range(self._experiment.num_clients)} - attacking
         return len(self.named.intersection(of_kind)) / len(of_kind) if of_kind else None
 
     def _large(self, per_step: Mapping[int, float], norms: Mapping[int, float]) -> dict[tuple[int, ...], str]:
@@ -171,7 +163,6 @@ def weight_alarms(weights: Mapping[int, float], num_examples: Mapping[int, int])
 
     Args:
         weights: client id to the weight that its update got; empty where the aggregator says nothing.
-        num_examples: client id to the number of training examples that it claims.
     """
     total = math.fsum(weights.values())
     return tuple(
@@ -189,7 +180,6 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
 
     Args:
         fell: client id to the number of images of its last batch for which it says so.
-        clients: how many the round has.
     """
     if 2 * len(fell) <= clients:
         return ()
@@ -201,11 +191,7 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
 
 
 def overfit_alarms(gaps: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose training has overfitted its attack of one or two steps (Wong et al. 2020).
-
-    Args:
-        gaps: client id to ``results.OVERFIT``.
-    """
+    """A sentence for each client whose training has overfitted its attack of one or two steps (Wong et al. 2020)."""
     return tuple(
         f"overfitted-attack: client {client} has {100 * gap:.0f} % more of its images right after one step of eps than "
         "after three of eps/2"
@@ -215,11 +201,7 @@ def overfit_alarms(gaps: Mapping[int, float]) -> tuple[str, ...]:
 
 
 def loss_alarms(losses: Mapping[int, float]) -> tuple[str, ...]:
-    """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`).
-
-    Args:
-        losses: client id to the mean training loss that it claims.
-    """
+    """A sentence for each client whose loss is left out of the round's (:func:`plausible_losses`)."""
     kept = plausible_losses(losses)
     return tuple(
         f"implausible-loss: client {client} claims a loss of {loss:.3g}"

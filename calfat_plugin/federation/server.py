@@ -82,10 +82,8 @@ class Server:
     """Holds the global model.
 
     Args:
-        experiment: what to run.
         dataset: the validation and the test split are evaluated on; the training split only gives shapes.
         device: where to evaluate; the global model itself stays on the CPU.
-        observer: is informed of progress.
         worker: makes what trains any client in this process, for evaluators that fine-tune; None: nothing can.
         load_model: see ``interfaces.SetUpTask``.
     """

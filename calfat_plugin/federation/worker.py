@@ -41,11 +41,8 @@ class Worker:
     """Trains clients. Each call to :meth:`fit` is one client's local training in one round.
 
     Args:
-        experiment: what to run.
         dataset: for shapes and augmentation; only ``shards`` are trained on.
         shards: client id to its training examples.
-        device: where to train.
-        observer: is informed of progress.
         client_states: client id to what it keeps so far; training changes it.
     """
 
@@ -123,11 +120,6 @@ class Worker:
         Args:
             client: whose data, method and budget they are.
             round: the last finished one, whose learning rate they have.
-            downlink: the server's message after it.
-            epochs: how many.
-
-        Raises:
-            UpdateError: the training left the finite numbers.
         """
         settings = self.experiment.trained_by(self._groups.get(client)).train_settings(round)
         settings = replace(settings, epochs=epochs, local_steps=None)
@@ -136,11 +128,7 @@ class Worker:
     def _update(
         self, client: int, round: int, downlink: Mapping[str, Tensor], settings: TrainSettings, seed: int
     ) -> LocalUpdate:
-        """Train one client from the global model and what it keeps, which stays as it was.
-
-        Raises:
-            UpdateError: there is no update to use.
-        """
+        """Train one client from the global model and what it keeps, which stays as it was."""
         received, broadcast = unpack_downlink(downlink)
         kept = self.client_states.get(client, {})
         own = {name: kept[_PERSONAL + name] for name in self._personal if _PERSONAL + name in kept}
@@ -210,7 +198,6 @@ class Shards(Mapping[int, ImageData]):
     """Client id to its training examples, copied from the training set when asked for: so all is in memory only once.
 
     Args:
-        data: the training set.
         indices: by client id, the positions of its examples.
     """
 
@@ -230,9 +217,5 @@ class Shards(Mapping[int, ImageData]):
 
 
 def shards_of(experiment: Experiment, dataset: Dataset, device: torch.device) -> Shards:
-    """Split the training set as the recipe says; the shards live on ``device``.
-
-    Raises:
-        DataError: the labels cannot be split as asked.
-    """
+    """Split the training set as the recipe says; the shards live on ``device``."""
     return Shards(dataset.train.to(device), experiment.split(dataset.train.y.numpy()))

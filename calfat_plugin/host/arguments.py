@@ -56,7 +56,6 @@ class ServerTask:
         scratch: where the final evaluation keeps intermediate results, to continue from after a stop.
         workers: the processes that train instead of this one, where a simulation was given some.
         start_elsewhere: in a simulation: picklable; makes what trains any client, in a process that the host starts.
-        warn: shows the user a finding that does not stop the run.
     """
 
     server: Server

@@ -22,21 +22,13 @@ def version_of(distribution: str) -> str | None:
 
 
 def refuse_without_fedml() -> None:
-    """Refuse a run of FedML where it is not installed.
-
-    Raises:
-        HostError: with what to install, or to choose instead.
-    """
+    """Refuse a run of FedML where it is not installed."""
     if version_of("fedml") is None:
         raise HostError(f"FedML is not installed, and a run needs a host that runs its rounds. {how_to_get_a_host()}")
 
 
 def refuse_without_flower() -> None:
-    """Refuse a run of Flower where it, or Ray, is not installed, or not of the tested version.
-
-    Raises:
-        HostError: with what to install.
-    """
+    """Refuse a run of Flower where it, or Ray, is not installed, or not of the tested version."""
     flower, ray = version_of("flwr"), version_of("ray")
     if flower is None or ray is None or not flower.startswith(f"{TESTED_FLOWER}."):
         found = "Flower is not installed" if flower is None else f"flwr {flower} is installed"

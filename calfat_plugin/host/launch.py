@@ -40,8 +40,6 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
     """Let FedML's runner run an algorithm of ours, under the patches that a run needs.
 
     Args:
-        args: the host's arguments.
-        device: where to train.
         algorithm: makes the runner's ``algorithm_flow`` from the arguments as ``fedml.init`` leaves them.
 
     Raises:
@@ -62,11 +60,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
 
 
 def check_version(version: str) -> None:
-    """Refuse a host that the patches were not tested with.
-
-    Raises:
-        HostError: with the versions that work.
-    """
+    """Refuse a host that the patches were not tested with."""
     if version not in TESTED_VERSIONS:
         raise HostError(
             f"fedml {version} is installed; calfat_plugin is tested with {', '.join(TESTED_VERSIONS)}. "
@@ -103,12 +97,8 @@ def logs_every_step() -> Iterator[None]:
 
     These are the events of the vendor's platform. Without it, which is how we run, nobody else gets them.
     """
-    with mock.patch.object(fedml.mlops, "event", _nothing):
+    with mock.patch.object(fedml.mlops, "event", lambda *_, **__: None):  # noqa: PT008 (a mock keeps all calls)
         yield
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """What such an event comes to."""
 
 
 @contextmanager

@@ -234,10 +234,6 @@ def run_worker(
     device: torch.device,
     transport: Transport,
 ) -> None:
-    """Be a worker: train the clients that the server names, until it says that the run is over; see :class:`Worker`.
-
-    Raises:
-        HostError: the installed host is of an untested version.
-    """
+    """Be a worker: train the clients that the server names, until it says that the run is over; see :class:`Worker`."""
     worker = Worker(experiment, dataset, shards, device, ProgressSender(transport.rank, transport.send_message))
     run_host(host_arguments(experiment), device, lambda args: SimulationWorker(args, worker, transport))

@@ -149,11 +149,7 @@ class CrossSilo(Runtime):
         """This process's end of the backend.
 
         Args:
-            rank: of this process; 0 is the server's.
             max_message: largest message that is accepted, in bytes.
-
-        Raises:
-            HostError: it cannot be opened.
         """
 
     def security_warnings(self, rank: int) -> Iterator[str]:
@@ -304,7 +300,6 @@ class Flower(Runtime):
     """What Flower's runtimes share. Flower carries the messages of all of them, so there is one for each training type.
 
     Args:
-        experiment: what to run.
         grid: reaches the nodes, where Flower has started this process (``flwr run``); None: this process starts Flower.
     """
 

@@ -39,8 +39,6 @@ class Check(ABC):
     """One question to the model.
 
     Attributes:
-        name: in ``trust.json``.
-        title: what it looks at, for tables.
         weakness: what it says about the number on trial if these attacks break more; empty: nothing.
         masks: whether ``weakness`` says that the model hides from attacks.
     """

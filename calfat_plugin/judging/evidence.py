@@ -35,8 +35,6 @@ class Row:
         accuracy: classified correctly both clean and under this attack alone.
         left: classified correctly under this attack and everything before it at the budget on trial, of all examples;
             None where the budget is another one.
-        examples: how many it attacked.
-        seconds: wall-clock time.
         zero_gradients: examples that it found a gradient of exactly zero for at its start; None: it takes none.
         disputed: examples whose adversarial images a freshly loaded copy of the model, asked in another order and in
             other batches, answers otherwise.
@@ -73,10 +71,7 @@ class Evidence:
     """What one check found.
 
     Attributes:
-        check: its name.
-        rows: its attacks, in order.
         facts: further shares by name.
-        seconds: wall-clock time of the whole check.
     """
 
     check: str
@@ -91,11 +86,7 @@ class Evidence:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Evidence:
-        """The inverse of ``as_json``.
-
-        Raises:
-            TypeError: keys are missing, or there are others.
-        """
+        """The inverse of ``as_json``."""
         rows = ({key: value for key, value in row.items() if key not in _INTERVALS} for row in content["rows"])
         return cls(**{**content, "rows": tuple(Row(**row) for row in rows)})
 
@@ -105,13 +96,10 @@ class Found:
     """What checks may compare their own rows with.
 
     Attributes:
-        natural: clean accuracy.
         guess: share of the most frequent class.
         facts: shares that checks found, by name.
         budget: eps on trial, as a text.
         claimed: accuracy under :data:`CLAIM`; None: not measured.
-        examples: how many images there are.
-        rows: every row, in order.
     """
 
     natural: float
@@ -164,13 +152,7 @@ class Found:
 
 
 def found(evidence: Iterable[Evidence], budget: str, examples: int) -> Found | None:
-    """The evidence at a glance; None before the first check.
-
-    Args:
-        evidence: of the checks that are done, in order.
-        budget: eps on trial, as a text.
-        examples: how many images there are.
-    """
+    """The evidence at a glance; None before the first check."""
     every = tuple(evidence)
     facts = {name: value for each in every for name, value in each.facts.items()}
     if NATURAL not in facts:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.analyses.attack import AttackObserver, facts_of
+from calfat_plugin.analyses.attack import AttackObserver, device_of, facts_of
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.errors import OptionError
 from calfat_plugin.exact import exact_text
@@ -20,11 +20,10 @@ from calfat_plugin.judging.check import Check
 from calfat_plugin.judging.evidence import CLAIM, Evidence
 from calfat_plugin.judging.verdict import Verdict, conclude
 from calfat_plugin.registry import Registry
-from calfat_plugin.runs.compute import named_device, pick_device, using_threads
+from calfat_plugin.runs.compute import using_threads
 from calfat_plugin.runs.loaded_run import LoadedRun, Trust, find_checkpoint, recipe_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from calfat_plugin.judging.record import Record
@@ -49,10 +48,7 @@ class TrustReport:
     """What came of it.
 
     Attributes:
-        checks: the battery.
         evidence: of those that ran, in this process or an earlier one.
-        verdict: on all of it.
-        path: the file with it.
     """
 
     checks: tuple[Check, ...]
@@ -77,8 +73,6 @@ def examine(
         transfer: run directories or checkpoints of other models, whose adversarial examples are tried on this one.
         full: run every check, AutoAttack on all images.
         output: the file; None: ``trust.json`` of the run, or beside the weights.
-        command: the command line, for the record.
-        observer: is informed of progress.
 
     Raises:
         CalfatError: with what to fix; nothing is written then.
@@ -91,7 +85,7 @@ def examine(
     if experiment.threat.eps == 0:
         raise OptionError("there is no robustness to judge at eps 0; give a budget, such as --eps 8/255.")
     with using_threads(experiment):
-        device = _device(plan, observer)
+        device = device_of(plan, observer)
         run = LoadedRun(experiment, plan.weights, plan.run, device)
         trial = _trial(plan, run, transfer)
         threat = trial.threat
@@ -174,13 +168,6 @@ def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], example
         return None
     left = sum(cost for name, cost in costs.items() if name not in seconds)
     return sum(seconds.values()) * left / done
-
-
-def _device(plan: AttackPlan, observer: TrustObserver) -> torch.device:
-    if plan.request.device is not None:
-        return named_device(plan.request.device, "--device")
-    # A model of the user's own takes a GPU only where there is one.
-    return pick_device(plan.experiments[0], observer.warn if plan.run is not None else lambda message: None)
 
 
 def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:

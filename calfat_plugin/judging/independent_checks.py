@@ -18,12 +18,32 @@ if TYPE_CHECKING:
     from calfat_plugin.judging.trial import Trial
 
 
-class RandomNoise(Check):
+class _Independent(Check):
+    """Attacks that break fewer images than those along the model's own gradients, where these are of any use.
+
+    Attributes:
+        finds: what it says of one that breaks more, of {attack}, what it leaves, and the {least} that gradients leave.
+    """
+
+    masks = True
+    finds: ClassVar[str]
+
+    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
+        for row in rows:
+            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
+                leaves, least = percent(row.accuracy), percent(found.white_box)
+                yield Symptom(self.finds.format(attack=row.attack, leaves=leaves, least=least), masks=True)
+
+
+class RandomNoise(_Independent):
     """Random points of the ball, without any gradient."""
 
     name, title = "noise", "random noise"
     weakness = "random points of the ball break what PGD does not: its gradients point nowhere"
-    masks = True
+    finds = (
+        "random noise leaves {leaves}, fewer than the best attack along its gradients with {least}: the gradients "
+        "point nowhere"
+    )
     draws = 100
 
     def cost(self, examples: int) -> float:
@@ -32,22 +52,13 @@ class RandomNoise(Check):
     def rows(self, trial: Trial) -> Iterator[Row]:
         yield trial.attack(f"noise{self.draws}", Noise(NoiseOptions(draws=self.draws)))
 
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        for row in rows:
-            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
-                yield Symptom(
-                    f"random noise leaves {percent(row.accuracy)}, fewer than the best attack along its gradients "
-                    f"with {percent(found.white_box)}: the gradients point nowhere",
-                    masks=True,
-                )
 
-
-class Transfer(Check):
+class Transfer(_Independent):
     """Adversarial examples of other models of the same task."""
 
     name, title = "transfer", "adversarial examples of other models"
     weakness = "other models' adversarial examples break what its own gradients do not: they are masked"
-    masks = True
+    finds = "{attack} leaves {leaves}, fewer than the best attack along its own gradients with {least}: they are masked"
 
     def __init__(self, surrogates: int) -> None:
         self._surrogates = surrogates
@@ -58,15 +69,6 @@ class Transfer(Check):
     def rows(self, trial: Trial) -> Iterator[Row]:
         for name, model in trial.surrogates.items():
             yield trial.attack(f"{CLAIM} of {name}", PGD(PGDOptions(steps=STEPS)), craft_on=model)
-
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        for row in rows:
-            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
-                yield Symptom(
-                    f"{row.attack} leaves {percent(row.accuracy)}, fewer than the best attack along its own gradients "
-                    f"with {percent(found.white_box)}: they are masked",
-                    masks=True,
-                )
 
 
 class Surrogate(Transfer):
@@ -99,7 +101,7 @@ class Surrogate(Transfer):
             yield trial.attack(f"{label} of surrogate", attack, craft_on=model)
 
 
-class BlackBox(Check):
+class BlackBox(_Independent):
     """Square, a random search that asks for logits alone, against everything before it that used gradients."""
 
     name, title = "black-box", "attack without gradients"
@@ -107,7 +109,10 @@ class BlackBox(Check):
         "Square, which uses no gradients, breaks what all gradient attacks do not: the gradients are masked (a step "
         "without a derivative, or noise, between the pixels and the logits)"
     )
-    masks = True
+    finds = (
+        "Square, which uses no gradients, leaves {leaves}, fewer than the best attack that uses them with {least}: the "
+        "gradients are masked"
+    )
     queries = 1000
 
     def cost(self, examples: int) -> float:
@@ -116,15 +121,6 @@ class BlackBox(Check):
     def rows(self, trial: Trial) -> Iterator[Row]:
         options = AutoAttackOptions(version="custom", attacks="square", queries=self.queries)
         yield trial.attack(f"square{self.queries}", AutoAttack(options), resumable=True)
-
-    def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
-        for row in rows:
-            if found.white_box is not None and clearly_below(row.accuracy, found.white_box, row.examples, SLACK):
-                yield Symptom(
-                    f"Square, which uses no gradients, leaves {percent(row.accuracy)}, fewer than the best attack that "
-                    f"uses them with {percent(found.white_box)}: the gradients are masked",
-                    masks=True,
-                )
 
 
 @dataclass(frozen=True)

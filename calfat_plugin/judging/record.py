@@ -27,7 +27,6 @@ class Record:
     """A file with what is known so far.
 
     Attributes:
-        path: the file.
         digest: of the question: model, images, budget, seed, other models.
         facts: what the file says beside evidence and verdict, ready for JSON.
         evidence: of the checks that are done, in order.
@@ -83,11 +82,7 @@ class Record:
         return dataclasses.replace(self, evidence=(*self.evidence, evidence), robust=robust.clone())
 
     def save(self, verdict: Verdict, *, finished: bool) -> None:
-        """Write the file atomically.
-
-        Raises:
-            RunError: the disk refuses.
-        """
+        """Write the file atomically."""
         content = {
             "format": FORMAT,
             **self.facts,

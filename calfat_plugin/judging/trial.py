@@ -44,11 +44,7 @@ class Trial:
     Attributes:
         model: in evaluation mode on ``device``; raw logits for pixels in [0, 1].
         data: the images on trial, on ``device``.
-        num_classes: C.
         threat: the budget on trial.
-        batch_size: examples a batch.
-        device: where to compute.
-        seed: of random starts.
         correct: (N,) bool on the CPU, right on the clean image.
         robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
         surrogates: name to another model of the same task, whose adversarial examples are tried on this one.
@@ -103,8 +99,6 @@ class Trial:
         broken if either is wrong about it: whoever loads the model next gets that answer.
 
         Args:
-            label: of the attack, unique at its budget.
-            evaluator: gives adversarial examples.
             threat: another budget than the one on trial.
             only: attack these examples, ascending (n,) indices on the CPU; None: all.
             craft_on: the model whose gradients the attack follows; None: this one.
@@ -236,9 +230,7 @@ def trial(
     """A model that may be attacked: everything that cannot be is refused here, before any work.
 
     Args:
-        model, surrogates, fresh, more: see :class:`Trial`.
         data: images, at least one, in any place.
-        num_classes, threat, batch_size, device, seed: see :class:`Trial`.
 
     Raises:
         ModelError: training mode, other classes, images that do not fit, logits that are not finite, or probabilities.

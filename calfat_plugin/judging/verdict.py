@@ -63,12 +63,7 @@ class Verdict:
 
 
 def word_of(difference: float, interval: Interval) -> Word:
-    """The word for a number against which nothing speaks but the difference.
-
-    Args:
-        difference: the share of images that PGD-20 leaves and others break.
-        interval: of that share.
-    """
+    """The word for a number against which nothing speaks but the difference."""
     if difference > TOLERANCE and interval.low > SLACK:
         return "overstated"
     return "holds" if interval.high < TOLERANCE else "not shown"
@@ -97,10 +92,8 @@ def conclude(
     """The verdict on what is known so far.
 
     Args:
-        checks: the battery.
         evidence: of those of its checks that are done, in order.
         norm, budget: of the ball on trial; eps as an exact text.
-        examples: how many images are attacked.
         available: how many there are in the test split; None: as many.
     """
     facts = found(evidence, budget, examples)

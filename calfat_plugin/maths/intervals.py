@@ -105,11 +105,7 @@ def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval |
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """``one`` minus ``other`` over the seeds that both have; None where they share none.
-
-    Args:
-        one, other: seed to value.
-    """
+    """``one`` minus ``other`` over the seeds that both have; None where they share none."""
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
     if not differences:
         return None
@@ -262,7 +258,6 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
     of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987).
 
     Args:
-        one, other: seed to value.
         margin: > 0, in the unit of the values.
     """
     differences = [value - other[seed] for seed, value in one.items() if seed in other]

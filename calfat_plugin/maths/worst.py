@@ -38,7 +38,6 @@ def honest_counts(class_counts: Sequence[Sequence[int]], attackers: Sequence[int
 
     Args:
         class_counts: training examples, a row a client, (K, C).
-        attackers: ids of clients.
     """
     return [[0] * len(row) if client in attackers else list(row) for client, row in enumerate(class_counts)]
 

@@ -59,8 +59,6 @@ def built_model(
             module that maps (N, C, H, W) float pixels in [0, 1] to (N, num_classes) logits. Methods that read features
             or replace the last layer need an :class:`ImageClassifier`.
         who: the model, as a message names it.
-        in_channels, image_size, num_classes: of the data set.
-        options: passed on.
 
     Raises:
         ModelError: the factory cannot be called, or what it builds gives other shapes.

@@ -66,7 +66,11 @@ def with_dual_norms(model: nn.Module) -> nn.Module:
     if any(isinstance(module, _BatchNorm) for module in model.modules()):
         found = _replace(model, _BatchNorm, DualNorm)
     else:
-        found = _replace(model, nn.Conv2d, _normalised)
+        found = _replace(
+            model,
+            nn.Conv2d,
+            lambda conv: nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels)))),
+        )
     if not found:
         raise ModelError(
             f"model {type(model).__name__}: FedRBN needs batch normalisation, or 2-d convolutions to put it after; "
@@ -85,7 +89,6 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
     """Let ``model`` compute through one branch; the noise branch again on leaving.
 
     Args:
-        model: with dual normalisation.
         branch: which statistics.
         frozen: normalise by that branch's running statistics and leave them alone, whatever mode the model is in.
     """
@@ -107,10 +110,6 @@ def using_branch(model: nn.Module, branch: Branch, *, frozen: bool = False) -> I
 def _without_affine(norm: _BatchNorm) -> _BatchNorm:
     bare: _BatchNorm = type(norm)(norm.num_features, eps=norm.eps, momentum=norm.momentum, affine=False)
     return bare
-
-
-def _normalised(conv: nn.Conv2d) -> nn.Module:
-    return nn.Sequential(OrderedDict(conv=conv, norm=DualNorm(nn.BatchNorm2d(conv.out_channels))))
 
 
 def _replace(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> int:

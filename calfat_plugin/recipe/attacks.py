@@ -105,7 +105,6 @@ def with_attack(document: Document, warnings: list[str]) -> Document:
     """Append to ``calfat.clients`` the attackers that ``attack_args`` ask for; the host's own attack stays off.
 
     Args:
-        document: the recipe.
         warnings: receives a sentence on the group.
 
     Raises:

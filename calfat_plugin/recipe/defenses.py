@@ -27,7 +27,6 @@ class _Defense:
     """An aggregator in the place of a defence.
 
     Attributes:
-        aggregator: its name.
         options: the host's key to the option that it sets.
         fixed: further options, which give the host's behaviour.
     """
@@ -57,7 +56,6 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
     """Write ``calfat.aggregator`` as ``defense_args`` ask for it; the host's own defence stays off.
 
     Args:
-        document: the recipe.
         warnings: receives a sentence on the aggregator that is used.
 
     Raises:
@@ -88,8 +86,6 @@ def asked_of_host(
     """What a section of the host's asks for; None where it is off.
 
     Args:
-        document: the recipe.
-        name: of the section.
         what: ``defense`` of ``enable_defense`` and ``defense_type``.
         table: by type, what there is here.
         word: the plugin in messages.

@@ -159,7 +159,6 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
 
     Args:
         path: the file, or the name of one that comes with the package, such as ``calfat_digits``.
-        kind: what it is meant to be, for messages.
 
     Raises:
         RecipeError: when there is no such file, or it is no YAML mapping of sections, with the line where one is known;
@@ -175,11 +174,7 @@ def read_document(path: str | Path, kind: Kind = RECIPE) -> Document:
 
 
 def parse_document(text: str, file: str, kind: Kind = RECIPE) -> Document:
-    """Parse a recipe's text, or that of another file of ours; ``file`` is the name used in messages.
-
-    Raises:
-        RecipeError: as ``read_document``.
-    """
+    """Parse a recipe's text, or that of another file of ours; ``file`` is the name used in messages."""
     builder = _Builder(lambda line: f"{file}:{line}")
     try:
         node = builder.compose(text)

@@ -34,7 +34,6 @@ def read_host_sections(document: Document, warnings: list[str]) -> tuple[dict[st
     """All sections but ``calfat``.
 
     Args:
-        document: the recipe.
         warnings: receives a finding for every key that has no effect.
 
     Returns:
@@ -83,11 +82,7 @@ def _check_names(document: Document, warnings: list[str]) -> None:
 
 
 def refuse_misplaced(document: Document, path: KeyPath) -> None:
-    """Refuse a key of another section.
-
-    Raises:
-        RecipeError: with the section that it belongs in.
-    """
+    """Refuse a key of another section."""
     key = str(path[-1])
     homes = (_HOME, _HOME_IN_CALFAT, _HOST_HOME)
     if isinstance(document.get(path), Mapping):  # model: {...} are options, model: cnn is a name

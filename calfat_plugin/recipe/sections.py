@@ -18,11 +18,7 @@ def failing_at(document: Document, path: KeyPath) -> Callable[[KeyPath, str], Re
 
 
 def section_at(document: Document, path: KeyPath, expected: str = "a section of keys and values") -> Mapping[str, Any]:
-    """The section at ``path``; empty where the recipe leaves it out. ``expected`` is for the message.
-
-    Raises:
-        RecipeError: there is something else.
-    """
+    """The section at ``path``; empty where the recipe leaves it out. ``expected`` is for the message."""
     value = document.get(path)
     if value is None:
         return {}
@@ -42,9 +38,6 @@ def options_at(
     """The options of type ``config`` at ``path``.
 
     Args:
-        document: the recipe.
-        path: their key path.
-        config: a frozen options dataclass.
         raw: their values, where they are not just those of the section.
         given: values of its further keys.
         also: further keys that are read elsewhere.

@@ -194,11 +194,7 @@ class Silo:
         return tuple(address for text in self.parties or () if (address := parse_address(text)) is not None)
 
     def check_clients(self, num_clients: int) -> None:
-        """Refuse a quorum or a list of parties that does not fit the number of clients.
-
-        Raises:
-            OptionError: with the key.
-        """
+        """Refuse a quorum or a list of parties that does not fit the number of clients."""
         if self.parties is not None and len(self.parties) != num_clients + 1:
             raise OptionError(
                 f"got {len(self.parties)} addresses, expected {num_clients + 1}: the server's, then one for each of "

@@ -16,7 +16,6 @@ def read_text(path: Path, kind: str) -> str:
     """The text of a recipe or a suite, from a file, a device or a pipe; in UTF-8, with or without its mark.
 
     Args:
-        path: where it is.
         kind: what it is meant to be, for messages: ``recipe``.
 
     Raises:

@@ -81,12 +81,7 @@ def check_training(document: Document, train: TrainArgs, warnings: list[str]) ->
     """Refuse values of ``train_args`` that contradict each other.
 
     Args:
-        document: the recipe.
-        train: its ``train_args``.
         warnings: receives a finding for every value that another key makes useless.
-
-    Raises:
-        RecipeError: with what to change.
     """
     for key, complaint in _contradictions(train):
         raise document.error(("train_args", key), complaint)

@@ -268,8 +268,6 @@ def compared(
     """One quantity of several groups of runs: the mean over seeds, and a band of one standard deviation.
 
     Args:
-        name: of the chart.
-        title: of the chart.
         what: the y-axis.
         column: group to the column of ``rounds.csv``; None: it has none.
         groups: group to its runs, one a seed.
@@ -357,9 +355,7 @@ def per_class(
     """Accuracy of each class, for one or more series.
 
     Args:
-        name, title, caption: of the chart.
         values: series to fractions, one a class; None for a class without examples.
-        classes: their names.
         indexes: series to the index of its style, where other charts of the page show it, too; None: in order.
     """
     style = indexes or {series: index for index, series in enumerate(values)}
@@ -518,7 +514,6 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
     """The accuracy of every attack over eps, from the natural accuracy at eps 0 on; None for a single eps.
 
     Args:
-        name: file name without ending.
         evaluations: as in a results file; those without an eps give the value at 0.
         of: whose they are, when there are several on a page.
     """
@@ -560,8 +555,6 @@ def tsne_chart(content: Mapping[str, Any], name: str = "tsne", of: str = "") -> 
     """A point an example, its class's name at the median of its points.
 
     Args:
-        content: ``tsne.json``.
-        name: of the chart.
         of: whose features they are, when there are several on a page.
     """
     if not content:

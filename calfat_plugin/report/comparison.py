@@ -106,7 +106,6 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
     Of several runs with one recipe and seed the last one counts, and a finished one before one that is not.
 
     Args:
-        runs: what to group.
         root: a directory that may hold a suite's ``suite.json``.
     """
     cells = {} if root is None else _suite_cells(root)
@@ -172,7 +171,6 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     and what was reported.
 
     Args:
-        groups: the settings.
         suite: gives the columns' headings and order, and a name for the rows.
     """
     measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
@@ -263,9 +261,6 @@ def comparison_page(
     """HTML of a comparison; its figures are also written to ``figures``.
 
     Args:
-        title: of the page.
-        groups: what to compare, in order.
-        figures: an existing folder.
         suite: the suite that the groups are the cells of, for its axes and headings.
         notes: sentences about runs that are not shown.
     """

@@ -27,11 +27,8 @@ def members(run: RunFiles) -> dict[str, list[int]]:
 def with_groups(run: RunFiles) -> tuple[str, ...]:
     """What the page calls each client: ``3``, or ``3 (weak)`` in a group."""
     whose = {client: name for name, ids in members(run).items() for client in ids if name != OTHERS}
-    return tuple(f"{client} ({whose[client]})" if client in whose else str(client) for client in range(_count(run)))
-
-
-def _count(run: RunFiles) -> int:
-    return run.recipe.num_clients if run.recipe.clients else 0
+    clients = range(run.recipe.num_clients if run.recipe.clients else 0)
+    return tuple(f"{client} ({whose[client]})" if client in whose else str(client) for client in clients)
 
 
 def groups_table(run: RunFiles) -> list[tuple[str, str, list[str]]]:

@@ -88,15 +88,12 @@ def partition(run: RunFiles) -> str:
 
 def headline(run: RunFiles) -> str:
     """The run in a sentence."""
+    in_groups = f" ({listing(run.recipe.group_names)})" if run.recipe.clients else ""
     return (
         f"{method(run)} with {run.recipe.aggregator.name} on {run.recipe.dataset.name} ({partition(run)}): "
-        f"{counted(run.recipe.num_clients, 'client')}{_in_groups(run)}, {counted(run.num_rounds, 'round')}, "
+        f"{counted(run.recipe.num_clients, 'client')}{in_groups}, {counted(run.num_rounds, 'round')}, "
         f"seed {run.seed}"
     )
-
-
-def _in_groups(run: RunFiles) -> str:
-    return f" ({listing(run.recipe.group_names)})" if run.recipe.clients else ""
 
 
 def highlights(run: RunFiles) -> dict[str, str]:
@@ -227,13 +224,10 @@ def problem_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
     Of groups of clients it is who attacks and who has a threat of its own; by what others train is a method.
     """
     found = {key: value for key, value in settings_of(recipe).items() if key.startswith(_PROBLEM)}
-    groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in _groups_of(recipe)]
+    written = recipe.get("calfat", {}).get("clients") or ()
+    groups = [{key: value for key, value in group.items() if key in _OF_A_GROUP} for group in written]
     other = [group for group in groups if not {"threat", "attacker"}.isdisjoint(group)]
     return {**found, "calfat.clients": other} if other else found
-
-
-def _groups_of(recipe: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return recipe.get("calfat", {}).get("clients") or ()
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -409,7 +403,6 @@ def titles(measures: Iterable[Measure], title: Callable[[str], str]) -> dict[Mea
 
     Args:
         measures: all that a reader sees together.
-        title: of a label.
     """
     found = list(dict.fromkeys(measures))
     return {measure: title(measure.label) + _apart(measure, found) for measure in found}

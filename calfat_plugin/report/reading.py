@@ -41,12 +41,9 @@ class RunFiles:
     """The contents of one run directory. A file that is not there yet is empty here.
 
     Attributes:
-        path: the directory.
         recipe: as run; a plugin of it that is not installed has untyped options.
         rounds: a row a round: column to number; None where nothing was measured.
         results: ``results.json``; empty while the run is not finished.
-        environment: ``environment.json``.
-        partition: ``partition.json``.
         per_class: ``per_class.json``, made by ``calfat per-class``.
         tsne: ``tsne.json``, made by ``calfat report --tsne``.
         profile: ``profile.json``, made by ``calfat run --profile``.
@@ -171,11 +168,7 @@ def read_run(path: Path) -> RunFiles:
 
 
 def read_trust(path: Path) -> Mapping[str, Any]:
-    """``trust.json`` of a run directory; empty where ``calfat trust`` was not asked.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """``trust.json`` of a run directory; empty where ``calfat trust`` was not asked."""
     return _checked(path / "trust.json", shapes.TRUST)
 
 
@@ -196,11 +189,7 @@ def _begun(file: Path) -> bool:
 
 
 def _check_sizes(run: RunFiles) -> None:
-    """Check that lists which belong together are of one length.
-
-    Raises:
-        RunError: they are not.
-    """
+    """Check that lists which belong together are of one length."""
     number = len(run.class_names)
     for index, row in enumerate(run.class_counts):
         if len(row) != number:
@@ -243,7 +232,6 @@ class SuiteFiles:
     """A suite's ``suite.json``; everything is empty where there is none.
 
     Attributes:
-        title: above its table.
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
@@ -263,11 +251,7 @@ NO_SUITE = SuiteFiles("", (), {}, ())
 
 
 def read_suite(path: Path) -> SuiteFiles:
-    """Read ``suite.json`` in ``path``.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """Read ``suite.json`` in ``path``."""
     found = _checked(path / SUITE, shapes.SUITE)
     return SuiteFiles(
         title=str(found.get("title") or ""),
@@ -295,9 +279,6 @@ def find_runs(path: Path) -> list[Path]:
     """The run directories at ``path``, those that its suite lists, or all below it, sorted.
 
     A suite lists its runs in ``suite.json``; they may lie with another suite that shares them.
-
-    Raises:
-        RunError: there is none.
     """
     if (path / RECIPE).is_file():
         return [path]

@@ -55,7 +55,6 @@ def run_page(run: RunFiles, figures: Path) -> str:
 
     Args:
         run: what to show; parts that the run does not have (yet) are left out.
-        figures: an existing folder.
     """
 
     def drawn(*charts: Chart | None) -> list[Drawing]:
@@ -304,12 +303,7 @@ def _row(method: str, fractions: PerClass, shown: int) -> dict[str, Any]:
 
 
 def trust_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | None:
-    """What the page shows of ``trust.json``; None where the battery has not run.
-
-    Args:
-        content: of the file.
-        figures: an existing folder.
-    """
+    """What the page shows of ``trust.json``; None where the battery has not run."""
     if not content:
         return None
     verdict = content["verdict"]

@@ -193,8 +193,6 @@ def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
 
     Args:
         value: the content, or a part of it.
-        shape: what it should be.
-        path: the file, for the message.
         where: the place in it, such as ``evaluations[0].accuracy``.
 
     Raises:

@@ -22,11 +22,7 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     """Write the page of one run, finished or not.
 
     Args:
-        directory: the run directory.
         out: the page; None: ``report.html`` in the run directory. Figures go to ``figures`` beside it.
-
-    Returns:
-        The page's path.
 
     Raises:
         RunError: there is no run, a file of it is damaged, or the page cannot be written.
@@ -43,9 +39,6 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     Args:
         directories: run directories, or directories with runs below, such as a suite's.
         out: the page; None: ``report.html`` in the directory when there is one, else in the working directory.
-
-    Returns:
-        The page's path.
 
     Raises:
         RunError: no run is found, a file is damaged, or the page cannot be written.
@@ -85,9 +78,7 @@ def try_report(
     """Write a page when the results are safe already: whatever goes wrong is a warning, not a failure.
 
     Args:
-        write: writes the page.
         directory: what ``calfat report`` would be given to try again.
-        warn: shows the warning.
         after: what the warning says about the results.
         traceback: whether to log it, where a log is kept.
 

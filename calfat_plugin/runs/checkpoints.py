@@ -48,7 +48,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     Args:
         path: where to; what is there is overwritten in place.
         tensors: on any device; they may share memory.
-        facts: ready for JSON.
 
     Raises:
         OSError: the disk refuses.
@@ -168,11 +167,7 @@ class ClientStateFiles(Mapping[int, State]):
         return self.folder / f"client-{client}-round-{round}.safetensors"
 
     def check_complete(self) -> None:
-        """Look for the files, without reading them.
-
-        Raises:
-            RunError: one is missing.
-        """
+        """Look for the files, without reading them."""
         there = _files_in(self.folder)
         for client, file in self.named.items():
             if (client, file.round) not in there:
@@ -200,11 +195,7 @@ class ClientStates(ClientStateFiles, MutableMapping[int, State]):
         self._remove_unnamed()
 
     def __setitem__(self, client: int, state: State) -> None:
-        """Write a client's new state.
-
-        Raises:
-            RunError: the disk refuses.
-        """
+        """Write a client's new state."""
         if not state:
             self.named.pop(client, None)
             return
@@ -263,12 +254,8 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
     """Write what is to be put in the place of ``path``, as :func:`~calfat_plugin.disk.temporary_of` names it.
 
     Args:
-        path: where it belongs.
         snapshot: what to keep. Client states that are files of the folder beside ``path`` are named, others written.
         notes: JSON-ready facts for people and tools, such as accuracies.
-
-    Raises:
-        RunError: the disk refuses.
     """
     states = snapshot.client_states
     named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)

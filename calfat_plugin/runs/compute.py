@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.errors import OptionError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.installed import version_of
 from calfat_plugin.profiling import Profile
 from calfat_plugin.registry import Registry
 
@@ -54,8 +54,6 @@ def pick_device(experiment: Experiment, warn: Callable[[str], None], worker: int
     """Where the recipe wants to compute; the CPU, with a warning, where its GPU is missing.
 
     Args:
-        experiment: its ``device_args`` count.
-        warn: shows the user a finding that does not stop the run.
         worker: of several on this machine, counted from 0: each next one computes on the next GPU.
 
     Raises:
@@ -164,7 +162,7 @@ def describe_environment(device: Any, registry: Registry, command: list[str], pr
         "device": str(device),
         "gpu": gpu,
         "cuda": torch.version.cuda,
-        "versions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "versions": {name: version_of(name) for name in _DISTRIBUTIONS},
         "plugins": [f"{provider} ({provider.plugin})" for provider in registry.plugins()],
         "plugins_not_loaded": [str(failure) for failure in registry.failures],
         "commit": _commit(),
@@ -182,13 +180,6 @@ def processor() -> str:
         said = ""
     name = next((line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("model name")), "")
     return f"{name or platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _commit() -> str | None:

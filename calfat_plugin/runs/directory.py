@@ -132,11 +132,7 @@ class RunDirectory:
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
-        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
-
-        Raises:
-            RunError: there is none.
-        """
+        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``."""
         parent = parent or DEFAULT_ROOT / experiment.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
@@ -150,11 +146,7 @@ class RunDirectory:
         )
 
     def check_same(self, experiment: Experiment) -> None:
-        """Refuse to continue with another recipe than the run was started with; more rounds are allowed.
-
-        Raises:
-            RunError: with the first keys that differ.
-        """
+        """Refuse to continue with another recipe than the run was started with; more rounds are allowed."""
         try:
             started = assemble(read_document(self.recipe), experiment.registry)
         except RecipeError as error:
@@ -210,11 +202,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing this run at the same time. The system frees the lock of a dead process.
-
-        Raises:
-            RunError: another process is at it.
-        """
+        """Keep other processes from writing this run at the same time. The system frees the lock of a dead process."""
         handle = os.open(self.path, os.O_RDONLY)
         try:
             if not lock(handle):

@@ -41,7 +41,6 @@ def find_checkpoint(target: Path, checkpoint: str | None = None, otherwise: str 
     """(checkpoint, run directory) of a finished or unfinished run.
 
     Args:
-        target: a run directory, or one of its checkpoints.
         checkpoint: ``last``, ``best-natural`` or ``best-robust`` of a run directory; None: ``last``.
         otherwise: what to do with a file that lies in no run directory, a sentence.
 
@@ -86,7 +85,6 @@ def recipe_of(run: Path, plugins: Iterable[Path], trust: Trust) -> Document:
     somebody else names code of its own.
 
     Args:
-        run: the run directory.
         plugins: files with plugins, beside those of the recipe or instead of them.
         trust: is asked about each other file.
 
@@ -120,7 +118,6 @@ class LoadedRun:
         experiment: the recipe as run, or the one made up for the model.
         weights: a checkpoint of the run, or a state dict.
         run: the run's directory; None for a model of the user's own.
-        device: where to compute.
     """
 
     experiment: Experiment
@@ -130,11 +127,7 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set of the recipe.
-
-        Raises:
-            DataError: it is missing or damaged.
-        """
+        """The data set of the recipe."""
         return self.experiment.load_dataset()
 
     @cached_property
@@ -188,10 +181,7 @@ def loaded_run(
     """A finished or unfinished run, with the number of threads that its recipe asks for.
 
     Args:
-        target, checkpoint: as for :func:`find_checkpoint`.
-        warn: shows the user a finding that stops nothing.
         device: where to compute; None: as the recipe says.
-        plugins, trust: as for :func:`recipe_of`.
 
     Raises:
         CalfatError: there is no such run or checkpoint, or its recipe cannot be read.
@@ -210,8 +200,6 @@ def model_loader(
 
     Args:
         dataset: name of the data set whose images they shall take; None: it has none.
-        images: their shape.
-        device: where the models are put.
         trust: as for :func:`recipe_of`; None: of nobody, in a command that cannot be told.
     """
 
@@ -256,11 +244,7 @@ def _refuse_unknown(run: Path, file: PluginFile) -> bool:
 
 
 def _read_weights(path: Path) -> Mapping[str, Any]:
-    """A state dict without running any code that the file may hold.
-
-    Raises:
-        RunError: it is no state dict.
-    """
+    """A state dict without running any code that the file may hold."""
     import torch
 
     from calfat_plugin.runs.checkpoints import read_tensors

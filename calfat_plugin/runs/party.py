@@ -90,11 +90,7 @@ class _States:
 
 
 def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
-    """Be one client until the server says that the run is over, in a new directory or the one to resume.
-
-    Raises:
-        CalfatError: with what to fix.
-    """
+    """Be one client until the server says that the run is over, in a new directory or the one to resume."""
     experiment, runtime = request.experiment, runtime_of(request.experiment)
     if not isinstance(runtime, CrossSilo):
         raise TypeError(f"a {type(runtime).__name__} has no clients with a process of their own")
@@ -168,18 +164,12 @@ def train_round(
     """A client's part of one round, in a process that the host has started for it; what the client keeps is on disk.
 
     Args:
-        request: the recipe, and the command line for the record.
         rank: the client's id is one less.
         folder: of this client; each recipe and seed has a directory there, as its runs have across silos.
-        round: 1-based.
         used: the last round in which the server used its update, from whose end it continues; 0: none.
-        downlink: the server's message.
 
     Returns:
         (number of examples, update or refusal).
-
-    Raises:
-        CalfatError: with what to fix.
     """
     experiment = request.experiment
     path = folder / f"{experiment.name}-{experiment.seed}"
@@ -196,11 +186,7 @@ def train_round(
 
 
 def run_worker(request: Request, rank: int) -> None:
-    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over.
-
-    Raises:
-        CalfatError: with what to fix.
-    """
+    """Be a worker of an MPI job: train whichever clients rank 0 names, until it says that the run is over."""
     with log_to(Path(os.devnull)):  # what concerns a client is in its message to rank 0
         from calfat_plugin.host import mpi_simulation  # first: it prepares FedML's import
         from calfat_plugin.host.transports import mpi_job
@@ -230,10 +216,8 @@ def any_clients_worker(document: Document, threads: int, log_file: Path, profile
     """What trains any client in a process that the host has started, for as long as it lives.
 
     Args:
-        document: the recipe.
         threads: of torch in the server's process: the last bits depend on it, and the host would choose another number.
         log_file: the server's, where this machine has it.
-        profile: whether to measure where the time goes.
     """
     import torch
 

@@ -20,11 +20,7 @@ class Request:
 
     Attributes:
         experiment: the recipe, from :func:`checked_experiment`; what it leaves to the machine is settled here.
-        run_dir: ``--run-dir``, or None.
-        resume: ``--resume``.
-        command: the command line, for the record.
         workers: processes that train a simulation's clients side by side; 0: this one trains them.
-        profile: ``--profile``.
 
     Raises:
         HostError: nothing here can run it; with what to install.
@@ -50,18 +46,7 @@ def checked_experiment(
     download: bool = False,
     plugins: Iterable[str | Path] = (),
 ) -> Experiment:
-    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
-
-    Args:
-        document: the recipe.
-        overrides: ``SECTION.KEY=VALUE`` texts.
-        seed: instead of the recipe's.
-        download: fetch a missing data set.
-        plugins: files with plugins that it may name.
-
-    Raises:
-        CalfatError: whatever is wrong with it.
-    """
+    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML."""
     document = with_plugins(document.with_overrides(overrides), plugins)
     if seed is not None:
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")

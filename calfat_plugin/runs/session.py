@@ -15,6 +15,7 @@ from calfat_plugin import hookspecs
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.maths.worst import honest_counts
@@ -49,10 +50,6 @@ def run(
     """Run, or continue a run, until its results are written.
 
     Args:
-        request: what to run.
-        directory: where to write.
-        observer: is informed of progress.
-        warn: shows the user a finding that does not stop the run.
         runtime: the recipe's, where the host has called this process; None: this process calls the host.
 
     Raises:
@@ -206,11 +203,6 @@ def describe_groups(groups: Mapping[int, ClientGroup]) -> dict[str, Any]:
     for client, group in groups.items():
         members.setdefault(group.name, []).append(client)
     return {"groups": members, "attackers": attackers_among(groups)} if members else {}
-
-
-def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
-    """Ids of the clients that attack."""
-    return [client for client, group in groups.items() if group.attacker is not None]
 
 
 def _digest(parts: Iterable[ImageData]) -> str:

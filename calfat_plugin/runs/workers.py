@@ -47,20 +47,12 @@ def number_of_workers(text: str, experiment: Experiment, option: str = OPTION) -
         text: see :func:`asked_workers`; :data:`AUTO` is one for each GPU that the recipe may use, else one for each
             share of the cores that ``calfat.runtime.threads`` needs.
         experiment: at most its clients of a round.
-        option: where the text is from, for messages.
-
-    Raises:
-        RunError: as there.
     """
     return min(asked_workers(text, option) or _fitting(experiment), experiment.clients_per_round)
 
 
 def asked_workers(text: str, option: str = OPTION) -> int | None:
-    """The number that a text asks for; None for :data:`AUTO`.
-
-    Raises:
-        RunError: it is neither a number nor that.
-    """
+    """The number that a text asks for; None for :data:`AUTO`."""
     if text == AUTO:
         return None
     if text.isdecimal() and int(text) >= 1:
@@ -69,11 +61,7 @@ def asked_workers(text: str, option: str = OPTION) -> int | None:
 
 
 def check_workers(runtime: Runtime, option: str = OPTION) -> None:
-    """Refuse workers where there can be none.
-
-    Raises:
-        RunError: the runtime has processes of its own.
-    """
+    """Refuse workers where there can be none."""
     if runtime.trains_elsewhere:
         raise RunError(
             f"{option} starts processes for FedML. Leave it out: Flower has its own, as many at a time as "

@@ -44,10 +44,7 @@ class RunWriter:
     rounds do not wait for the disk, and at most the last of them is made again after a crash.
 
     Args:
-        directory: where.
-        experiment: what runs.
         best: notes of the checkpoint that the run resumes from: which rounds were best so far.
-        resume_from: the snapshot of that checkpoint.
 
     Attributes:
         client_states: what clients keep, for the runtime to read and to change.
@@ -102,11 +99,7 @@ class RunWriter:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until the round that was written last is on disk, and remove the clients' states that it replaces.
-
-        Raises:
-            RunError: the disk refused it.
-        """
+        """Wait until the round that was written last is on disk, and remove the clients' states that it replaces."""
         if self._under_way is not None:
             done, checkpoints, named = self._under_way
             wait([done])  # Ctrl-C may end this, but not the round that is under way

@@ -58,10 +58,8 @@ def refusal(kind: type[Entry], *arguments: Any, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["Pgd", "20pgd", "p g d", "", "pgd/20", None, 3])
-def test_a_name_that_recipes_could_not_write_is_refused(name: Any) -> None:
-    assert refusal(EvaluatorEntry, name, build=dict) == (
-        f"evaluator name {name!r} must begin with a letter and contain only lower-case letters, digits, '-', '_'."
-    )
+def test_a_name_that_recipes_could_not_write_is_refused(name: Any, snapshot: TextSnapshot) -> None:
+    snapshot(refusal(EvaluatorEntry, name, build=dict))
 
 
 def test_options_that_recipes_could_not_express_are_refused(snapshot: TextSnapshot) -> None:
@@ -76,14 +74,9 @@ def test_options_that_recipes_use_themselves_are_refused() -> None:
     assert EvaluatorEntry("e", build=dict, config=WithLoss).name == "e"  # only a trainer has a 'loss' beside it
 
 
-def test_presets_and_numbers_for_options_that_are_not_there_are_refused() -> None:
-    said = "which it does not have."
-    assert refusal(EvaluatorEntry, "e", build=dict, number_option="steps") == (
-        f"evaluator 'e' refers to the option 'steps', {said}"
-    )
-    assert refusal(EvaluatorEntry, "e", build=dict, config=Steps, presets={"a": Preset("b", {"step": 1})}) == (
-        f"evaluator 'e' refers to the option 'step', {said}"
-    )
+def test_presets_and_numbers_for_options_that_are_not_there_are_refused(snapshot: TextSnapshot) -> None:
+    snapshot(refusal(EvaluatorEntry, "e", build=dict, number_option="steps"))
+    snapshot(refusal(EvaluatorEntry, "e", build=dict, config=Steps, presets={"a": Preset("b", {"step": 1})}))
 
 
 @pytest.mark.parametrize(
@@ -262,16 +255,12 @@ def test_a_metric_needs_a_name_that_is_free(kind: type[entries.Entry], metric: s
 
 
 @pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("fog/ece", "fog/ece")])
-def test_two_measurements_under_one_name_are_refused(label: str, twice: str) -> None:
+def test_two_measurements_under_one_name_are_refused(label: str, twice: str, snapshot: TextSnapshot) -> None:
     fog = entries.EvaluatorEntry("fog", build=dict, metrics={"ece": "calibration error"})
     plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [fog]), __name__="fog")
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
-    with pytest.raises(CalfatError) as raised:
+    with snapshot.raises(CalfatError):
         assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
-    assert str(raised.value) == (
-        f"a.yaml:1: calfat.monitor.evaluators: '{twice}' would name two things in rounds.csv; give the evaluator "
-        "another 'label'."
-    )
 
 
 def test_the_page_of_an_entry_lists_its_metrics() -> None:

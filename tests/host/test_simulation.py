@@ -222,14 +222,9 @@ def test_another_host_version_is_refused(snapshot: TextSnapshot) -> None:
 
 
 @pytest.mark.parametrize("backend", ["GRPC", "MQTT_S3"])
-def test_a_backend_that_carries_no_simulation(backend: str) -> None:
-    with pytest.raises(RecipeError) as raised:
+def test_a_backend_that_carries_no_simulation(backend: str, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RecipeError):
         supported_runtime(experiment(comm_args__backend=backend))
-    assert str(raised.value) == (
-        f"--set comm_args.backend={backend}: comm_args.backend: '{backend}' carries cross-silo runs only: the host "
-        "simulates in one process (sp) or in an MPI job (MPI). Write one of these, or common_args.training_type: "
-        "cross_silo for one process a party."
-    )
 
 
 def test_a_simulation_over_mpi_is_taken_where_its_package_is(

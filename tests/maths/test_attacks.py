@@ -179,13 +179,9 @@ class TestLoop:
         after_one = linear(pgd(steps=1)).flatten().tolist()
         assert seen == [linear(X).flatten().tolist(), pytest.approx(after_one)]
 
-    def test_a_model_that_detaches_is_named(self):
-        with pytest.raises(ModelError) as caught:
+    def test_a_model_that_detaches_is_named(self, snapshot):
+        with snapshot.raises(ModelError):
             pgd(model=lambda x: linear(x.detach()))
-        assert str(caught.value) == (
-            "the attack's loss does not depend on x_adv: the model detaches its input or computes "
-            "without gradients. Gradient attacks need a differentiable model."
-        )
 
 
 @pytest.mark.parametrize(("decay", "second"), [(1.0, (-0.25, -0.25)), (0.5, (-0.625, -0.125)), (0.0, (-1.0, 0.0))])

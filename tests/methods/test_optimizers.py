@@ -35,6 +35,7 @@ from tests.methods.helpers import (
     same_bits,
     tiny_data,
 )
+from tests.snapshot import TextSnapshot
 
 RATE, DECAY = SETTINGS.learning_rate, SETTINGS.weight_decay
 NORM = 0.3  # smaller than the first gradients of TinyNet, larger than some of the last
@@ -254,13 +255,11 @@ class Own(AdversarialTrainer):
         ),
     ],
 )
-def test_an_own_optimiser_that_contradicts_the_recipe_is_refused(own: Any, asked: dict[str, Any], what: str) -> None:
-    with pytest.raises(PluginError) as raised:
+def test_an_own_optimiser_that_contradicts_the_recipe_is_refused(
+    own: Any, asked: dict[str, Any], what: str, snapshot: TextSnapshot
+) -> None:
+    with snapshot.raises(PluginError):
         Own(lambda parameters, task: own(parameters, lr=1.0)).fit(local_task(settings=settings(**asked)))
-    assert str(raised.value) == (
-        f"it makes an optimiser of its own ({own.__name__}), but the recipe asks for {what}. Remove that from the "
-        "recipe, or let make_optimizer use task.settings."
-    )
 
 
 def test_an_own_optimiser_may_follow_the_recipe_and_replace_its_defaults() -> None:
@@ -276,14 +275,12 @@ def test_an_own_optimiser_may_follow_the_recipe_and_replace_its_defaults() -> No
         ({"max_grad_norm": 0.5}, "train_args.max_grad_norm is 0.5"),
     ],
 )
-def test_a_correction_of_plain_steps_is_refused_beside_others(asked: dict[str, Any], found: str) -> None:
+def test_a_correction_of_plain_steps_is_refused_beside_others(
+    asked: dict[str, Any], found: str, snapshot: TextSnapshot
+) -> None:
     correction = build_aggregator("scaffold").correction()
-    with pytest.raises(PluginError) as raised:
+    with snapshot.raises(PluginError):
         trained(settings(**asked), "fedpgd", correction=correction)
-    assert str(raised.value) == (
-        f"{found}, but this aggregator's correction of local steps holds for the recipe's SGD on unclipped gradients "
-        "only. Choose another aggregator, such as fedavg."
-    )
     trained(settings(nesterov=True, has_schedule=True), "fedpgd", correction=correction)  # in both, variates know it
 
 
@@ -297,14 +294,9 @@ def test_a_correction_of_plain_steps_is_refused_beside_a_schedule_within_the_rou
 
 
 @pytest.mark.parametrize(("key", "value", "said"), [("client_optimizer", "adamw", "adamw"), ("max_grad_norm", 2, "2")])
-def test_scaffold_is_refused_before_the_run(key: str, value: Any, said: str) -> None:
-    with pytest.raises(RecipeError) as raised:
+def test_scaffold_is_refused_before_the_run(key: str, value: Any, said: str, snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RecipeError):
         experiment("fedpgd", "scaffold", **{f"train_args__{key}": value})
-    assert str(raised.value) == (
-        f"test.yaml:2: calfat.aggregator: SCAFFOLD measures gradients by how far SGD moved, but train_args.{key} is "
-        f"{said}, which scales the steps of each client in another way. Remove that key, or choose another aggregator, "
-        "such as fedavg."
-    )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

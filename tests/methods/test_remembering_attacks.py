@@ -25,6 +25,7 @@ from tests.methods.helpers import SETTINGS, TinyNet, build_method, experiment, l
 from tests.methods.test_inner_attacks import build_inner
 from tests.methods.test_reference_training import NOISE, REFERENCE, X, Y, tiny_model
 from tests.methods.test_reference_training import SETTINGS as REFERENCE_SETTINGS
+from tests.snapshot import TextSnapshot
 
 THREAT = ThreatModel(eps="1/8", step_size="eps/4", steps=1)
 IMAGES = ImageData(X, Y)
@@ -114,30 +115,22 @@ def test_rows_that_a_mixture_leaves_clean_stay_clean() -> None:
         assert torch.equal(moved, batch.index % 2 == 0)
 
 
-def test_a_loss_that_leaves_the_images_out_is_said() -> None:
+def test_a_loss_that_leaves_the_images_out_is_said(snapshot: TextSnapshot) -> None:
     class Natural(Watched):
         def train_loss(self, batch: TrainBatch) -> Tensor:
             return batch.loss.cross_entropy(batch.logits_nat, batch.y).mean()
 
-    with pytest.raises(ModelError) as raised:
+    with snapshot.raises(ModelError):
         Natural().fit(local_task(threat=THREAT, inner=build_inner("free")))
-    assert str(raised.value) == (
-        "the training loss does not depend on x_adv: the model detaches its input, or the loss leaves the adversarial "
-        "examples out. The inner attack 'free' needs the gradient that training leaves in them."
-    )
 
 
 @pytest.mark.parametrize(
     ("trainer", "own"), [("fedawp", "backward"), ("fedrbn", "backward"), ("fedgairat", "counts_iterates")]
 )
-def test_what_free_leaves_no_place_for_is_refused(trainer: str, own: str) -> None:
+def test_what_free_leaves_no_place_for_is_refused(trainer: str, own: str, snapshot: TextSnapshot) -> None:
     discrete = {"weighting": "discrete"} if trainer == "fedgairat" else {}
-    with pytest.raises(CalfatError) as raised:
+    with snapshot.raises(CalfatError):
         experiment({"name": trainer, **discrete}, calfat__threat__inner="free")
-    assert str(raised.value) == (
-        f"--set calfat.threat.inner=free: calfat.threat.inner: local trainer '{trainer}' has its own `{own}`, which "
-        "'free' leaves no place for; choose another inner attack."
-    )
 
 
 # --- ATAS -------------------------------------------------------------------------------------------------------------

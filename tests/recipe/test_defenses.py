@@ -15,6 +15,7 @@ from calfat_plugin.recipe.defenses import DEFENSES
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.testing import builtin_registry
 from tests.recipe.test_host_keys import host_folder
+from tests.snapshot import TextSnapshot
 
 ASKED = [
     ("krum", {"byzantine_client_num": 2}, "krum", {"f": 2}),
@@ -81,13 +82,9 @@ def test_they_are_the_hosts_names() -> None:
     assert (host_folder() / "core" / "security" / "defense" / "bulyan_defense.py").exists()
 
 
-def test_too_many_attackers_are_refused_at_the_hosts_keys() -> None:
-    with pytest.raises(RecipeError) as refused:
+def test_too_many_attackers_are_refused_at_the_hosts_keys(snapshot: TextSnapshot) -> None:
+    with snapshot.raises(RecipeError):
         resolved({"defense_type": "krum", "byzantine_client_num": 2}, clients=5)
-    assert str(refused.value) == (
-        "r.yaml:6: defense_args: calfat.aggregator: f: got 2, for which Krum needs 2 f + 3 = 7 clients a round, and 5 "
-        "train in one (train_args.client_num_per_round); expected an f of at most 1."
-    )
 
 
 def test_a_wrong_value_is_refused_at_the_hosts_keys() -> None:

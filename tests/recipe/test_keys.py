@@ -16,6 +16,7 @@ from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.keys import keys_of
 from calfat_plugin.recipe.schema import CalfatSection, Threat
 from calfat_plugin.registry import Registry
+from tests.snapshot import TextSnapshot
 
 REGISTRY = Registry.load(entry_points=False)
 
@@ -42,14 +43,11 @@ def recipe(threat: str) -> Experiment:
 
 
 @pytest.mark.usefixtures("noted")
-def test_a_new_key_is_known_wherever_recipes_are_read_or_described() -> None:
+def test_a_new_key_is_known_wherever_recipes_are_read_or_described(snapshot: TextSnapshot) -> None:
     assert recipe("{eps: 0.1, note: mine}").as_run()["calfat"]["threat"]["note"] == "mine"
     assert recipe("{eps: 0.1}").as_run()["calfat"]["threat"]["note"] == "none"
-    with pytest.raises(RecipeError) as raised:
+    with snapshot.raises(RecipeError):
         recipe("{noet: mine}")
-    assert (
-        str(raised.value) == "r.yaml:4: calfat.threat.noet: section 'threat' has no option 'noet'. Did you mean 'note'?"
-    )
     threat = recipe_schema(REGISTRY)["properties"]["calfat"]["properties"]["threat"]
     assert threat["properties"]["note"]["description"] == "a remark for the reader"
     assert "| `note` | a text | `none` | a remark for the reader |" in recipe_reference()

@@ -361,11 +361,7 @@ def _bits(text: str, like: Tensor) -> Tensor:
 
 
 def _check(options: AutoAttackOptions, recipe: Recipe) -> None:
-    """Entry check of the whole: of what ``check_budget`` looks at, and of the iterations.
-
-    Raises:
-        OptionError: they do not go together.
-    """
+    """Entry check of the whole: of what ``check_budget`` looks at, and of the iterations."""
     if options.threat(recipe.threat).norm == "l1" and options.version == "standard" and options.iterations < _LEAST_L1:
         raise OptionError(
             f"iterations: {options.iterations} are too few in l1, where APGD spends most of them on larger radii; take "

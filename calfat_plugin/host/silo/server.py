@@ -49,7 +49,6 @@ class Presence:
 
     Args:
         on_rival: called with (rank, session of the process that is this party) when another is refused.
-        now: the clock, in seconds.
     """
 
     def __init__(self, on_rival: Callable[[int, str], object], now: Callable[[], float] = time.monotonic) -> None:
@@ -168,7 +167,6 @@ class Round:
 
     Attributes:
         number: 1-based.
-        ranks: who was asked.
         tickets: rank to the ticket that its update has to show.
         deadline: monotonic time at which it ends.
         sent: rank to the session that was sent the model.

@@ -275,7 +275,6 @@ class RefusalLog:
 
         Args:
             sender: network address (``host:port``), name or rank.
-            reason: why it was refused.
         """
         address = sender.rpartition(":")[0] or sender
         with self._lock:

@@ -69,8 +69,6 @@ class ConnectionGuard:
     """Closes the oldest connections of whoever has too many: a party, or those that were never one, by their address.
 
     Args:
-        port: where this process listens.
-        num_parties: server and clients.
         room: from :func:`connections_allowed`; a quarter is kept free for those who come next.
         on_close: called with (peer as ``host:port``, reason).
     """
@@ -137,11 +135,7 @@ class ConnectionGuard:
 
 @contextmanager
 def _socket(handle: int) -> Iterator[socket.socket]:
-    """A second handle on an open socket.
-
-    Raises:
-        OSError: it is none, or closed by now.
-    """
+    """A second handle on an open socket."""
     copy = os.dup(handle)
     try:
         connection = socket.socket(fileno=copy)
@@ -153,11 +147,7 @@ def _socket(handle: int) -> Iterator[socket.socket]:
 
 
 def _peer_of(connection: socket.socket, port: int) -> Peer | None:
-    """Who is connected to ``port`` through this socket; None for any other socket.
-
-    Raises:
-        OSError: it is not connected, or no socket at all.
-    """
+    """Who is connected to ``port`` through this socket; None for any other socket."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
         return None
     host, peer_port, *_ = connection.getpeername()

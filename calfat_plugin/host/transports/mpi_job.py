@@ -43,37 +43,25 @@ def rank_on_machine() -> int:
 
 
 def check_silos(wanted: int) -> None:
-    """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to.
-
-    Raises:
-        HostError: with the command that starts the right one.
-    """
+    """Refuse a job that has not a process for each party. Rank 0 reports for all: the others give it time to."""
     if size() == wanted:
         return
     if rank() != 0:
         time.sleep(_RANK_0_FIRST)
     raise HostError(
-        f"this MPI job has {_count(size(), 'process', 'es')}, the recipe needs {wanted}: the server and "
-        f"{_count(wanted - 1, 'client', 's')}. Start it with: mpiexec -n {wanted} calfat run RECIPE, or with "
+        f"this MPI job has {size()} process{'es' * (size() != 1)}, the recipe needs {wanted}: the server and "
+        f"{wanted - 1} client{'s' * (wanted != 2)}. Start it with: mpiexec -n {wanted} calfat run RECIPE, or with "
         "calfat run RECIPE --local."
     )
 
 
 def check_workers() -> None:
-    """Refuse a simulation that has no process besides the server's.
-
-    Raises:
-        HostError: with the commands that start some.
-    """
+    """Refuse a simulation that has no process besides the server's."""
     if size() == 1:
         raise HostError(
             "this MPI job has 1 process, the recipe needs 2 or more: the server and its workers. Start it with: "
             "mpiexec -n 3 calfat run RECIPE for 2 workers, or without MPI with calfat run RECIPE --workers 2."
         )
-
-
-def _count(number: int, what: str, plural: str) -> str:
-    return f"{number} {what}{plural if number != 1 else ''}"
 
 
 def send(data: bytes, peer: int) -> Any:
@@ -121,7 +109,6 @@ def end(status: int, message: str = "", *, alone: bool = True) -> None:
 
     Args:
         status: exit status of the job.
-        message: for stderr.
         alone: whether only this process is known to have failed. If all were stopped alike, rank 0 reports for all.
     """
     if _world.Get_size() == 1:

@@ -51,7 +51,6 @@ class ObjectStore:
 
     Args:
         settings: endpoint, bucket and so on; credentials come from where boto3 looks for them.
-        run: name of the federation.
     """
 
     def __init__(self, settings: S3Settings, run: str) -> None:
@@ -162,8 +161,6 @@ class Broker:
     rules keep everyone in their place.
 
     Args:
-        silo: address, run, password or certificates.
-        rank: of this party.
         on_message: called with (sender's name, message) in the library's thread; must not wait.
 
     Attributes:
