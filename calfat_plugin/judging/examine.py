@@ -172,10 +172,10 @@ def _seconds_left(checks: Sequence[Check], evidence: Sequence[Evidence], example
 
 def _trial(plan: AttackPlan, run: LoadedRun, transfer: Sequence[Path]) -> Trial:
     from calfat_plugin.evaluators.base import subset
-    from calfat_plugin.judging.trial import trial
+    from calfat_plugin.judging.trial import Trial
 
     experiment = run.experiment
-    return trial(
+    return Trial(
         run.model(),
         subset(run.dataset.test, plan.request.examples or EXAMPLES),
         num_classes=run.dataset.num_classes,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,17 +32,13 @@ _SAME = 1e-4  # of the largest logit: what the order of additions may change
 Progress = Callable[[str, int, int, int], None]
 
 
-def _ignore(label: str, done: int, total: int, correct: int) -> None:
-    pass
-
-
 @dataclass
 class Trial:
-    """One model under the battery.
+    """One model under the battery; one that cannot be attacked is refused here, before any work.
 
     Attributes:
         model: in evaluation mode on ``device``; raw logits for pixels in [0, 1].
-        data: the images on trial, on ``device``.
+        data: the images on trial, at least one; moved to ``device``.
         threat: the budget on trial.
         correct: (N,) bool on the CPU, right on the clean image.
         robust: (N,) bool on the CPU, right clean and under every attack at the budget so far.
@@ -52,6 +47,9 @@ class Trial:
         more: further images that the model may be asked about, which are not on trial; None: there are none.
         scratch: where a long attack keeps what it needs to continue after a crash; None: nowhere.
         on_progress: called with (label, examples done, in all, correct so far).
+
+    Raises:
+        ModelError: training mode, other classes, images that do not fit, logits that are not finite, or probabilities.
     """
 
     model: nn.Module
@@ -61,13 +59,25 @@ class Trial:
     batch_size: int
     device: torch.device
     seed: int
-    correct: Tensor
-    robust: Tensor
     surrogates: Mapping[str, nn.Module]
     fresh: Callable[[], nn.Module]
     more: ImageData | None = None
     scratch: Path | None = None
-    on_progress: Progress = _ignore
+    on_progress: Progress = lambda label, done, total, correct: None
+    correct: Tensor = field(init=False)
+    robust: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data, sizes = self.data.to(self.device), {"num_classes": self.num_classes, "batch_size": self.batch_size}
+        for each in (self.model, *self.surrogates.values()):
+            refuse_training_mode(each)
+        with seeded_global_rng(derive_seed(self.seed, "trust/clean")):
+            self.correct = clean_correct(self.model, self.data, device=self.device, **sizes)
+            for other in self.surrogates.values():
+                clean_correct(other, self.data, device=self.device, **sizes)
+        self.robust = self.correct.clone()
+        if all(are_probabilities(logits) for logits in self.logits()):
+            raise ModelError(PROBABILITIES["text"])
 
     def task(self) -> EvaluationTask:
         """The model, the images and the budget, as evaluators and fingerprints take them."""
@@ -212,53 +222,6 @@ class Trial:
         """Of the clean images, batch by batch, on the CPU."""
         for x, _, _ in batches(self.data, self.batch_size, self.device):
             yield self.asked(x, "clean images")
-
-
-def trial(
-    model: nn.Module,
-    data: ImageData,
-    *,
-    num_classes: int,
-    threat: ThreatModel,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
-    surrogates: Mapping[str, nn.Module],
-    fresh: Callable[[], nn.Module],
-    more: ImageData | None = None,
-) -> Trial:
-    """A model that may be attacked: everything that cannot be is refused here, before any work.
-
-    Args:
-        data: images, at least one, in any place.
-
-    Raises:
-        ModelError: training mode, other classes, images that do not fit, logits that are not finite, or probabilities.
-    """
-    data, right = data.to(device), partial(clean_correct, num_classes=num_classes, batch_size=batch_size, device=device)
-    for each in (model, *surrogates.values()):
-        refuse_training_mode(each)
-    with seeded_global_rng(derive_seed(seed, "trust/clean")):
-        correct = right(model, data)
-        for other in surrogates.values():
-            right(other, data)
-    found = Trial(
-        model=model,
-        data=data,
-        num_classes=num_classes,
-        threat=threat,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-        correct=correct,
-        robust=correct.clone(),
-        surrogates=dict(surrogates),
-        fresh=fresh,
-        more=more,
-    )
-    if all(are_probabilities(logits) for logits in found.logits()):
-        raise ModelError(PROBABILITIES["text"])
-    return found
 
 
 def differ(logits: Tensor, others: Tensor) -> Tensor:

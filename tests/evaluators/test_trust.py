@@ -33,7 +33,7 @@ from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox
 from calfat_plugin.judging.surrogate import network, trained_surrogate
-from calfat_plugin.judging.trial import Trial, trial
+from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.recipe.document import parse_document
@@ -403,7 +403,7 @@ def on_trial(model: nn.Module, examples: int, **changes: Any) -> Trial:
         "surrogates": {},
         "fresh": lambda: model,
     }
-    return trial(model, load_digits().test.subset(range(examples)), **{**values, **changes})
+    return Trial(model, load_digits().test.subset(range(examples)), **{**values, **changes})
 
 
 class StoppedError(Exception):

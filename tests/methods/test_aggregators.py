@@ -235,21 +235,19 @@ def test_scaffold_option_one():
     assert numbers(federation)[2:] == pytest.approx([1.469625, -1.1025, 1.265, -3.47], abs=1e-5)
 
 
-@pytest.mark.parametrize(("pairing", "variates"), [("after_step", (1.4, -5.4)), ("gradient", (0.965517, -3.724138))])
-def test_scaffold_with_momentum(pairing, variates):
-    federation = toy(momentum=0.9, pairing=pairing)
-    federation.play()
-    assert numbers(federation)[:3] == pytest.approx([0.72, 2.08, 1.4], abs=1e-5)
-    assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
-
-
 @pytest.mark.parametrize(
-    ("pairing", "variates"), [("after_step", (2.1245, -7.776)), ("gradient", (0.921692, -3.373536))]
+    ("nesterov", "pairing", "models", "variates"),
+    [
+        (False, "after_step", (0.72, 2.08, 1.4), (1.4, -5.4)),
+        (False, "gradient", (0.72, 2.08, 1.4), (0.965517, -3.724138)),
+        (True, "after_step", (0.5751, 2.5552, 1.56515), (2.1245, -7.776)),
+        (True, "gradient", (0.5751, 2.5552, 1.56515), (0.921692, -3.373536)),
+    ],
 )
-def test_scaffold_with_nesterov(pairing, variates):
-    federation = toy(momentum=0.9, nesterov=True, pairing=pairing)
+def test_scaffold_with_momentum(nesterov, pairing, models, variates):
+    federation = toy(momentum=0.9, nesterov=nesterov, pairing=pairing)
     federation.play()
-    assert numbers(federation)[:3] == pytest.approx([0.5751, 2.5552, 1.56515], abs=1e-5)
+    assert numbers(federation)[:3] == pytest.approx(models, abs=1e-5)
     assert numbers(federation)[4:] == pytest.approx(variates, abs=1e-5)
 
 

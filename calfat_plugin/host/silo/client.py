@@ -129,10 +129,8 @@ class SiloClient(OnTransport, ClientMasterManager):
 
     def _keep_in_touch(self) -> None:
         """Say every few seconds that this client is there; a server that stays away too long ends the client."""
-        status = Message(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, self.rank, 0)
-        status.add_params(MyMessage.MSG_ARG_KEY_CLIENT_STATUS, self.ONLINE_STATUS_FLAG)
-        status.add_params("session", self._session)
-        status.add_params("recipe", self._fingerprint)
+        says = {MyMessage.MSG_ARG_KEY_CLIENT_STATUS: self.ONLINE_STATUS_FLAG, "session": self._session}
+        status = Message(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, self.rank, 0, recipe=self._fingerprint, **says)
         came, last_seen = False, time.monotonic()
         while not self._finished:
             try:
@@ -155,9 +153,7 @@ class SiloClient(OnTransport, ClientMasterManager):
     def _fail(self, reason: str) -> None:
         if self._finished:
             return
-        message = self.com_manager.local_message(FAILED)
-        message.add_params("reason", reason)
-        self.com_manager.inbox.put(message)
+        self.com_manager.inbox.put(self.com_manager.local_message(FAILED, reason=reason))
 
     def _handle_failed(self, message: Message) -> None:
         raise HostError(str(message.get("reason")))

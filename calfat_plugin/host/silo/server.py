@@ -144,8 +144,7 @@ class Shutdown:
         self._inform(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
 
     def _inform(self, rank: int, session: str) -> None:
-        message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
-        message.add_params("session", session)
+        message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session)
         self._transport.send_message(message, RECONNECT_SECONDS, lambda: self._note(rank))
 
     def _note(self, rank: int) -> None:
@@ -285,9 +284,7 @@ class SiloServer(OnTransport, FedMLServerManager):
                 f"(calfat.silo.start_deadline), {wanted} are needed (calfat.silo.min_clients)"
             )
             for rank in self._sessions:  # let them go: the server ends without having begun
-                message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank)
-                message.add_params("notice", came)
-                self.send_message(message)
+                self.send_message(Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, notice=came))
             self.com_manager.flush(_NOTICE)
             raise HostError(f"{came}. Missing: {who}. Start all parties again, and these with --role client --rank K.")
         log.warning("starting without %s", who)
@@ -383,9 +380,8 @@ class SiloServer(OnTransport, FedMLServerManager):
 
     def _report_rival(self, rank: int, session: str) -> None:
         """Let the process that is a party see that another of its rank was refused."""
-        notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank)
-        notice.add_params("session", session)
-        notice.add_params("notice", f"another process that says it is rank {rank} was refused by the server; end it")
+        text = f"another process that says it is rank {rank} was refused by the server; end it"
+        notice = Message(MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS, 0, rank, session=session, notice=text)
         self.com_manager.send_message(notice, _NOTICE)
 
     @property

@@ -128,10 +128,8 @@ def decode(data: bytes, envelope: Envelope) -> Message:
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise RefusedError(f"its tensors cannot be read ({error})") from None
-    message = Message(envelope.type, envelope.sender, envelope.receiver)
-    for name, value in envelope.fields.items():
-        message.add_params(name, value)
-    message.add_params(MODEL, OrderedDict(tensors))
+    message = Message()
+    message.get_params().update({**envelope.fields, MODEL: OrderedDict(tensors)})
     return message
 
 
@@ -227,9 +225,9 @@ class Loop:
                 self.wake_at, message = None, self.local_message(ALARM)
             self._notify(message)
 
-    def local_message(self, type: int) -> Message:
+    def local_message(self, type: int, **fields: Any) -> Message:
         """A message of this process to itself."""
-        return Message(type, self.rank, self.rank)
+        return Message(type, self.rank, self.rank, **fields)
 
     def leave_loop(self) -> None:
         """End the loop, from within it. Messages are still sent and let in."""

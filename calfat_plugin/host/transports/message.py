@@ -15,10 +15,11 @@ class Message:
         type: what it is, and so who handles it.
         sender_id: rank of the party that sends it.
         receiver_id: rank of the party that it is for.
+        fields: what else it says.
     """
 
-    def __init__(self, type: int = READY, sender_id: int = 0, receiver_id: int = 0) -> None:
-        self._params: dict[str, Any] = {TYPE: type, SENDER: sender_id, RECEIVER: receiver_id}
+    def __init__(self, type: int = READY, sender_id: int = 0, receiver_id: int = 0, **fields: Any) -> None:
+        self._params: dict[str, Any] = {TYPE: type, SENDER: sender_id, RECEIVER: receiver_id, **fields}
 
     def get_type(self) -> int:
         return int(self._params[TYPE])

@@ -75,12 +75,8 @@ class ProgressSender(RunObserver):
         if now < self._next and progress.batch < progress.num_batches:
             return
         self._next = now + _INTERVAL
-        message = Message(PROGRESS, self._rank, 0)
-        message.add_params(CLIENT, str(progress.client))
-        message.add_params("batch", progress.batch)
-        message.add_params("num_batches", progress.num_batches)
-        message.add_params("loss", progress.loss)
-        self._send(message)
+        at = {"batch": progress.batch, "num_batches": progress.num_batches, "loss": progress.loss}
+        self._send(Message(PROGRESS, self._rank, 0, **{CLIENT: str(progress.client)}, **at))
 
 
 def progress_in(message: Message) -> BatchProgress:
@@ -114,9 +110,7 @@ def trouble(rank: int, error: Exception) -> Message:
     """A message about an error that ends this worker: the text for the user's, the whole traceback for ours."""
     is_users = isinstance(error, CalfatError)
     text = str(error) if is_users else "".join(traceback.format_exception(error))
-    message = _with_text(Message(TROUBLE, rank, 0), text)
-    message.add_params("notice", _USER if is_users else _BUG)
-    return message
+    return _with_text(Message(TROUBLE, rank, 0, notice=_USER if is_users else _BUG), text)
 
 
 def error_in(message: Message, where: str) -> Exception:
