@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from calfat_plugin.maths.intervals import Difference, holm, paired, paired_p_value
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.front import Point, points
+from calfat_plugin.suites.front import points
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, summarise, values_of
 from calfat_plugin.suites.tuning import chosen_text
@@ -22,7 +21,6 @@ PAGE = ROOT / "docs" / "passes.md"
 DATA = {"digits": "40 rounds", "fmnist": "30 rounds"}  # to the label of all rounds
 METHODS, ONE_STEP, MANY = ("FedPGD", "CalFAT"), "N-FGSM", "PGD-10"
 ALLOWED = 0.01  # of AutoAttack accuracy: the loss that is to be excluded
-COLLAPSED = 0.15
 
 
 @functools.cache
@@ -118,43 +116,4 @@ def tested(_: str) -> Table:
     return 2, table
 
 
-def candidates() -> list[tuple[str, list[float], float]]:
-    """(method, attack and rounds; mean AutoAttack by data set; lowest natural accuracy), the best first.
-
-    Rows of at most a quarter of PGD-10's passes in all rounds of the same method, which both data sets have.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    for data, all_rounds in DATA.items():
-        for name, row in rows(data).items():
-            method, attack, rounds = row.cell.labels
-            many = rows(data).get(f"{method}/{MANY}/{all_rounds}")
-            if many is None or (row.scores["passes"].mean or 0) > (many.scores["passes"].mean or 0) / 4:
-                continue
-            long = "all rounds" if rounds == all_rounds else rounds
-            natural = min(values_of(row, "natural").values())
-            found.setdefault(f"{method}, {attack}, {long}", []).append(
-                (fmean(values_of(rows(data)[name], "autoattack").values()), natural)
-            )
-    both = [
-        (name, [mean for mean, _ in of], min(low for _, low in of))
-        for name, of in found.items()
-        if len(of) == len(DATA)
-    ]
-    return sorted(both, key=lambda each: -fmean(each[1]))
-
-
-def cheap(_: str) -> Table:
-    """The candidates; the first that does not collapse is recommended."""
-    table = [["row", *(f"AutoAttack, {data}" for data in DATA), "both", "lowest natural"]]
-    for name, means, lowest in candidates():
-        numbers = [f"{100 * number:.1f}" for number in (*means, fmean(means), lowest)]
-        table.append([name, *numbers])
-    return 1, table
-
-
-def figure(data: str) -> list[Point]:
-    """The points of the figure."""
-    return points(summary(data))
-
-
-TABLES: Mapping[str, Callable[[str], Table]] = {"results": results, "tested": tested, "cheap": cheap}
+TABLES: Mapping[str, Callable[[str], Table]] = {"results": results, "tested": tested}
