@@ -367,7 +367,7 @@ def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batc
     task = dataclasses.replace(local_task(One(1.0), settings=epochs(2), client=3), on_batch=told.append)
     update = Constant().fit(task)
     mean = (4 * 4 + 4 * 4 + 2 * 2) / 10
-    assert update.metrics == {"loss": pytest.approx(mean)}
+    assert update.metrics == {"passes": 0.0, "loss": pytest.approx(mean)}
     assert [(progress.client, progress.batch, progress.num_batches) for progress in told] == [
         (3, batch, 6) for batch in range(1, 7)
     ]
@@ -376,7 +376,7 @@ def test_the_loss_is_a_mean_over_examples_and_progress_is_reported_batch_by_batc
 
 def test_the_loss_of_a_single_example_is_its_own() -> None:
     update = Quadratic().fit(local_task(One(3.0), tiny_data(count=1)))
-    assert update.metrics == {"loss": 4.5}
+    assert update.metrics == {"passes": 0.0, "loss": 4.5}
 
 
 def test_on_a_gpu_the_loss_is_looked_at_in_every_tenth_batch_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
