@@ -27,6 +27,8 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
     best = [point for point in points if point["on_front"]]
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         axes = figure.subplots()
         axes.plot(
             [point["cost"] for point in best],
@@ -42,6 +44,9 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
             place = (point["cost"], 100 * point["mean"])
             axes.annotate(point["name"], place, (4, -9), textcoords="offset points", fontsize=7)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:,.6g}")  # the usual one writes powers as mathematics, which is off
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(str(front["cost"]))
         axes.set_ylabel(f"{front['reached']} (%)")
         axes.grid()
@@ -55,6 +60,8 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
 
 
 def _draw_points(axes: Axes, points: Sequence[Mapping[str, Any]], index: int, curve: str) -> None:
+    style: dict[str, Any] = {"color": theme.series(index), "marker": theme.marker(index)}
+    axes.plot([], [], linestyle="", label=legend_name(curve), **style)
     for point in points:
         mean = 100 * point["mean"]
         low, high = (100 * end for end in point["interval"] or (point["mean"], point["mean"]))
@@ -62,9 +69,7 @@ def _draw_points(axes: Axes, points: Sequence[Mapping[str, Any]], index: int, cu
             point["cost"],
             mean,
             [[mean - low], [high - mean]],
-            label=legend_name(curve) if point is points[0] else None,
-            color=theme.series(index),
-            marker=theme.marker(index),
+            **style,
             alpha=1 if point["on_front"] else 0.35,
             elinewidth=1,
             capsize=2,

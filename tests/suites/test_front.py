@@ -90,7 +90,10 @@ def test_the_page_has_the_figure(summary: SuiteSummary, tmp_path: Path) -> None:
     text = Page.read(tmp_path / "page.html").text
     assert "What is reached for what it costs" in text
     assert "FedPGD, short: 25.0 %; FedPGD, long: 52.5 %." in text
-    assert "CalFAT" in (tmp_path / "front.svg").read_text()  # pale, but there
+    drawn = (tmp_path / "front.svg").read_text()
+    assert "CalFAT" in drawn  # pale, but there
+    assert ">1,000<" in drawn
+    assert "mathdefault" not in drawn
 
 
 def test_one_row_alone_is_no_figure() -> None:
