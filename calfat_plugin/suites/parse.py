@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from calfat_plugin.suites.schema import (
 
 STRUCTURED_KEYS = ("set", "axes", "seeds", "metrics", "choose", "compare", "front", "reported", "skip")
 MOST_RUNS = 10_000  # of a suite; each is planned before the first one starts
+NO_METRIC = "'{}' is not among the suite's metrics."
 _REPORTED_KEYS = ("source", "percent", "tolerance")
 _FORBIDDEN_IN_LABELS = "/*?[]"
 
@@ -184,7 +185,7 @@ def _reported(
     path: KeyPath = ("reported",)
     section = mapping_at(document, path, "{source: 'arXiv:2205.14926, Table 1', percent: {CalFAT: {natural: 64.69}}}")
     for key in section:
-        _check_known(document, (*path, key), _REPORTED_KEYS, "unknown key.")
+        _check_known(document, (*path, key), key, _REPORTED_KEYS, "unknown key.")
     source = _text(document, (*path, "source"), "")
     cells = {}
     for name in mapping_at(document, (*path, "percent"), "{CalFAT: {natural: 64.69}}"):
@@ -214,16 +215,15 @@ def _text(document: Document, path: KeyPath, default: str) -> str:
     return value
 
 
-def _check_known(document: Document, path: KeyPath, known: Sequence[str], complaint: str) -> None:
-    """Refuse the key at the end of ``path`` unless it is known."""
-    key = str(path[-1])
-    if key not in known:
-        raise document.error(path, complaint + (did_you_mean(key, known) or f" Known: {listed(known)}."))
+def _check_known(document: Document, path: KeyPath, name: str, known: Collection[str], complaint: str) -> None:
+    """Refuse a name at ``path`` that is none of the known ones."""
+    if name not in known:
+        raise document.error(path, complaint + (did_you_mean(name, known) or f" Known: {listed(known)}."))
 
 
 def _percent(document: Document, path: KeyPath, labels: Sequence[str]) -> float:
     value = document.get(path)
-    _check_known(document, path, labels, f"'{path[-1]}' is not among the suite's metrics.")
+    _check_known(document, path, str(path[-1]), labels, NO_METRIC.format(path[-1]))
     number = -1.0
     with suppress(ValueError):
         number = float(parse_number(value))
@@ -253,9 +253,7 @@ def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare 
     needed |= {"robust": (compare.robust,)} if compare.exchange or compare.level else {}
     for key, named in needed.items():
         for metric in named:
-            if metric not in metrics:
-                hint = did_you_mean(metric, metrics) or f" Known: {listed(metrics)}."
-                raise document.error((*path, key), f"'{metric}' is not among the suite's metrics.{hint}")
+            _check_known(document, (*path, key), metric, metrics, NO_METRIC.format(metric))
     if compare.level is not None and compare.robust not in compare.metrics:
         raise document.error((*path, "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
     other_axes = [variants for variants in axes.values() if compare.row not in variants]
@@ -269,15 +267,9 @@ def _front(document: Document, axes: Axes, metrics: Mapping[str, str]) -> Front 
     if document.get(path) is None:
         return None
     front = options_at(document, path, Front)
-    for key, known, complaint in (
-        ("cost", metrics, "is not among the suite's metrics"),
-        ("reached", metrics, "is not among the suite's metrics"),
-        ("curve", axes, "is no axis of the suite"),
-    ):
-        named = getattr(front, key)
-        if named not in known:
-            hint = did_you_mean(named, known) or f" Known: {listed(known)}."
-            raise document.error((*path, key), f"'{named}' {complaint}.{hint}")
+    for key, metric in (("cost", front.cost), ("reached", front.reached)):
+        _check_known(document, (*path, key), metric, metrics, NO_METRIC.format(metric))
+    _check_known(document, (*path, "curve"), front.curve, axes, f"'{front.curve}' is no axis of the suite.")
     return front
 
 
@@ -327,10 +319,7 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
     if document.get(CHOOSE) is None:
         return None
     for key in mapping_at(document, CHOOSE, f"{{metric: pgd20, seeds: [100], grid: {_EXAMPLE}}}"):
-        if key not in CHOOSE_KEYS:
-            raise document.error(
-                (*CHOOSE, key), "unknown key." + (did_you_mean(key, CHOOSE_KEYS) or f" Known: {listed(CHOOSE_KEYS)}.")
-            )
+        _check_known(document, (*CHOOSE, key), key, CHOOSE_KEYS, "unknown key.")
     metric = _metric(document)
     by = document.get((*CHOOSE, "by")) if document.has((*CHOOSE, "by")) else "last"
     if by not in ("last", "best"):
