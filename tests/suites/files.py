@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from calfat_plugin.registry import Registry
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.record import Recorded, add_to_record
+from calfat_plugin.suites.summary import SuiteSummary, summarise
 
 BASE = """\
 data_args: {dataset: digits}
@@ -49,6 +58,14 @@ def write_suite(folder: Path, text: str = SUITE, name: str = "tiny", base: str =
     (folder / "base.yaml").write_text(base, encoding="utf-8")
     (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     return f"{name}.yaml"
+
+
+def recorded(folder: Path, text: str, registry: Registry, of: Callable[[PlannedRun], Recorded | None]) -> SuiteSummary:
+    """A suite in the working directory ``folder`` whose runs are nowhere but in its record; None: not there either."""
+    suite = dataclasses.replace(load_suite(write_suite(folder, text)), record=Path("runs.csv"))
+    rows = {run.key: row for run in make_plan(suite, registry).runs if (row := of(run)) is not None}
+    add_to_record(Path("runs.csv"), rows)
+    return summarise(make_plan(suite, registry))
 
 
 def note_in(found: list[Any], monkeypatch: pytest.MonkeyPatch, place: object, name: str) -> None:

@@ -13,12 +13,12 @@ from scipy import stats
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
-from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
+from calfat_plugin.suites.cells import PlannedRun
+from calfat_plugin.suites.record import Recorded, digest
+from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons
 from calfat_plugin.suites.tables import as_json, markdown
 from tests.snapshot import TextSnapshot
-from tests.suites.files import write_suite
+from tests.suites.files import recorded, write_suite
 
 STUDY = """\
 base: base.yaml
@@ -59,15 +59,16 @@ VALUES = {
 def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> SuiteSummary:
     """A suite whose runs are all in its record, but for seed 4 of 0.5/FedMART."""
     monkeypatch.chdir(tmp_path)
-    suite = dataclasses.replace(load_suite(write_suite(tmp_path, STUDY)), record=Path("runs.csv"))
-    rows: dict[Key, Recorded] = {}
-    for run in make_plan(suite, registry).runs:
+    metrics = ("natural", "natural:worst-class", "pgd20")
+
+    def row(run: PlannedRun) -> Recorded | None:
         of = VALUES[run.cell.name]
-        if run.seed <= len(of[0]):
-            values = {metric: each[run.seed - 1] for metric, each in zip(suite.metrics, of, strict=True)}
-            rows[run.key] = Recorded("finished", digest(run.experiment), values)
-    add_to_record(Path("runs.csv"), rows)
-    return summarise(make_plan(suite, registry))
+        if run.seed > len(of[0]):
+            return None
+        values = {metric: each[run.seed - 1] for metric, each in zip(metrics, of, strict=True)}
+        return Recorded("finished", digest(run.experiment), values)
+
+    return recorded(tmp_path, STUDY, registry, row)
 
 
 def families(summary: SuiteSummary) -> tuple[dict[tuple[str, str], Compared], ...]:

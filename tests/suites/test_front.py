@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -15,15 +14,15 @@ from calfat_plugin.report.comparison import comparison_page, group_runs
 from calfat_plugin.report.front import front_chart
 from calfat_plugin.report.reading import read_run, read_suite
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.front import points
-from calfat_plugin.suites.plan import make_plan
-from calfat_plugin.suites.record import Key, Recorded, add_to_record, digest
-from calfat_plugin.suites.summary import SuiteSummary, summarise
+from calfat_plugin.suites.record import Recorded, digest
+from calfat_plugin.suites.summary import SuiteSummary
 from calfat_plugin.suites.tables import markdown, write_tables
 from tests.report.made import made_run
 from tests.report.pages import Page
 from tests.snapshot import TextSnapshot
-from tests.suites.files import write_suite
+from tests.suites.files import recorded, write_suite
 
 SUITE = """\
 base: base.yaml
@@ -50,14 +49,13 @@ VALUES: dict[str, tuple[tuple[float, float] | None, ...]] = {
 @pytest.fixture
 def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> SuiteSummary:
     monkeypatch.chdir(tmp_path)
-    suite = dataclasses.replace(load_suite(write_suite(tmp_path, SUITE)), record=Path("runs.csv"))
-    rows: dict[Key, Recorded] = {}
-    for run in make_plan(suite, registry).runs:
+
+    def row(run: PlannedRun) -> Recorded:
         found = VALUES[run.cell.name][run.seed - 1]
         values = {} if found is None else {"passes": found[0], "pgd20": found[1]}
-        rows[run.key] = Recorded("finished" if values else "lost", digest(run.experiment), values)
-    add_to_record(Path("runs.csv"), rows)
-    return summarise(make_plan(suite, registry))
+        return Recorded("finished" if values else "lost", digest(run.experiment), values)
+
+    return recorded(tmp_path, SUITE, registry, row)
 
 
 def test_the_front_is_what_nothing_cheaper_beats(summary: SuiteSummary) -> None:
