@@ -76,34 +76,33 @@ def methods(report: Report, names: list[str], count: int, steps: int, repeats: i
     )
 
 
-def attacks(report: Report, count: int, steps: int, repeats: int) -> None:
-    """FedPGD and CalFAT on ``cnn`` with each attack of training, beside PGD; the passes are counted in the loop."""
+def attacks(report: Report, method: str, count: int, steps: int, repeats: int) -> None:
+    """A method on ``cnn`` with each attack of training, beside PGD; the passes are counted in the loop."""
     device, data, base = torch.device("cpu"), images(count), network("cnn")
-    for method in ("fedpgd", "calfat"):
-        passes: dict[str, float] = {}
+    passes: dict[str, float] = {}
 
-        def measured(entry: InnerAttackEntry, method: str = method, passes: dict[str, float] = passes) -> float:
-            inner = entry.load()(entry.config())
-            seconds, update = fit(method, base, data, device, steps=steps, inner=inner)
-            passes[entry.name] = update.metrics[PASSES] / count
-            return seconds
+    def measured(entry: InnerAttackEntry) -> float:
+        inner = entry.load()(entry.config())
+        seconds, update = fit(method, base, data, device, steps=steps, inner=inner)
+        passes[entry.name] = update.metrics[PASSES] / count
+        return seconds
 
-        found = alternated({entry.name: partial(measured, entry) for entry in calfat_inner_attacks()}, repeats)
-        report.keep(f"attacks, {method}", found)
-        report.table(
-            f"Attacks of training, {method}, `cnn`, {count:,} images, PGD with K {steps}",
-            ["attack", "passes an image", "fewer than PGD", "seconds per 1,000 images", "times as fast as PGD"],
-            [
-                (
-                    name,
-                    f"{passes[name]:g}",
-                    f"{passes['pgd'] / passes[name]:.2g} x",
-                    time.times(1000 / count),
-                    found["pgd"].over(time),
-                )
-                for name, time in found.items()
-            ],
-        )
+    found = alternated({entry.name: partial(measured, entry) for entry in calfat_inner_attacks()}, repeats)
+    report.keep(f"attacks, {method}", found)
+    report.table(
+        f"Attacks of training, {method}, `cnn`, {count:,} images, PGD with K {steps}",
+        ["attack", "passes an image", "fewer than PGD", "seconds per 1,000 images", "times as fast as PGD"],
+        [
+            (
+                name,
+                f"{passes[name]:g}",
+                f"{passes['pgd'] / passes[name]:.2g} x",
+                time.times(1000 / count),
+                found["pgd"].over(time),
+            )
+            for name, time in found.items()
+        ],
+    )
 
 
 def models(report: Report, names: list[str], count: int, steps: int, repeats: int) -> None:
@@ -157,8 +156,8 @@ def main(arguments: list[str] | None = None) -> None:
         calfat(report, given.images, given.steps, given.repeats, official, given.precision)
     if "methods" in given.parts:
         methods(report, given.methods, given.images, given.steps, given.repeats)
-    if "attacks" in given.parts:
-        attacks(report, given.images, given.steps, given.repeats)
+    for method in ("fedpgd", "calfat") if "attacks" in given.parts else ():
+        attacks(report, method, given.images, given.steps, given.repeats)
     if "models" in given.parts:
         models(report, given.models, given.model_images, given.steps, given.repeats)
     report.finish(given.json)
