@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from calfat_plugin import entries
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.interfaces import TrainSettings
+from calfat_plugin.results import PASSES
 from calfat_plugin.threat import ThreatModel
 from tests.methods.helpers import (
     SETTINGS,
@@ -59,7 +60,8 @@ def assert_same_training(first, second, task):
         copy.load_state_dict(model.state_dict())
         updates.append(train(method, dataclasses.replace(task, model=copy, correction=correction)))
     assert same_bits(updates[0].state, updates[1].state)
-    assert updates[0].metrics == updates[1].metrics
+    found = [{name: of for name, of in update.metrics.items() if name != PASSES} for update in updates]
+    assert found[0] == found[1]  # though one may pay more for it: a term of weight 0 is computed all the same
 
 
 def alone(method):
