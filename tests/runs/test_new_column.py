@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import pytest
 
 from calfat_plugin import Registry, load_run, rounds_csv
 from calfat_plugin.errors import CalfatError
+from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.loggers.base import round_scalars
 from calfat_plugin.report import write_run_report
+from calfat_plugin.results import RunResult
 from calfat_plugin.rounds_csv import COLUMNS, Column, read_rounds
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.writer import RunWriter
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import measured
@@ -54,3 +59,15 @@ def test_no_evaluator_can_be_called_like_it() -> None:
     with pytest.raises(CalfatError) as raised:
         experiment("calfat.monitor.evaluators=[{name: natural, label: used}]")
     assert "the label 'used' is the name of a column of every run in rounds.csv" in str(raised.value)
+
+
+def test_a_sum_needs_every_round(tmp_path: Path) -> None:
+    """The rounds of a run that an earlier version began did not count passes: what is left is no sum of all."""
+    run = experiment()
+    with RunWriter(RunDirectory.create(run, tmp_path / "run"), run) as writer:
+        for number, passes in ((1, None), (2, 70.0)):
+            one = dataclasses.replace(record(number, {}), passes=passes)
+            writer.round_finished(one, Snapshot(round=number, global_state={}))
+        writer.run_finished(RunResult((), 2, 1.0))
+    metrics = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]
+    assert metrics == {"bytes_down": 2000.0, "bytes_up": 2200.0, "used": 2.0}
