@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from calfat_plugin.suites.record import read_record
 from tests.docs import passes
 from tests.docs.blocks import check_tables
 
@@ -23,3 +24,21 @@ def test_every_row_of_the_front_is_beaten_by_nothing_cheaper() -> None:
             for other in rows.values()
         )
         assert (cells["front"] == "•") is not beaten
+
+
+def test_pgd_10_on_fashion_mnist_is_the_studys() -> None:
+    """What the page's plan says under Changed: the same recipes, pairs and values, and the passes of its rule."""
+    folder = passes.ROOT / "docs" / "results"
+    study, record = (read_record(folder / name) for name in ("study_fmnist_runs.csv", "passes_fmnist.csv"))
+    for cell, named, an_image in (
+        ("0.1/FedPGD", "FedPGD", 11),
+        ("0.1/CalFAT, the paper's constants", "CalFAT", 12),
+    ):
+        rows = {key: row for key, row in record.items() if key[0] == f"{named}/PGD-10/30 rounds"}
+        assert len(rows) == 5 * 3 + 8
+        for (_, tried, seed), row in rows.items():
+            theirs = study[cell, tried, seed]
+            own = dict(row.values)
+            assert tried or own.pop("passes") == an_image * 4800 * 30
+            assert own == {metric: theirs.values[metric] for metric in own}
+            assert (row.recipe, row.processor) == (theirs.recipe, theirs.processor)
