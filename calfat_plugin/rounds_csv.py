@@ -250,6 +250,12 @@ COLUMNS: tuple[Column, ...] = (
         logged="passes",
         in_results="sum",
     ),
+    Column(
+        "overfitted",
+        lambda record: sum(alarm.startswith("overfitted-attack") for alarm in record.alarms),
+        "clients of which `alarms` says that they have overfitted their attack",
+        in_results="sum",
+    ),
 )
 """In the order of the file, in which the columns of a label follow each other."""
 COST_COLUMNS = tuple(column.name for column in COLUMNS if column.is_cost)

@@ -115,7 +115,9 @@ def test_page_and_results_show_what_was_measured(
 
     results = json.loads((run / "results.json").read_text())
     last = {name: float(rows[-1][name]) for name in ("train/gap", "server/best", "others_named")}
-    found = last | {name: sum(float(row[name]) for row in rows) for name in ("bytes_down", "bytes_up", "passes")}
+    found = last | {
+        name: sum(float(row[name]) for row in rows) for name in ("bytes_down", "bytes_up", "passes", "overfitted")
+    }
     assert results["metrics"] == found
     natural, fog = results["evaluations"]
     assert "metrics" not in natural

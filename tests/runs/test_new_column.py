@@ -70,4 +70,4 @@ def test_a_sum_needs_every_round(tmp_path: Path) -> None:
             writer.round_finished(one, Snapshot(round=number, global_state={}))
         writer.run_finished(RunResult((), 2, 1.0))
     metrics = json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]
-    assert metrics == {"bytes_down": 2000.0, "bytes_up": 2200.0, "used": 2.0}
+    assert metrics == {"bytes_down": 2000.0, "bytes_up": 2200.0, "overfitted": 0.0, "used": 2.0}

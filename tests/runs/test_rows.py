@@ -17,7 +17,7 @@ from calfat_plugin.rounds_csv import RoundsFile, last_used, read_rounds, seconds
 from tests.report.made import evaluation, record
 from tests.snapshot import TextSnapshot
 
-LATER = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2,passes"
+LATER = "num_examples_0,num_examples_1,num_examples_2,weight_0,weight_1,weight_2,passes,overfitted"
 # Of client 0 nothing is known; client 1 has both classes, and client 2 only the better one.
 OF_TWO_CLASSES = dataclasses.replace(
     evaluation("natural", 0.5), per_class=(0.5, 0.25), accuracy_release=0.51
@@ -84,9 +84,9 @@ def test_a_file_of_a_version_without_the_last_columns_gets_them(tmp_path: Path) 
     lacks = f",{LATER}"
     rounds = (of_three_clients(round, alarms=(), evaluations={}) for round in (1, 2))
     file = written(tmp_path, *rounds)
-    now = file.path.read_text(encoding="utf-8")
+    now = file.path.read_text(encoding="utf-8").replace(",0\n", ",\n")
     missing = lacks.count(",")
-    old = now.replace(f"{lacks}\n", "\n").replace("," * 13 + "\n", "," * (13 - missing) + "\n")
+    old = now.replace(f"{lacks}\n", "\n").replace("," * 14 + "\n", "," * (14 - missing) + "\n")
     assert len(old) == len(now) - len(lacks) - 2 * missing
     file.path.write_text(old, encoding="utf-8")
     assert not any(row.get("alarms") for row in read_rounds(file.path))
@@ -114,9 +114,9 @@ def test_a_file_that_counted_as_the_release_does(tmp_path: Path) -> None:
         "round,natural,natural_release,pgd20,pgd20_release,heterogeneity,clients,refused,loss_0,update_norm_0,"
         "bytes_down,bytes_up,seconds,alarms,peak_memory_mb,peak_gpu_memory_mb,learning_rate,natural_worst_class,"
         "natural_worst_clients,pgd20_worst_class,pgd20_worst_clients,update_cosine_0,attackers_named,"
-        "others_named,num_examples_0,weight_0,passes\n"
-        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,,,,,\n"
-        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,,,,,\n"
+        "others_named,num_examples_0,weight_0,passes,overfitted\n"
+        "1,0.5,0.5,0.25,0.4,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,0.25,0.375,,,,,,,,,\n"
+        "2,,,,,0.125,0,,0.5,1.0,10,10,2.000,,,,0.05,,,,,,,,,,,\n"
     )
     assert file.path.read_text() == now
     assert now.startswith(",".join(file.columns))  # a row that is appended is in the right order
@@ -137,8 +137,8 @@ def test_an_evaluator_may_be_called_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (",2.250,long", ",", "expected 33 values"),
-        (",2.250,long", ",2.250,long,longer", "expected 33 values"),
+        (",2.250,long", ",", "expected 34 values"),
+        (",2.250,long", ",2.250,long,longer", "expected 34 values"),
         (",2.250,", ",nan,", "seconds is nan"),
         (",2.250,", ",-1,", "seconds is -1"),
         (",2.250,", ",1e308,", "seconds is 1e308"),
