@@ -137,7 +137,7 @@ def check_groups(experiment: Recipe) -> None:
 def _check_method(experiment: Recipe, group: ClientGroup) -> None:
     """What a group trains by is checked beside the run's, of which it has its own ``train_args`` and threat."""
     beside = replace(experiment, train=group.recipe.train, threat=group.recipe.threat)
-    for plugin in (group.recipe.trainer, group.recipe.modifier):
+    for plugin in (group.recipe.trainer, group.recipe.modifier, group.recipe.threat.inner):
         try:
             plugin.entry.check(plugin.options, beside)
         except (OptionError, PluginError) as error:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Literal
 
+from calfat_plugin.compat import num_cores
 from calfat_plugin.disk import lock, reporting_disk_errors, write_text
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
@@ -404,7 +405,7 @@ def cores() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_cores()
 
 
 def _gpus() -> list[str]:

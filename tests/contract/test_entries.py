@@ -10,7 +10,15 @@ import pytest
 
 from calfat_plugin import entries
 from calfat_plugin.cli.entry_page import entry_page
-from calfat_plugin.entries import KINDS, Entry, EvaluatorEntry, ModifierEntry, Preset, TrainerEntry
+from calfat_plugin.entries import (
+    KINDS,
+    Entry,
+    EvaluatorEntry,
+    InnerAttackEntry,
+    ModifierEntry,
+    Preset,
+    TrainerEntry,
+)
 from calfat_plugin.errors import CalfatError, OptionError, PluginError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
@@ -171,6 +179,10 @@ class Plugin:
     def calfat_loss_modifiers(self) -> Any:
         yield ModifierEntry("new", build=dict, methods=("fedpgd",))
 
+    @hookimpl
+    def calfat_inner_attacks(self) -> Any:
+        yield InnerAttackEntry("checked-too", build=dict, config=Steps, check=at_most_as_many_as_clients)
+
 
 REGISTRY = Registry.load(entry_points=False, plugins=[Plugin()])
 
@@ -187,6 +199,12 @@ def complaint(calfat: str) -> str:
 
 def test_an_entry_checks_its_options_against_the_recipe(snapshot: TextSnapshot) -> None:
     snapshot(complaint("{trainer: {name: checked, steps: 6}}"))
+
+
+def test_so_does_the_inner_attack_of_a_group() -> None:
+    group = "{name: few, ids: 0, threat: {inner: {name: checked-too, steps: %d}}}"
+    assert complaint(f"{{clients: [{group % 6}]}}") == "a.yaml:2: calfat.clients[0]: steps: 6 are more than clients."
+    assembled(f"{{clients: [{group % 5}]}}")
 
 
 def test_a_check_cannot_end_the_process() -> None:
