@@ -166,7 +166,7 @@ class Experiment(Recipe):
             elif name == "awp" and isinstance(self.trainer.options, AWPOptions):
                 why = f"{who} perturbs weights already, by its options gamma and warmup; remove the key."
             elif name == "awp" and "backward" in inner.entry.replaces:
-                why = f"the inner attack '{inner.name}' steps by one gradient; remove the key, or choose another attack."
+                why = f"the inner attack '{inner.name}' steps by one gradient; remove the key or choose another attack."
             if why:
                 raise self.document.error((*self.trainer.path, name), why)
         if inner.name == "pgd":

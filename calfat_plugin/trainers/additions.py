@@ -1,4 +1,4 @@
-"""What can be added to any method: label smoothing and adversarial weight perturbation (methods.md 8)."""
+"""What can be added to any method: label smoothing and adversarial weight perturbation (methods.md 18)."""
 
 from __future__ import annotations
 

@@ -180,14 +180,20 @@ def test_a_recipe_shows_what_is_added_and_nothing_else() -> None:
     assert experiment("fedpgd", calfat__ema={}).as_run()["calfat"]["ema"] == {"decay": 0.9}
 
 
+def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) -> None:
+    assert not any("awp" in text for text in experiment({"name": "fedpgd", "awp": {"warmup": 1}}).warnings)
+    snapshot([text for text in experiment({"name": "fedpgd", "awp": {"warmup": 2}}).warnings if "awp" in text])
+
+
 def test_citations_are_of_what_is_added() -> None:
     def cited(trainer: Any, **settings: Any) -> set[str]:
         return {each.text.partition(",")[0] for each in experiment(trainer, **settings).citations()}
 
-    group = {"ids": 0, "trainer": {"name": "standard", "label_smoothing": 0.1}}
+    groups = [{"ids": 0, "trainer": {"name": "fedpgd", "label_smoothing": s}} for s in (0, 0.1)]
     usual = cited("fedpgd")
     assert cited({"name": "fedpgd", "awp": {}}) - usual == {"Wu et al."}
-    assert cited("fedpgd", calfat__clients=[group]) - cited("fedpgd", calfat__clients=[{**group, "trainer": "standard"}])
+    assert cited("fedpgd", calfat__clients=groups[1:]) - usual == {"Szegedy et al."}
+    assert cited("fedpgd", calfat__clients=groups[:1]) == usual
     assert cited("fedpgd", calfat__ema={}) - usual == {"Polyak and Juditsky"}
 
 
@@ -240,7 +246,8 @@ def test_the_average_weighs_each_round_by_the_decay_of_its_age(decay: float) -> 
         for name, found in federation.server.evaluated.items():
             parts = (weight * state[name].double() for weight, state in zip(weights, states, strict=True))
             wanted = sum(parts, torch.zeros(())) / sum(weights)
-            assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-6 if found.is_floating_point() else 1), name
+            rounding = 1e-6 if found.is_floating_point() else 1
+            assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=rounding), name
     if decay == 0:
         assert same_bits(federation.server.evaluated, federation.server.state)
     else:
