@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from calfat_plugin import testing
 from calfat_plugin.entries import TrainerEntry
-from calfat_plugin.errors import CalfatError
+from calfat_plugin.errors import CalfatError, PluginError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.measurements import Measurements
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
 from calfat_plugin.maths.losses import kl_divergence
-from calfat_plugin.recipe.additions import AWPOptions
-from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.options import option
+from calfat_plugin.recipe.additions import ADDED, AWPOptions, EMAOptions
+from calfat_plugin.recipe.document import Document, parse_document
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.loaded_run import LoadedRun
@@ -176,13 +177,31 @@ def test_a_recipe_shows_what_is_added_and_nothing_else() -> None:
         "label_smoothing": 0.1,
         "awp": {"gamma": 0.01, "warmup": 10},
     }
-    assert experiment("fedpgd").as_run()["calfat"].keys() & {"ema"} == set()
+    assert "ema" not in experiment("fedpgd").as_run()["calfat"]
     assert experiment("fedpgd", calfat__ema={}).as_run()["calfat"]["ema"] == {"decay": 0.9}
+
+
+def test_a_recipe_as_run_is_the_same_recipe() -> None:
+    group = {"ids": 0, "trainer": {"name": "fedpgd", "awp": {"gamma": "1/8"}}}
+    added = {"label_smoothing": 0.1, "awp": {"warmup": 0}}
+    run = experiment({"name": "calfat", **added}, calfat__ema={"decay": 0.7}, calfat__clients=[group])
+    again = assemble(Document("again.yaml", run.as_run()), registry())
+    assert again.as_run() == run.as_run()
+    assert again.clients[0].recipe.additions.awp == AWPOptions(gamma=0.125, warmup=10)
+    assert (again.additions.awp, again.ema) == (AWPOptions(warmup=0), EMAOptions(decay=0.7))
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_no_method_has_an_option_of_such_a_name(name: str) -> None:
+    options = dataclasses.make_dataclass("Options", [(name, float, option(0.1, help="ours"))], frozen=True)
+    with pytest.raises(PluginError, match=f"has an option '{name}'; recipes use that key for something else"):
+        TrainerEntry("own", build=LocalTrainer, config=options)
 
 
 def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) -> None:
     assert not any("awp" in text for text in experiment({"name": "fedpgd", "awp": {"warmup": 1}}).warnings)
-    snapshot([text for text in experiment({"name": "fedpgd", "awp": {"warmup": 2}}).warnings if "awp" in text])
+    (warning,) = (text for text in experiment({"name": "fedpgd", "awp": {"warmup": 2}}).warnings if "awp" in text)
+    snapshot(warning)
 
 
 def test_citations_are_of_what_is_added() -> None:
