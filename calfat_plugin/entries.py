@@ -204,7 +204,7 @@ class TrainerEntry(Entry):
 
     kind: ClassVar[str] = "local trainer"
     hook: ClassVar[str] = "calfat_local_trainers"
-    reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss")
+    reserved: ClassVar[tuple[str, ...]] = (*Entry.reserved, "loss", "label_smoothing", "awp")
     reserved_metrics: ClassVar[tuple[str, ...]] = ("loss", FELL, OVERFIT, PASSES)
     modifiers: tuple[str, ...] = ("plain",)
     reshapes: bool = False

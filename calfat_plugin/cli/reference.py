@@ -15,8 +15,9 @@ import click
 
 from calfat_plugin.cli.entry_page import cell, kind_section, option_table
 from calfat_plugin.cli.main import COMMANDS, main
-from calfat_plugin.entries import KINDS
+from calfat_plugin.entries import KINDS, TrainerEntry
 from calfat_plugin.options import describe_options, yaml_text
+from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.clients import BESIDE, GroupOptions
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.schema import HOST_SECTIONS, CalfatSection
@@ -107,6 +108,8 @@ def _sections(path: str, config: type) -> Iterator[str]:
     for name, what in keys.items():
         if isinstance(what, Section):
             yield from _sections(f"{path}.{name}", what.config)
+        elif isinstance(what, OnePlugin) and what.kind is TrainerEntry:
+            yield from _sections(f"{path}.{name}", Additions)
         elif isinstance(what, Groups):
             yield from _sections(f"{path}.{name}[]", what.config)
         elif isinstance(what, Sections):

@@ -20,6 +20,7 @@ from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, to_plain
+from calfat_plugin.recipe.additions import Additions
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.keys import Groups, Key, OnePlugin, OptionsOf, Others, Plugins, Section, Sections, keys_of
 from calfat_plugin.recipe.plugin_files import with_plugins
@@ -165,6 +166,8 @@ def _with_options(registry: Registry, entry: entries.Entry) -> Schema:
         keys["label"] = {"type": ["string", "null"]}
     if isinstance(entry, entries.TrainerEntry) and list(defined_modifiers(registry, entry)):
         keys["loss"] = _choice(registry, entries.ModifierEntry)
+    if isinstance(entry, entries.TrainerEntry):
+        keys |= _section(registry, Additions)["properties"]
     return {"properties": {**keys, **_options(entry.config)}, "additionalProperties": False}
 
 

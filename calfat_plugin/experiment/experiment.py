@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from calfat_plugin import entries, returned
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin
@@ -148,16 +149,26 @@ class Experiment(Recipe):
         pick = self.modifier
         modifier = CheckedModifier(self.built(pick, LossModifier), pick.entry, self.who(pick))
         trainer = self.built(self.trainer, LocalTrainer, modifier, names="options, modifier")
-        self.refuse_two_attacks(type(trainer))
+        self.check_method(type(trainer))
         return trainer
 
-    def refuse_two_attacks(self, method: object) -> None:
-        """Refuse an inner attack beside a method that has an attack of its own, or that leaves it no place.
+    def check_method(self, method: object) -> None:
+        """Refuse an addition or an inner attack to which the method leaves no place.
 
         Args:
             method: the class, or what builds it: that is imported with torch only when a run needs it.
         """
         inner, who = self.threat.inner, f"local trainer '{self.trainer.name}'"
+        for name in self.additions.as_run():
+            why = ""
+            if isinstance(method, type) and not issubclass(method, AdversarialTrainer):
+                why = f"{who} has a training loop of its own, to which nothing can be added; remove the key."
+            elif name == "awp" and isinstance(self.trainer.options, AWPOptions):
+                why = f"{who} perturbs weights already, by its options gamma and warmup; remove the key."
+            elif name == "awp" and "backward" in inner.entry.replaces:
+                why = f"the inner attack '{inner.name}' steps by one gradient; remove the key or choose another attack."
+            if why:
+                raise self.document.error((*self.trainer.path, name), why)
         if inner.name == "pgd":
             return
         for name in inner.entry.replaces:

@@ -15,6 +15,7 @@ from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
+from calfat_plugin.recipe.additions import ADDED, Additions
 from calfat_plugin.recipe.attacks import with_attack
 from calfat_plugin.recipe.defenses import with_defense
 from calfat_plugin.recipe.document import Document, KeyPath, dotted
@@ -133,9 +134,9 @@ class _Reader:
                 )
         raise TypeError(f"{dotted(path)}: {what!r}")
 
-    def section(self, path: KeyPath, config: type) -> Any:
-        """The section with the keys of ``config``."""
-        raw, keys = dict(section_at(self.document, path)), keys_of(config)
+    def section(self, path: KeyPath, config: type, raw: Mapping[str, Any] | None = None) -> Any:
+        """The section with the keys of ``config``; ``raw``: its values, where they are not all that is at ``path``."""
+        raw, keys = dict(section_at(self.document, path) if raw is None else raw), keys_of(config)
         given: dict[str, Any] = {}
         for name, what in keys.items():
             if isinstance(what, Others):
@@ -198,8 +199,8 @@ class _Reader:
         return Plugin(entry, parse_options(entry.config, options, owner=f"model '{name}'", fail=fail), name, name, path)
 
     def trainer(self, path: KeyPath) -> Plugin[entries.TrainerEntry]:
-        """The local trainer with its loss modifier."""
-        trainer = self.plugin(path, entries.TrainerEntry, "calfat", also=("name", "preset", "loss"))
+        """The local trainer with its loss modifier and what is added to it."""
+        trainer = self.plugin(path, entries.TrainerEntry, "calfat", also=("name", "preset", "loss", *ADDED))
         at: KeyPath = (*path, "loss")
         chosen = self.document.get(at) is not None
         loss = self.plugin(at, entries.ModifierEntry, raw=self.document.get(at) if chosen else "plain")
@@ -211,7 +212,9 @@ class _Reader:
                 f"local trainer '{trainer.entry.name}' does not support the loss modifier '{loss.entry.name}'. "
                 f"{defined}",
             )
-        return dataclasses.replace(trainer, loss=loss)
+        given = self.document.get(path)
+        kept = {name: given[name] for name in ADDED if name in given} if isinstance(given, Mapping) else {}
+        return dataclasses.replace(trainer, loss=loss, additions=self.section(path, Additions, kept))
 
     def plugin(
         self,
@@ -249,9 +252,7 @@ class _Reader:
         name = texts["name"] or default
         if name is None:
             raise document.error(path, f"there is no 'name'; expected a mapping {_EXAMPLE}.")
-        options = {
-            key: item for key, item in value.items() if key not in texts and not (key == "loss" and "loss" in also)
-        }
+        options = {key: item for key, item in value.items() if key not in {*texts, *also}}
         return self._resolved(path, kind, name, options, preset=texts["preset"], label=texts["label"], also=also)
 
     def _resolved(
@@ -327,7 +328,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
                 f"aggregator '{aggregator.name}' and local trainer '{trainer.name}' cannot work together: {reason}",
             )
     for trained in (experiment, *map(experiment.trained_by, experiment.clients)):
-        trained.refuse_two_attacks(trained.trainer.entry.build)
+        trained.check_method(trained.trainer.entry.build)
     _refuse_twin_columns(experiment)
     check_groups(experiment)
 
@@ -374,6 +375,10 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
     elif threat.own_steps not in (None, threat.steps):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from _useless(written, ("calfat", "threat", "steps"), _INNER, why)
+    awp, rounds = experiment.additions.awp, experiment.num_rounds
+    if awp is not None and awp.warmup >= rounds:
+        at: KeyPath = (*experiment.trainer.path, "awp")
+        yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
     yield from _bad_steps(experiment, trains)
 
 

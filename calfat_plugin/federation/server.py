@@ -32,7 +32,14 @@ from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
-from calfat_plugin.maths.averaging import check_form, check_update, drift, update_norm, value_problem
+from calfat_plugin.maths.averaging import (
+    check_form,
+    check_update,
+    drift,
+    update_norm,
+    value_problem,
+    weighted_average,
+)
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.peer_text import peer_text
@@ -53,13 +60,14 @@ class Snapshot:
 
     Attributes:
         round: the last finished round, 1-based.
-        global_state: the global model after it.
+        global_state: the global model after it; with ``calfat.ema`` the moving average.
         server_state: the aggregator's memory.
         broadcast: extras that go out with the next model.
         client_states: client id to what that client keeps; where a run has a directory, files that are read when asked
             for, and in a run that goes through rounds the mapping that the next round changes.
         client_models: client id to the model that it sent in this round; only where the final evaluation, which is all
             that is left to do, needs them.
+        trained: the model that the clients go on from, where ``global_state`` is an average; else nothing.
     """
 
     round: int
@@ -68,6 +76,7 @@ class Snapshot:
     broadcast: State = field(default_factory=dict)
     client_states: Mapping[int, State] = field(default_factory=dict)
     client_models: Mapping[int, State] = field(default_factory=dict)
+    trained: State = field(default_factory=dict)
 
 
 def sample_clients(seed: int, round: int, num_clients: int, per_round: int) -> tuple[int, ...]:
@@ -116,6 +125,7 @@ class Server:
         self._worker = {} if worker is None else {"worker": cache(worker)}
         self._client_models: Mapping[int, State] = {}
         self.state: State = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        self.average: State = {}
         self.server_state: State = {}
         self.broadcast: State = {}
         self.round = 0
@@ -139,7 +149,8 @@ class Server:
             first = [client for client in self.clients_of(1) if client not in self._attackers.ids] or self.clients_of(1)
             self._measurements.try_all(self.state, self._clients(dict.fromkeys(first[:_TRIED_CLIENTS], self.state)))
             return
-        for state in (snapshot.global_state, *snapshot.client_models.values()):
+        trained = snapshot.trained or snapshot.global_state
+        for state in (trained, snapshot.global_state, *snapshot.client_models.values()):
             check_update(state, self.state, who="checkpoint")
         nothing_left = snapshot.round == self.experiment.num_rounds
         if nothing_left and self._measurements.final_uses_clients and not snapshot.client_models:
@@ -149,7 +160,8 @@ class Server:
                 f"train_args.comm_round={snapshot.round + 1}."
             )
         self._client_models = snapshot.client_models
-        self.state, self.server_state = snapshot.global_state, snapshot.server_state
+        self.average = snapshot.global_state if snapshot.trained else {}
+        self.state, self.server_state = trained, snapshot.server_state
         self.broadcast, self.round = snapshot.broadcast, snapshot.round
         self._updates.read(rows)
 
@@ -158,7 +170,13 @@ class Server:
         states = {} if client_states is None else client_states
         last = self.round == self.experiment.num_rounds and self._measurements.final_uses_clients
         models = self._client_models if last else {}
-        return Snapshot(self.round, self.state, self.server_state, self.broadcast, states, models)
+        trained = self.state if self.average else {}
+        return Snapshot(self.round, self.evaluated, self.server_state, self.broadcast, states, models, trained)
+
+    @property
+    def evaluated(self) -> State:
+        """The run's model: the moving average of the global models where the recipe asks for one, else the last."""
+        return self.average or self.state
 
     def start_round(self, round: int) -> tuple[int, ...]:
         """Begin a round; returns the ids of its clients, ascending."""
@@ -202,6 +220,9 @@ class Server:
             usable, refused = self._usable(round, dict(sorted(uploads.items())))
             aggregate, self.state = self._aggregate(round, usable, refused)
         self.server_state, self.round = aggregate.server_state, round
+        if (ema := self.experiment.ema) is not None:
+            earlier = math.fsum(ema.decay**age for age in range(1, round))  # so the first rounds count for no more
+            self.average = weighted_average([self.state, self.average or self.state], [1.0, earlier])
         if self._measurements.use_clients:
             self._client_models = {client: update.state for client, update in usable.items()}
         with self.experiment.attribute_errors_to(self.experiment.trainer):
@@ -250,7 +271,7 @@ class Server:
     def evaluate_round(self, record: RoundRecord) -> RoundRecord:
         """Complete the record of the round that was aggregated last: evaluations where the recipe asks, and costs."""
         due = record.round % self.experiment.monitor.every == 0 or record.round == self.experiment.num_rounds
-        evaluations = self._measurements.of_round(self.state, record.round, self._clients()) if due else {}
+        evaluations = self._measurements.of_round(self.evaluated, record.round, self._clients()) if due else {}
         measured = {
             f"{label}/{name}": value for label, result in evaluations.items() for name, value in result.metrics.items()
         }
@@ -270,14 +291,14 @@ class Server:
             scratch: where long evaluations keep what they need to continue after a crash.
         """
         begin_part("final evaluation")
-        return tuple(self._measurements.final(self.state, scratch, self._clients()).values())
+        return tuple(self._measurements.final(self.evaluated, scratch, self._clients()).values())
 
     def _clients(self, models: Mapping[int, State] | None = None) -> ClientsOfRound | None:
         """For evaluators that look at them: the clients of the last round, or others with these models."""
         if not self._measurements.use_clients:
             return None
         states = self._client_models if models is None else models
-        template, downlink = self._measurements.template, self.downlink()
+        template, downlink = self._measurements.template, pack_downlink(self.evaluated, self.broadcast)
         return ClientsOfRound(states, self._attackers.ids, template, self.round, downlink, **self._worker)
 
     def _usable(

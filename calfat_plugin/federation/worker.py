@@ -152,6 +152,8 @@ class Worker:
             broadcast=broadcast,
             correction=self._correction,
             inner=self._inner if group is None else self._inners[group.name],
+            label_smoothing=experiment.additions.label_smoothing,
+            awp=experiment.additions.awp,
             personal=self._personal,
             precision=self._precision,
             graphs=self._graphs,

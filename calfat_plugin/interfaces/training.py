@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
+    from calfat_plugin.recipe.additions import AWPOptions
     from calfat_plugin.threat import ThreatModel
 
 
@@ -232,6 +233,8 @@ class LocalTask:
         broadcast: extras from the server, under namespaced names; empty at first.
         correction: the aggregator's part of local training.
         inner: how to find the images to train on.
+        label_smoothing: s of ``calfat.trainer.label_smoothing``; the loop has it in ``cross_entropy`` of the loss.
+        awp: how the loop perturbs the weights at which ``backward`` leaves its gradient; None: not at all.
         personal: names of the model's tensors that stay with this client (``LocalTrainer.personal_names``). The model
             holds this client's own, and an aggregator's correction leaves them alone.
         precision: arithmetic of the model's passes.
@@ -253,6 +256,8 @@ class LocalTask:
     broadcast: State = field(default_factory=dict)
     correction: LocalCorrection = field(default_factory=lambda: LocalCorrection())
     inner: InnerAttack = field(default_factory=InnerAttack)
+    label_smoothing: float = 0.0
+    awp: AWPOptions | None = None
     personal: frozenset[str] = frozenset()
     precision: Precision = "fp32"
     graphs: Graphs | None = None

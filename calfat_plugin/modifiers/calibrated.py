@@ -68,13 +68,20 @@ class CalibratedLoss(ClientLoss):
     Attacks and divergences see C_in(z) = z + k log nu, which is never scaled.
     """
 
-    def __init__(self, options: CalibrationOptions, class_counts: Tensor, *, calibrate_attack: bool = True) -> None:
+    def __init__(
+        self,
+        options: CalibrationOptions,
+        class_counts: Tensor,
+        *,
+        calibrate_attack: bool = True,
+        calibrate_outer: bool = True,
+    ) -> None:
         # not None: CalibrationOptions fills them in
         assert options.prior_weight is not None
         assert options.scale is not None
         assert options.delta is not None
         self.prior_weight, self.scale = options.prior_weight, options.scale
-        self.calibrate_attack = calibrate_attack
+        self.calibrate_attack, self.calibrate_outer = calibrate_attack, calibrate_outer
         counted = options.prior == "counts"
         self.log_prior = log_counts(class_counts) if counted else log_frequencies(class_counts, delta=options.delta)
 
@@ -89,7 +96,7 @@ class CalibratedLoss(ClientLoss):
         return calibrated if self.scale == 1.0 else calibrated * self.scale
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        return super().cross_entropy(self.margin_logits(logits), y)
+        return super().cross_entropy(self.margin_logits(logits) if self.calibrate_outer else logits, y)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from calfat_plugin import entries
 from calfat_plugin.maths.precision import CHOICES
 from calfat_plugin.options import OptionInfo, option, options_to_plain
+from calfat_plugin.recipe.additions import EMA_PAPER, Additions, EMAOptions
 from calfat_plugin.recipe.clients import GroupOptions
 from calfat_plugin.recipe.document import Document, KeyPath
 from calfat_plugin.recipe.keys import (
@@ -297,6 +298,7 @@ class CalfatSection:
         name: of the recipe, or the file's stem; its runs are in a folder of this name.
         trainer: the local trainer, with the loss modifier that it composes with as ``loss``.
         aggregator: the server's.
+        ema: of the moving average of the global models; None: there is none.
         clients: groups of clients that differ from the others.
         threat: the budget of training and evaluation.
         evaluators: at the end of the run.
@@ -327,6 +329,7 @@ class CalfatSection:
     aggregator: Plugin[entries.AggregatorEntry] = key(
         OnePlugin("the server's algorithm", kind=entries.AggregatorEntry, default="fedavg")
     )
+    ema: EMAOptions | None = key(Section(config=EMAOptions, may_lack=True))
     clients: tuple[ClientGroup, ...] = key(Groups("clients that differ from the others", config=GroupOptions))
     threat: Threat = key(Section(config=Threat))
     evaluators: tuple[Plugin[entries.EvaluatorEntry], ...] = key(
@@ -404,6 +407,12 @@ class Recipe(CalfatSection):
         return self.trainer.loss
 
     @property
+    def additions(self) -> Additions:
+        """What is added to the local trainer."""
+        assert self.trainer.additions is not None  # as experiment.resolve has it
+        return self.trainer.additions
+
+    @property
     def seed(self) -> int:
         """The run's seed, from which every random stream is derived."""
         return self.common.random_seed
@@ -438,12 +447,15 @@ class Recipe(CalfatSection):
 
     def citations(self) -> tuple[entries.Citation, ...]:
         """What this run owes a citation, without repetition."""
-        of_groups = (group.recipe for group in self.clients)
+        of_groups = [group.recipe for group in self.clients]
         picked = (
             *self.picked,
             *(pick for each in of_groups for pick in (each.trainer, each.modifier, each.threat.inner)),
         )
-        return tuple({pick.entry.citation: None for pick in picked if pick.entry.citation is not None})
+        found = [pick.entry.citation for pick in picked if pick.entry.citation is not None]
+        for each in (self, *of_groups):
+            found += each.additions.citations()
+        return tuple(dict.fromkeys([*found, *([] if self.ema is None else [EMA_PAPER])]))
 
     def as_run(self) -> dict[str, Any]:
         """The recipe in full: every default, preset and derived value written out. Parsing it gives this experiment."""
@@ -461,8 +473,9 @@ class Recipe(CalfatSection):
             sections.setdefault(name, dict(extra))
         calfat = as_plain(self, CalfatSection)
         del calfat["name"]  # of the recipe's file, not of what it says
-        if not self.plugins:
-            del calfat["plugins"]
+        for name in ("plugins", "ema"):
+            if not getattr(self, name):
+                del calfat[name]
         if not (TRAINING_TYPES[self.common.training_type] or self.document.has(("calfat", "silo"))):
             del calfat["silo"]
         for section in {host.section for host in HOSTS.values()} - {self.host.section, ""}:

@@ -54,9 +54,10 @@ def pick(value: Any) -> str:
 
 
 def method(run: RunFiles) -> str:
-    """The local trainer, with the loss modifier when it is not the plain one: ``fedpgd + calibrated``."""
-    trainer, loss = run.recipe.trainer, run.recipe.modifier
-    return trainer.name if loss.name == "plain" else f"{trainer.name} + {loss.name}"
+    """The local trainer with its loss modifier, unless that is the plain one, and what is added: ``fedpgd + awp``."""
+    recipe = run.recipe
+    loss = [recipe.modifier.name] if recipe.modifier.name != "plain" else []
+    return " + ".join([recipe.trainer.name, *loss, *(name.replace("_", " ") for name in recipe.additions.as_run())])
 
 
 def difference(group: ClientGroup, run: Recipe) -> str:
@@ -107,8 +108,9 @@ def highlights(run: RunFiles) -> dict[str, str]:
     work = f"local epochs {train.epochs}" if train.local_steps is None else f"local steps {train.local_steps}"
     found = {
         "Method": pick(recipe.trainer.as_run()),
-        "Loss modifier": pick(recipe.modifier.as_run()) if method(run) != recipe.trainer.name else "",
+        "Loss modifier": pick(recipe.modifier.as_run()) if recipe.modifier.name != "plain" else "",
         "Aggregator": pick(recipe.aggregator.as_run()),
+        "Moving average": "" if recipe.ema is None else f"of the global models, decay {plain(recipe.ema.decay)}",
         "Data set": recipe.dataset.name,
         "Partition": f"{partition(run)}{_options(recipe.partition.plain_options())}",
         "Model": f"{recipe.model.name}{_options(recipe.model.plain_options())}",

@@ -2,10 +2,11 @@
 
 Files are safetensors, so without pickle, with a digest of it all: a byte that a disk or a copy changed is found when
 the file is read. The global model's tensors keep their ``state_dict`` names, so ``safetensors.torch.load_file`` gives a
-model that loads (leave out the names with a slash). What else a resumed run needs is stored beside them under
-``server/``, ``broadcast/`` and, for a client that keeps its own checkpoints, ``client/<id>/``; the facts say round and
-what was measured, and name the files of all other clients. Where the final evaluation needs the models that the clients
-of the last round sent, they are under ``sent/<id>/``.
+model that loads (leave out the names with a slash); with ``calfat.ema`` it is the average. What else a resumed run
+needs is stored beside them under ``server/``, ``broadcast/``, ``trained/`` (the model that is averaged) and, for a
+client that keeps its own checkpoints, ``client/<id>/``; the facts say round and what was measured, and name the files
+of all other clients. Where the final evaluation needs the models that the clients of the last round sent, they are
+under ``sent/<id>/``.
 
 What each client keeps between rounds is in a file of its own: written when it changes, read when the client trains. So
 a round costs the states of its own clients, in time, memory and bytes written, however many clients there are. A file
@@ -235,6 +236,7 @@ def _files_in(folder: Path) -> set[tuple[int, int]]:
 
 
 _FORMAT = 2
+_FIELDS = {"server": "server_state", "broadcast": "broadcast", "trained": "trained"}  # of a snapshot, by namespace
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -260,8 +262,8 @@ def write_checkpoint(path: Path, snapshot: Snapshot, notes: Mapping[str, Any]) -
     states = snapshot.client_states
     named, within = (states.named, {}) if isinstance(states, ClientStateFiles) else ({}, states)
     tensors: dict[str, Tensor] = dict(snapshot.global_state)
-    tensors.update({f"server/{name}": tensor for name, tensor in snapshot.server_state.items()})
-    tensors.update({f"broadcast/{name}": tensor for name, tensor in snapshot.broadcast.items()})
+    for kind, field in _FIELDS.items():
+        tensors.update({f"{kind}/{name}": tensor for name, tensor in getattr(snapshot, field).items()})
     for kind, by_client in (("client", within), ("sent", snapshot.client_models)):
         for client, state in by_client.items():
             tensors.update({f"{kind}/{client}/{name}": tensor for name, tensor in state.items()})
@@ -302,8 +304,7 @@ def load_checkpoint(path: Path) -> tuple[Snapshot, dict[str, Any]]:
         Snapshot(
             round=number,
             global_state={name: tensor for name, tensor in tensors.items() if "/" not in name},
-            server_state=_below(tensors, "server/"),
-            broadcast=_below(tensors, "broadcast/"),
+            **{field: _below(tensors, f"{kind}/") for kind, field in _FIELDS.items()},
             client_states=ClientStateFiles(path.parent / CLIENTS, named) if named else states,
             client_models=models,
         ),

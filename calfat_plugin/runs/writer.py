@@ -136,6 +136,7 @@ class RunWriter:
     def run_finished(self, result: RunResult) -> None:
         """Write ``results.json``; its presence says that the run is finished."""
         experiment = self.experiment
+        model = "global model" if experiment.ema is None else "moving average of the global models"
         alarms = [*find_alarms(result.evaluations), *alarms_of(self.directory.rounds)]
         if experiment.aggregator.entry.uses_monitored_data and experiment.data.monitored_split == "test":
             text = (
@@ -156,7 +157,7 @@ class RunWriter:
                 "aggregator": experiment.aggregator.name,
                 "rounds": result.num_rounds,
                 "seconds": result.seconds,
-                "model": "global model after the final round",
+                "model": f"{model} after the final round",
                 "conventions": CONVENTIONS,
                 "evaluations": [evaluation_as_json(evaluation) for evaluation in result.evaluations],
                 "metrics": self._metrics(),

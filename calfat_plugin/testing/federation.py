@@ -62,7 +62,7 @@ def check_federation(experiment: Experiment) -> None:
     refused = {client: reason for record in records for client, reason in record.refused.items()}
     require(not refused, f"every update must be of use, but the server refused some: {refused}.")
     resumed.play()
-    for what in ("state", "server_state", "broadcast"):
+    for what in ("state", "average", "server_state", "broadcast"):
         same = same_bits(getattr(whole.server, what), getattr(resumed.server, what))
         require(same, f"a run that is resumed after round 1 must end with the same {what}; keep no state in objects.")
     kept, again = whole.worker.client_states, resumed.worker.client_states

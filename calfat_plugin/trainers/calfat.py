@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
 from calfat_plugin.interfaces import ClientLoss, LocalTask
-from calfat_plugin.maths.losses import cross_entropy, kl_divergence
+from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.modifiers.calibrated import CALFAT_PAPER, CalibratedLoss, CalibrationOptions
 from calfat_plugin.options import option
 from calfat_plugin.trainers.base import AdversarialTrainer, start_noise_option
@@ -44,7 +44,8 @@ class CalFAT(AdversarialTrainer):
     options: CalFATOptions
 
     def bind_loss(self, class_counts: Tensor) -> ClientLoss:
-        return CalibratedLoss(self.options, class_counts, calibrate_attack=self.options.inner == "ckl")
+        calibrated = {"calibrate_attack": self.options.inner == "ckl", "calibrate_outer": self.options.outer != "plain"}
+        return CalibratedLoss(self.options, class_counts, **calibrated)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return mixed_rows(index, task, generator, self.options.adv_ratio, self.options.sampling)
@@ -59,8 +60,6 @@ class CalFAT(AdversarialTrainer):
         return kl_divergence(seen(batch.logits_nat), seen(batch.logits_adv), reduction="sum")
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
-        if self.options.outer == "plain":
-            return cross_entropy(batch.logits_adv, batch.y, reduction="none").mean()
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
 
 

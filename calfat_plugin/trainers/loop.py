@@ -28,6 +28,7 @@ from calfat_plugin.observer import BatchProgress
 from calfat_plugin.profiling import timed, timed_each
 from calfat_plugin.results import FELL, OVERFIT, PASSES, LocalUpdate
 from calfat_plugin.seeds import generator
+from calfat_plugin.trainers.additions import perturbed_backward, smoothed
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
 from calfat_plugin.trainers.optimizers import MakesOptimizers, methods_optimizer
 
@@ -136,6 +137,7 @@ def train_locally(method: Method, task: LocalTask) -> LocalUpdate:
     if not method.attacks:
         task = replace(task, inner=InnerAttack())
     loss = returned.instance(method.bind_loss(task.class_counts.to(task.device)), ClientLoss, "bind_loss returned")
+    loss = smoothed(loss, task.label_smoothing)
     model.train()
     correction = task.correction.begin(task)
     remembered, task = _keeping(task, _REMEMBERED), _keeping(task, _KEPT)
@@ -457,9 +459,11 @@ def _step(
 
 
 def _backward(work: _Work, batch: TrainBatch) -> Tensor:
+    backward, awp = work.method.backward, work.task.awp
     work.task.model.zero_grad(set_to_none=True)
     with work.passes():
-        return returned.loss(work.method.backward(batch), "backward returned")
+        value = backward(batch) if awp is None else perturbed_backward(backward, batch, awp)
+        return returned.loss(value, "backward returned")
 
 
 def _graphs_for(method: Method, context: Any, memory: Any, task: LocalTask) -> Graphs | None:

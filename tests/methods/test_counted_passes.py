@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calfat_plugin.interfaces import LocalTask
+from calfat_plugin.recipe.additions import AWPOptions
 from calfat_plugin.results import OVERFIT, PASSES
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
@@ -48,6 +49,12 @@ def counted(method: Any, **task: Any) -> float:
 @pytest.mark.parametrize("name", PER_IMAGE)
 def test_a_methods_passes(name: str) -> None:
     assert counted(build_method(name)) == PER_IMAGE[name]
+
+
+@pytest.mark.parametrize("name", [name for name in PER_IMAGE if name != "fedawp"])
+def test_perturbing_weights_repeats_the_passes_of_the_training_step(name: str) -> None:
+    step = {"fedmart": 2, "fedtrades": 2, "fedrbn": 2}.get(name, 1)
+    assert counted(build_method(name), awp=AWPOptions(warmup=0)) == PER_IMAGE[name] + step
 
 
 @pytest.mark.parametrize(("name", "options", "attack"), [("rs-fgsm", {}, 1), ("n-fgsm", {}, 1), ("atas", {}, 1)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from calfat_plugin.trainers.fedawp import perturbation
+from calfat_plugin.trainers.additions import perturbation
 from tests.methods.helpers import SETTINGS, TinyNet, build_method, local_task, same_bits, tiny_data, train
 
 

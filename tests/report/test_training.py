@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from calfat_plugin.report.charts import learning_rate
-from calfat_plugin.report.labels import highlights
+from calfat_plugin.report.labels import highlights, method
 from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
 
@@ -44,6 +44,18 @@ def test_settings_that_are_in_force_are_said(asked: tuple[str, ...], found: dict
     said = highlights(run)
     assert {term: said[term] for term in found} == found
     assert len([term for term in said if term.startswith("Local ")]) == 1
+
+
+def test_what_is_added_to_a_method_is_said(tmp_path: Path) -> None:
+    added = "calfat.trainer.awp.warmup=2", "calfat.trainer.label_smoothing=0.1", "calfat.ema={}"
+    run = read_run(made_run(tmp_path / "run", *added, final={"natural": 0.5}))
+    assert highlights(run)["Method"].endswith(", label_smoothing 0.1, awp gamma 0.005, warmup 2)")
+    assert highlights(run)["Moving average"] == "of the global models, decay 0.9"
+    assert method(run) == "calfat + label smoothing + awp"
+    assert run.results["model"] == "moving average of the global models after the final round"
+    plain = read_run(made_run(tmp_path / "plain"))
+    assert "Moving average" not in highlights(plain)
+    assert method(plain) == "calfat"
 
 
 def test_a_learning_rate_that_changes_is_a_curve(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.runs.processes import RECIPE, TIMEOUT, WarmServer, cold, environment,
 
 ALL = ("--set", "train_args.client_num_per_round=5")
 SOME = ("--set", "train_args.client_num_per_round=3")
+AVERAGED = (*SOME, "--set", "calfat.ema.decay=0.7", "--set", "calfat.trainer.awp.warmup=5")
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -38,7 +39,7 @@ def assert_same_end(run: Path, whole: Path) -> None:
 def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Path]:
     """Uninterrupted runs of nine rounds, by participation."""
     runs = {}
-    for participation in (ALL, SOME):
+    for participation in (ALL, SOME, AVERAGED):
         folder = tmp_path_factory.mktemp("whole")
         (folder / "tiny.yaml").write_text(RECIPE)
         done = warm.run("run", "tiny.yaml", *participation, "--run-dir", "run", cwd=folder)
@@ -52,6 +53,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
     [
         (ALL, "training", 7, 6),
         (SOME, "training", 7, 6),
+        (AVERAGED, "training", 7, 6),
         (ALL, "training", 1, 0),
         (ALL, "row", 7, 7),
         (SOME, "best", 1, 1),
@@ -60,6 +62,7 @@ def whole(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
     ids=[
         "mid-round 7",
         "mid-round 7, 3 of 5 clients",
+        "mid-round 7, moving average and perturbed weights",
         "mid-round 1",
         "between row and checkpoint",
         "between best and last checkpoint",

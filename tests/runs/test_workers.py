@@ -65,8 +65,10 @@ METHODS = {
         *("train_args.local_steps=3", "train_args.max_grad_norm=0.5"),
     ],
     "groups": [
+        "calfat.ema.decay=0.5",
         "calfat.aggregator={name: trimmed_mean, f: 1}",
-        "calfat.clients=[{ids: 0, trainer: {name: fedpgd, loss: logitadj}, epochs: 2}, "
+        "calfat.clients=[{ids: 0, trainer: {name: fedpgd, loss: logitadj, awp: {warmup: 1}, label_smoothing: 0.1}, "
+        "epochs: 2}, "
         "{smallest: 1, threat: {eps: 0.05}}, {share: 0.3, attacker: alie}, "
         "{largest: 1, attacker: label_flip, batch_size: 64}]",
     ],

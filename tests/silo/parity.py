@@ -35,9 +35,10 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedRBN": {"trainer": {"name": "fedrbn"}},
     "Groups": {
         "clients": [
-            {"ids": 0, "trainer": "standard", "epochs": 2},
+            {"ids": 0, "trainer": {"name": "standard", "awp": {"warmup": 1}, "label_smoothing": 0.1}, "epochs": 2},
             {"smallest": 1, "threat": {"eps": 0.05}, "learning_rate": 0.02},
-        ]
+        ],
+        "ema": {"decay": 0.5},
     },
 }
 IN_SIMULATIONS: Mapping[str, Mapping[str, Any]] = {

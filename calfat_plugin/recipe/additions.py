@@ -1,0 +1,83 @@
+"""What a recipe may add to any method: ``awp`` and ``label_smoothing`` of the trainer, ``ema`` of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from calfat_plugin.entries import Citation
+from calfat_plugin.options import option
+from calfat_plugin.recipe.keys import Section, as_plain, key
+
+AWP_PAPER = Citation(
+    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
+    """@inproceedings{wu2020adversarial,
+  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
+  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020}
+}""",
+)
+_SMOOTHING_PAPER = Citation(
+    "Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016",
+    """@inproceedings{szegedy2016rethinking,
+  title     = {Rethinking the {Inception} Architecture for Computer Vision},
+  author    = {Szegedy, Christian and Vanhoucke, Vincent and Ioffe, Sergey and Shlens, Jon and Wojna, Zbigniew},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
+  year      = {2016}
+}""",
+)
+EMA_PAPER = Citation(
+    "Polyak and Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992",
+    """@article{polyak1992acceleration,
+  title   = {Acceleration of Stochastic Approximation by Averaging},
+  author  = {Polyak, Boris T. and Juditsky, Anatoli B.},
+  journal = {SIAM Journal on Control and Optimization},
+  volume  = {30},
+  number  = {4},
+  year    = {1992}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class AWPOptions:
+    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
+    weights that are perturbed against the training loss."""
+
+    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
+    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
+
+
+@dataclass(frozen=True)
+class Additions:
+    """``calfat.trainer``: what can be added to any local trainer, beside its own options."""
+
+    label_smoothing: float = option(
+        0.0, low=0, high=1, help="s: (1 - s) of the classification loss, s of the mean cross-entropy over all classes"
+    )
+    awp: AWPOptions | None = key(Section(config=AWPOptions, may_lack=True), default_factory=lambda: None)
+
+    def as_run(self) -> dict[str, Any]:
+        """Those that are there, as a recipe writes them in full."""
+        return {name: value for name, value in as_plain(self, Additions).items() if value}
+
+    def citations(self) -> Iterator[Citation]:
+        """Where those that are there come from."""
+        papers = {"label_smoothing": _SMOOTHING_PAPER, "awp": AWP_PAPER}
+        return (papers[name] for name in self.as_run())
+
+
+ADDED = ("label_smoothing", "awp")  #: the keys of :class:`Additions`
+
+
+@dataclass(frozen=True)
+class EMAOptions:
+    """``calfat.ema``: the server keeps an exponential moving average of the global models. It is what is evaluated and
+    stored; the clients go on from the model that was trained. Without this section there is none."""
+
+    decay: float = option(
+        0.9, low=0, high=1, help="weight of each round's model as a share of the next one's; 1: the mean of all rounds"
+    )

@@ -1,0 +1,330 @@
+"""What can be added to every method: weight perturbation and label smoothing; and the average of the global models."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calfat_plugin import testing
+from calfat_plugin.entries import TrainerEntry
+from calfat_plugin.errors import CalfatError, PluginError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.federation.measurements import Measurements
+from calfat_plugin.hookspecs import hookimpl
+from calfat_plugin.interfaces import ClientLoss, LocalTask, LocalTrainer
+from calfat_plugin.maths.losses import kl_divergence
+from calfat_plugin.options import option
+from calfat_plugin.recipe.additions import ADDED, AWPOptions, EMAOptions
+from calfat_plugin.recipe.document import Document, parse_document
+from calfat_plugin.results import LocalUpdate
+from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.loaded_run import LoadedRun
+from calfat_plugin.trainers.additions import smoothed
+from calfat_plugin.trainers.batches import TrainBatch
+from tests.methods.helpers import (
+    COUNTS,
+    CPU,
+    RECIPE,
+    SETTINGS,
+    Z_ADV,
+    Federation,
+    TinyNet,
+    Y,
+    build_method,
+    build_modifier,
+    experiment,
+    local_task,
+    registry,
+    same_bits,
+    tiny_data,
+    train,
+)
+from tests.snapshot import TextSnapshot
+
+PLAIN_SGD = dataclasses.replace(SETTINGS, momentum=0.0, weight_decay=0.0)
+AWP = AWPOptions(gamma=0.3, warmup=0)
+METHODS = registry().names(TrainerEntry)
+
+
+# --- adversarial weight perturbation ----------------------------------------------------------------------------------
+
+
+def adversarial(model: nn.Module, x_nat: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x_adv), y)
+
+
+def trades(model: nn.Module, x_nat: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+    clean = model(x_nat)
+    return F.cross_entropy(clean, y) + 6 * kl_divergence(clean, model(x_adv))
+
+
+def natural(model: nn.Module, x_nat: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x_nat), y)
+
+
+@pytest.mark.parametrize(("name", "loss_of"), [("fedpgd", adversarial), ("fedtrades", trades), ("standard", natural)])
+def test_one_step_at_perturbed_weights(name: str, loss_of: Any) -> None:
+    """w - lr g(w + v), v = gamma ||w|| / ||g(w)|| g(w) in each layer, by the loss of the method itself."""
+    method, seen = build_method(name), {}
+
+    class Watched(type(method)):  # type: ignore[misc]
+        def train_loss(self, batch: TrainBatch) -> Tensor:
+            seen.update(x_nat=batch.x_nat, x_adv=batch.x_adv, y=batch.y)
+            found: Tensor = super().train_loss(batch)
+            return found
+
+    start = TinyNet()
+    task = local_task(copy.deepcopy(start), tiny_data(count=4), settings=PLAIN_SGD, awp=AWP)
+    update = Watched(method.options, method.modifier).fit(task)
+
+    def gradients(model: nn.Module) -> tuple[float, dict[str, Tensor]]:
+        loss = loss_of(model, **seen)
+        named = dict(model.named_parameters())
+        return loss.item(), dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+    _, uphill = gradients(start)
+    moved = copy.deepcopy(start)
+    with torch.no_grad():
+        for key, weight in moved.named_parameters():
+            if weight.dim() > 1:
+                weight += 0.3 * weight.norm() / uphill[key].norm() * uphill[key]
+    loss, expected = gradients(moved)
+    assert update.metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    for key, weight in start.named_parameters():
+        assert torch.allclose(update.state[key], weight - 0.1 * expected[key], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_weights_are_put_back_to_the_bit(name: str) -> None:
+    method, task = build_method(name), local_task(settings=dataclasses.replace(PLAIN_SGD, learning_rate=0.0))
+    start = {key: value.clone() for key, value in method.adapt_model(TinyNet()).state_dict().items()}
+    task = dataclasses.replace(task, round=99, awp=None if name == "fedawp" else AWP)
+    state = train(method, task).state
+    statistics = [key for key in state if "running" in key or "tracked" in key]
+    assert same_bits(*({k: v for k, v in each.items() if k not in statistics} for each in (state, start)))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedawp"])
+def test_it_acts_on_every_method_after_its_warm_up(name: str) -> None:
+    def trained(round: int, awp: AWPOptions | None) -> Any:
+        return train(build_method(name), local_task(round=round, awp=awp)).state
+
+    awp = AWPOptions(gamma=0.3, warmup=70)
+    assert same_bits(trained(70, awp), trained(70, None))
+    assert not same_bits(trained(71, awp), trained(71, None))
+
+
+def test_added_to_fedpgd_it_is_fedawp() -> None:
+    runs = [{"name": "fedawp", "warmup": 1}, {"name": "fedpgd", "awp": {"warmup": 1}}]
+    one, other = (Federation(experiment(trainer)) for trainer in runs)
+    for _ in range(2):
+        assert one.play().losses == other.play().losses
+    assert same_bits(one.server.state, other.server.state)
+
+
+# --- label smoothing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_plain_smoothing_is_torchs(share: float) -> None:
+    found = smoothed(ClientLoss(), share).cross_entropy(Z_ADV, Y)
+    assert torch.allclose(found, F.cross_entropy(Z_ADV, Y, reduction="none", label_smoothing=share), atol=1e-6)
+
+
+def test_a_vector() -> None:
+    """Logits (0, log 2, log 3, log 4) have probabilities 0.1 to 0.4; s = 0.2."""
+    logits, y = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).log(), torch.tensor([3])
+    # 0.8 x -log 0.4 + 0.2 / 4 x -log(0.1 x 0.2 x 0.3 x 0.4)
+    assert float(smoothed(ClientLoss(), 0.2).cross_entropy(logits, y)) == pytest.approx(1.0346469)
+
+
+@pytest.mark.parametrize("name", ["calibrated", "logitadj", "fedlc", "gear", "fedrs"])
+def test_the_uniform_term_sees_raw_logits_and_the_other_one_the_modifiers(name: str) -> None:
+    loss = build_modifier(name).bind(COUNTS)
+    uniform = -Z_ADV.log_softmax(dim=1).mean(dim=1)
+    found = smoothed(loss, 0.25)
+    wanted = 0.75 * loss.cross_entropy(Z_ADV, Y) + 0.25 * uniform
+    assert torch.allclose(found.cross_entropy(Z_ADV, Y), wanted, atol=1e-6)
+    for part in ("attack_logits", "kl_logits", "margin_logits"):
+        assert torch.equal(getattr(found, part)(Z_ADV), getattr(loss, part)(Z_ADV))
+    assert torch.equal(loss.cross_entropy(Z_ADV, Y), build_modifier(name).bind(COUNTS).cross_entropy(Z_ADV, Y))
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("calfat", {"outer": "plain"})])
+def test_it_acts_on_every_method(name: str, options: dict[str, Any]) -> None:
+    states = [train(build_method(name, **options), local_task(label_smoothing=s)).state for s in (0.0, 0.3)]
+    assert not same_bits(*states)
+
+
+# --- in recipes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_shows_what_is_added_and_nothing_else() -> None:
+    def written(**added: Any) -> dict[str, Any]:
+        run = experiment({"name": "fedpgd", **added})
+        shown: dict[str, Any] = run.as_run()["calfat"]["trainer"]
+        return {key: value for key, value in shown.items() if key not in ("name", "loss")}
+
+    assert written() == written(label_smoothing=0, awp=None) == {}
+    assert written(label_smoothing=0.1, awp={"gamma": 0.01}) == {
+        "label_smoothing": 0.1,
+        "awp": {"gamma": 0.01, "warmup": 10},
+    }
+    assert "ema" not in experiment("fedpgd").as_run()["calfat"]
+    assert experiment("fedpgd", calfat__ema={}).as_run()["calfat"]["ema"] == {"decay": 0.9}
+
+
+def test_a_recipe_as_run_is_the_same_recipe() -> None:
+    group = {"ids": 0, "trainer": {"name": "fedpgd", "awp": {"gamma": "1/8"}}}
+    added = {"label_smoothing": 0.1, "awp": {"warmup": 0}}
+    run = experiment({"name": "calfat", **added}, calfat__ema={"decay": 0.7}, calfat__clients=[group])
+    again = assemble(Document("again.yaml", run.as_run()), registry())
+    assert again.as_run() == run.as_run()
+    assert again.clients[0].recipe.additions.awp == AWPOptions(gamma=0.125, warmup=10)
+    assert (again.additions.awp, again.ema) == (AWPOptions(warmup=0), EMAOptions(decay=0.7))
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_no_method_has_an_option_of_such_a_name(name: str) -> None:
+    options = dataclasses.make_dataclass("Options", [(name, float, option(0.1, help="ours"))], frozen=True)
+    with pytest.raises(PluginError, match=f"has an option '{name}'; recipes use that key for something else"):
+        TrainerEntry("own", build=LocalTrainer, config=options)
+
+
+def test_a_warm_up_as_long_as_the_run_draws_a_warning(snapshot: TextSnapshot) -> None:
+    assert not any("awp" in text for text in experiment({"name": "fedpgd", "awp": {"warmup": 1}}).warnings)
+    (warning,) = (text for text in experiment({"name": "fedpgd", "awp": {"warmup": 2}}).warnings if "awp" in text)
+    snapshot(warning)
+
+
+def test_citations_are_of_what_is_added() -> None:
+    def cited(trainer: Any, **settings: Any) -> set[str]:
+        return {each.text.partition(",")[0] for each in experiment(trainer, **settings).citations()}
+
+    groups = [{"ids": 0, "trainer": {"name": "fedpgd", "label_smoothing": s}} for s in (0, 0.1)]
+    usual = cited("fedpgd")
+    assert cited({"name": "fedpgd", "awp": {}}) - usual == {"Wu et al."}
+    assert cited("fedpgd", calfat__clients=groups[1:]) - usual == {"Szegedy et al."}
+    assert cited("fedpgd", calfat__clients=groups[:1]) == usual
+    assert cited("fedpgd", calfat__ema={}) - usual == {"Polyak and Juditsky"}
+
+
+def test_groups_have_their_own() -> None:
+    group = {"ids": 1, "trainer": {"name": "fedpgd", "label_smoothing": 0.2, "awp": {"gamma": 0.3, "warmup": 0}}}
+    federation, seen = Federation(experiment({"name": "fedpgd", "label_smoothing": 0.1}, calfat__clients=[group])), {}
+    for trainer in (federation.worker._trainer, *federation.worker._trainers.values()):
+        own = trainer.fit
+
+        def fit(task: LocalTask, own: Any = own) -> LocalUpdate:
+            seen[task.client] = task.label_smoothing, task.awp
+            update: LocalUpdate = own(task)
+            return update
+
+        trainer.fit = fit  # type: ignore[method-assign]
+    federation.play()
+    assert seen == {0: (0.1, None), 1: (0.2, AWP), 2: (0.1, None)}
+
+
+@pytest.mark.parametrize("added", [{"awp": {}}, {"label_smoothing": 0.1}], ids=["awp", "label smoothing"])
+def test_a_loop_of_its_own_is_refused(added: dict[str, Any], snapshot: TextSnapshot) -> None:
+    class Own(LocalTrainer):
+        def __init__(self, *given: Any) -> None: ...
+
+        def fit(self, task: LocalTask) -> LocalUpdate:
+            raise NotImplementedError
+
+    found = [TrainerEntry("own", build=Own), TrainerEntry("later", build=lambda *given: Own(*given))]
+    with_it = testing.builtin_registry(type("Plugin", (), {"calfat_local_trainers": hookimpl(lambda self: found)})())
+    for name in ("own", "later"):  # what builds the second one does not say that it has a loop
+        document = parse_document(RECIPE, "test.yaml").with_value(("calfat", "trainer"), {"name": name}, "test.yaml:1")
+        assemble(document, with_it).build_trainer()
+        trainer = {"name": name, **added}
+        with snapshot.raises(CalfatError):
+            assemble(document.with_value(("calfat", "trainer"), trainer, "test.yaml:2"), with_it).build_trainer()
+
+
+# --- the moving average -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_the_average_weighs_each_round_by_the_decay_of_its_age(decay: float) -> None:
+    """Also statistics of batch normalisation, in a model that has some; counters are rounded."""
+    federation = Federation(experiment("standard", calfat__ema={"decay": decay}, calfat__model__norm="batch"))
+    states = []
+    for done in range(1, 4):
+        federation.play()
+        states.append(federation.server.state)
+        weights = [decay ** (done - 1 - index) for index in range(done)]
+        for name, found in federation.server.evaluated.items():
+            parts = (weight * state[name].double() for weight, state in zip(weights, states, strict=True))
+            wanted = sum(parts, torch.zeros(())) / sum(weights)
+            rounding = 1e-6 if found.is_floating_point() else 1
+            assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=rounding), name
+    if decay == 0:
+        assert same_bits(federation.server.evaluated, federation.server.state)
+    else:
+        assert not same_bits(federation.server.evaluated, federation.server.state)
+
+
+def test_clients_train_as_without_it() -> None:
+    runs = [Federation(experiment("fedpgd", **ema)) for ema in ({}, {"calfat__ema": {}})]
+    for _ in range(2):
+        records = [run.play() for run in runs]
+        assert same_bits(*(run.server.downlink() for run in runs))
+    assert records[0].losses == records[1].losses
+    assert same_bits(runs[0].server.evaluated, runs[0].server.state)
+
+
+def test_the_average_is_what_is_measured_and_given_to_evaluators_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    own = Measurements._measured
+
+    def measured(self: Measurements, state: Any, *given: Any) -> Any:
+        seen.append(state)
+        return own(self, state, *given)
+
+    monkeypatch.setattr(Measurements, "_measured", measured)
+    run = experiment("fedpgd", calfat__ema={}, calfat__monitor__every=1, calfat__evaluators=["personalised"])
+    federation = Federation(run)
+    for _ in range(2):
+        federation.play()
+    federation.server.final_evaluation()
+    assert len(seen) == 3
+    assert same_bits(seen[0], federation.server.state) is False
+    assert same_bits(seen[1], federation.server.average)
+    assert same_bits(seen[2], federation.server.average)
+    clients = federation.server._clients()
+    assert clients is not None
+    assert same_bits({k: v for k, v in clients.downlink.items() if k in federation.server.state}, seen[2])
+
+
+def test_a_checkpoint_is_the_average_with_the_trained_model_beside_it_and_resumes(tmp_path: Path) -> None:
+    whole = Federation(experiment("fedpgd", calfat__ema={"decay": 0.7}, train_args__comm_round=3))
+    for _ in range(2):
+        whole.play()
+    path, state, average = tmp_path / "last.safetensors", whole.server.state, whole.server.average
+    save_checkpoint(path, whole.snapshot(), {})
+    loaded, _ = load_checkpoint(path)
+    assert same_bits(loaded.global_state, average)
+    assert same_bits(loaded.trained, state)
+    model = LoadedRun(whole.server.experiment, path, tmp_path, CPU).model()
+    assert same_bits(model.state_dict(), average)
+    resumed = Federation(whole.server.experiment, loaded)
+    assert same_bits(resumed.server.evaluated, average)
+    for each in (whole, resumed):
+        each.play()
+    assert same_bits(whole.server.state, resumed.server.state)
+    assert same_bits(whole.server.average, resumed.server.average)
+
+
+def test_without_it_a_checkpoint_has_one_model() -> None:
+    federation = Federation(experiment("fedpgd"))
+    federation.play()
+    assert federation.snapshot().trained == {}
