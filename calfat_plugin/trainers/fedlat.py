@@ -43,17 +43,15 @@ class FedLAT(AdversarialTrainer):
         return Linearised(super().adapt_model(model))
 
     def fit(self, task: LocalTask) -> LocalUpdate:
-        of_round = copy(self)
-        of_round.attacks = task.round > self.options.clean_rounds
-        return AdversarialTrainer.fit(of_round, task)
-
-    def begin_round(self, task: LocalTask) -> None:
-        """Linearise the global model that clean training gave; later ones come linearised."""
+        """Train for one round, of whose phase the model is before the loop chooses its layout in memory."""
         from calfat_plugin.models.linearised import Linearised
 
+        of_round = copy(self)
+        of_round.attacks = task.round > self.options.clean_rounds
         assert isinstance(task.model, Linearised)
-        if self.attacks and not task.model.linear:
+        if of_round.attacks and not task.model.linear:  # the outcome of clean training; later models come linearised
             task.model.linearise()
+        return AdversarialTrainer.fit(of_round, task)
 
     def train_loss(self, batch: TrainBatch) -> Tensor:
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
