@@ -33,6 +33,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "SCAFFOLD": {"aggregator": {"name": "scaffold"}},
     "FedAdam": {"aggregator": {"name": "fedadam"}},
     "FedRBN": {"trainer": {"name": "fedrbn"}},
+    "Fed-LAT": {"trainer": {"name": "fedlat", "clean_rounds": 1}},
     "Groups": {
         "clients": [
             {"ids": 0, "trainer": "standard", "epochs": 2},
