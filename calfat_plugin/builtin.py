@@ -36,9 +36,20 @@ from calfat_plugin.loggers import tensorboard, wandb
 from calfat_plugin.models.entries import ENTRIES as MODELS
 from calfat_plugin.modifiers import calibrated, fedlc, fedrs, gear, logitadj, plain, robal
 from calfat_plugin.partitions.entries import ENTRIES as PARTITIONS
-from calfat_plugin.trainers import calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard
+from calfat_plugin.trainers import (
+    calfat,
+    fedawp,
+    fedgairat,
+    fedlat,
+    fedmart,
+    fedpgd,
+    fedrbn,
+    fedtrades,
+    mixfat,
+    standard,
+)
 
-METHODS = (calfat, fedawp, fedgairat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
+METHODS = (calfat, fedawp, fedgairat, fedlat, fedmart, fedpgd, fedrbn, fedtrades, mixfat, standard)
 MODIFIERS = (plain, logitadj, robal, calibrated, fedlc, gear, fedrs)
 AGGREGATORS = (fedavg, fedprox, scaffold, sfat)
 ROBUST = (median, trimmed_mean, krum, multi_krum, bulyan, geometric_median, centered_clipping, norm_clipping)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 
 _COLUMNS = 16  # of a vector: a product whose result has a broken one at the end of each row takes half as long again
 _PADDED_WIDTHS = frozenset({8, 12, 14, 15, 20, 24})
@@ -34,6 +35,7 @@ class AttackedConv2d(nn.Conv2d, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """(N, in_channels, H, W) to (N, out_channels, H', W')."""
         frozen = not any(parameter.requires_grad for parameter in self.parameters(recurse=False))
+        frozen = frozen and unpack_dual(self.weight).tangent is None  # _Attacked has no derivative along the weights
         if frozen and x.requires_grad and torch.is_grad_enabled() and x.device.type == "cpu" and self.pays(x):
             out: Tensor = _Attacked.apply(x, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
             return out

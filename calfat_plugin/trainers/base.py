@@ -58,7 +58,7 @@ class AdversarialTrainer(LocalTrainer):
         counts_iterates: whether ``TrainBatch.kappa`` is filled.
     """
 
-    attacks: ClassVar[bool] = True
+    attacks: bool = True
     counts_iterates: ClassVar[bool] = False
 
     def __init__(self, options: Any, modifier: LossModifier) -> None:

@@ -104,8 +104,8 @@ class _Count:
         return self
 
     def add(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """The hook, called before a forward pass."""
-        self.images += len(inputs[0])
+        """The hook, called before a forward pass; a model may say in ``passes`` that one of its own takes several."""
+        self.images += len(inputs[0]) * getattr(model, "passes", 1)
 
     def of_replays(self, call: Caller) -> Caller:
         """The same calls; each counts as the first one of its name and shapes, which is no replay."""

@@ -37,6 +37,7 @@ PER_IMAGE = {  # clean for the attack, the attack, the training step
     "fedgairat": STEPS + 1,
     "fedrbn": STEPS + 2,
     "fedawp": STEPS + 2,
+    "fedlat": 3 * (STEPS + 1),  # a linearised pass is three
 }
 
 

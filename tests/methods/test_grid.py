@@ -25,6 +25,8 @@ PAIRS = [
 @pytest.mark.parametrize(("method", "loss"), PAIRS)
 def test_every_aggregator_runs_two_rounds(method, loss):
     trainer = {"name": method.name} if loss is None else {"name": method.name, "loss": loss}
+    if method.name == "fedlat":
+        trainer["clean_rounds"] = 1
     ran = []
     for aggregator in AGGREGATORS:
         if aggregator.name in method.conflicts or method.name in aggregator.conflicts:
@@ -46,7 +48,7 @@ def test_every_aggregator_runs_two_rounds(method, loss):
 
 def test_the_grid_is_the_one_of_the_paper_and_more():
     assert {method.name for method in METHODS} >= {
-        "calfat", "fedgairat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat", "standard",
+        "calfat", "fedgairat", "fedlat", "fedmart", "fedpgd", "fedrbn", "fedtrades", "mixfat", "standard",
     }  # fmt: skip
     column = ("plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs")
     by_name = {method.name: defined_modifiers(registry(), method) for method in METHODS}
@@ -83,6 +85,9 @@ def test_the_record_says_how_far_clients_moved_and_how_they_differ(trainer):
         ("calfat", "fedyogi"),
         ("calfat", "fedadagrad"),
         ({"name": "mixfat", "sampling": "fixed"}, "sfat"),
+        ({"name": "fedlat", "clean_rounds": 1}, "scaffold"),  # resumed when it is linear,
+        ({"name": "fedlat", "clean_rounds": 2}, "fedadam"),  # as it is about to be,
+        ({"name": "fedlat", "clean_rounds": 3}, "fedavg"),  # and before
     ],
 )
 def test_a_resumed_run_is_bit_identical(trainer, aggregator, tmp_path):

@@ -219,9 +219,9 @@ def test_a_divergence_is_climbed_in_one_step_from_the_noise() -> None:
 @pytest.mark.parametrize("name", registry().names(TrainerEntry))
 def test_every_method_trains_with_an_attack_of_one_step(name: str, inner: str) -> None:
     """Two rounds, and the same bits when they are resumed."""
-    discrete = {"weighting": "discrete"} if name == "fedgairat" else {}
+    options = {"fedgairat": {"weighting": "discrete"}, "fedlat": {"clean_rounds": 1}}.get(name, {})
     threat = {"eps": "0.1", "inner": inner}
-    check_federation(tiny_experiment(registry(), trainer={"name": name, **discrete}, threat=threat))
+    check_federation(tiny_experiment(registry(), trainer={"name": name, **options}, threat=threat))
 
 
 def test_a_method_with_its_own_attack_uses_it(snapshot: TextSnapshot) -> None:

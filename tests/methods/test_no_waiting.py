@@ -46,6 +46,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("fedmart", {}),
     ("fedgairat", {"start_round": 1}),
     ("fedawp", {"warmup": 0}),
+    ("fedlat", {}),
     ("fedrbn", {"at_fraction": 1.0}),
 ]
 CORRECTIONS: list[tuple[str, dict[str, Any]]] = [("fedprox", {}), ("scaffold", {}), ("scaffold", {"variant": "I"})]

@@ -97,6 +97,7 @@ class Client:
         roles = s.how.get("roles", "at " * s.clients).split()
         self.lends = roles[number] == "at"
         self.gradient_only = s.method == "standard" or (s.method == "fedrbn" and not self.lends)
+        self.gradient_only |= s.method == "fedlat" and round <= s.how["clean_rounds"]
 
     def calibrated(self, z: Tensor) -> Tensor:
         return z + self.k * self.log_prior
@@ -142,7 +143,7 @@ class Client:
         s, net = self.s, self.net
         if s.method == "standard":
             return cross_entropy(net(x), y)
-        if s.method in ("mixfat", "fedpgd", "fedawp"):
+        if s.method in ("mixfat", "fedpgd", "fedawp", "fedlat"):
             return cross_entropy(net(x_adv), y)
         if s.method == "calfat":
             return cross_entropy(self.scale * self.calibrated(net(x_adv)), y)

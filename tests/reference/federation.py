@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.models.dual_norm import dual_norms, with_dual_norms
 from tests.reference.client import CLASSES, Client, Setting, epoch_of, seed_of, stream
-from tests.reference.models import Tiny
+from tests.reference.models import Expanded, Tiny
 from tests.reference.robust import robust
 
 ROBUST = (
@@ -61,7 +61,7 @@ class Federation:
         self.state = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
         norms = dual_norms(self.net)
         self.personal = [f"{layer}.{key}" for layer, norm in norms.items() for key in norm.state_dict()]
-        self.shared = [name for name, _ in self.net.named_parameters() if name not in self.personal]
+        self.shared = [name for name, p in self.net.named_parameters() if p.requires_grad and name not in self.personal]
         self.own: dict[int, dict[str, Tensor]] = {}  # personal tensors [5.7]
         self.lent: list[dict[str, Tensor]] = []  # the at clients' states of the last round
         zeros = {name: torch.zeros_like(self.state[name]) for name in self.shared}
@@ -76,7 +76,8 @@ class Federation:
     def fresh(self) -> nn.Module:
         torch.manual_seed(seed_of(self.s.seed, "weights"))
         net = Tiny(1, (self.x.shape[-2], self.x.shape[-1]), CLASSES)
-        net = with_dual_norms(net) if self.s.method == "fedrbn" else net
+        if self.s.method in ("fedrbn", "fedlat"):
+            net = with_dual_norms(net) if self.s.method == "fedrbn" else Expanded(net)
         for weight in net.parameters():
             if weight.dim() == 4:  # channels last in memory [1]: another order of sums in the kernels
                 weight.data = torch.stack([kernel.movedim(0, -1).clone() for kernel in weight.data]).movedim(-1, 1)
@@ -111,6 +112,9 @@ class Federation:
         if s.method == "fedrbn" and not client.lends:
             net.load_state_dict(borrowed(net.state_dict(), self.lent), strict=False)
         start = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        if isinstance(net, Expanded) and round > s.how["clean_rounds"] and not net.linear:
+            net.origin.load_state_dict(net.network.state_dict())
+            net.linear = 1
         named, n, steps = {name: p for name, p in net.named_parameters() if name in self.shared}, len(part), 0
         gradient: dict[str, Tensor] = {}
         if s.mix.get("variant") == "I":

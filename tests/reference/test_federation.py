@@ -52,6 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedrbn": {"roles": "at st at st at", "pnc_warmup": 1},
     "calfat": {},
     "fedawp": {"warmup": 1},
+    "fedlat": {"clean_rounds": 1},
 }
 AGGREGATORS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -85,6 +86,7 @@ QUICK = [
     ("fedrbn", "fedavg"),
     ("calfat", "fedadagrad"),
     ("fedawp", "fedavg"),
+    ("fedlat", "fedavg"),
     *(("fedpgd", rule) for rule in ROBUST),
 ]
 VARIANTS = [

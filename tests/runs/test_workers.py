@@ -60,6 +60,7 @@ METHODS = {
     "fedavg": [],
     "scaffold": ["calfat.trainer.preset=null", "calfat.aggregator.name=scaffold"],
     "fedrbn": ["calfat.trainer={name: fedrbn, at_fraction: 0.5}"],
+    "fedlat": ["calfat.trainer={name: fedlat, clean_rounds: 1}"],
     "adamw": [
         *("train_args.client_optimizer=adamw", "train_args.lr_schedule=cosine", "train_args.warmup_rounds=1"),
         *("train_args.local_steps=3", "train_args.max_grad_norm=0.5"),

@@ -33,6 +33,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "SCAFFOLD": {"aggregator": {"name": "scaffold"}},
     "FedAdam": {"aggregator": {"name": "fedadam"}},
     "FedRBN": {"trainer": {"name": "fedrbn"}},
+    "Fed-LAT": {"trainer": {"name": "fedlat", "clean_rounds": 1}},
     "Groups": {
         "clients": [
             {"ids": 0, "trainer": {"name": "standard", "awp": {"warmup": 1}, "label_smoothing": 0.1}, "epochs": 2},

@@ -1,0 +1,62 @@
+"""A network's first-order expansion in its weights around fixed ones (Fed-LAT), itself a model to attack and store."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+
+class Linearised(nn.Module):
+    """f(x; w0) + J_w f(x; w0) (w - w0) once :meth:`linearise` was called; the network itself, f(x; w), before.
+
+    The state dict has all that this depends on: w as ``network.*``, w0 as ``origin.*``, and which of the two it is.
+
+    Attributes:
+        network: holds w, which trains.
+        origin: the network at w0, always in evaluation mode: its statistics are those at w0, and it drops nothing out.
+        linear: which of the two it is.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.origin = deepcopy(network).requires_grad_(False).eval()
+        self.linear = False
+
+    @property
+    def passes(self) -> int:
+        """What a pass costs in passes of the network: a jvp takes w0 x, w0 x' and (w - w0) x in each layer."""
+        return 3 if self.linear else 1
+
+    def linearise(self) -> None:
+        """Take the present weights for w0: the logits are at first those of the network in evaluation mode."""
+        self.origin.load_state_dict(self.network.state_dict())
+        self.linear = True
+
+    def train(self, mode: bool = True) -> Linearised:
+        super().train(mode)
+        self.origin.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (N, C, H, W) float in [0, 1]. Returns logits, (N, num_classes), differentiable in x and w, not in w0."""
+        if not self.linear:
+            logits: Tensor = self.network(x)
+            return logits
+        origin = dict(self.origin.named_parameters())
+        change = {name: weight - origin[name] for name, weight in self.network.named_parameters()}
+        with torch.autocast(x.device.type, enabled=False):  # it gives group normalisation's derivative another type
+            value, slope = jvp(lambda weights: functional_call(self.origin, weights, (x,)), (origin,), (change,))
+        expanded: Tensor = value + slope
+        return expanded
+
+    def get_extra_state(self) -> Tensor:
+        """``linear`` as a tensor, which checkpoints and messages hold and aggregators average."""
+        return torch.tensor(int(self.linear))
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """state: as ``get_extra_state`` gives it."""
+        self.linear = bool(state)
