@@ -71,6 +71,11 @@ def _check(options: FedLATOptions, recipe: Recipe) -> None:
             f"clean_rounds: got {clean} of {rounds} rounds (train_args.comm_round), which leaves none to train "
             f"adversarially; expected at most {rounds - 1}, or more rounds."
         )
+    if clean and recipe.ema is not None:
+        raise OptionError(
+            f"clean_rounds: got {clean} beside calfat.ema, which would average the networks of clean rounds with the "
+            "linear models that follow; expected clean_rounds: 0, or a recipe without that section."
+        )
     start = getattr(recipe.aggregator.options, "start_round", None)
     if recipe.aggregator.name == "sfat" and start <= clean:
         raise OptionError(
