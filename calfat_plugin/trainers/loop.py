@@ -471,6 +471,7 @@ def _graphs_for(method: Method, context: Any, memory: Any, task: LocalTask) -> G
     reasons = {
         "the losses see what begin_round returned": context is not None,
         "take_steps is the method's own": method.has_own_steps,
+        "the model is linearised": getattr(task.model, "passes", 1) > 1,
         "the inner attack remembers, or steps by itself": memory is not None or task.inner.has_own_steps,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
