@@ -9,14 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from calfat_plugin import entries
 from calfat_plugin.options import OptionInfo, describe_options, no_option, options_to_plain, other_fields, to_plain
 from calfat_plugin.recipe.document import KeyPath
-
-if TYPE_CHECKING:
-    from calfat_plugin.recipe.additions import Additions
 
 E = TypeVar("E", bound=entries.Entry)
 
@@ -33,7 +30,7 @@ class Plugin(Generic[E]):
         label: what its results are called.
         path: its key path in the recipe.
         loss: of a local trainer: the loss modifier that it composes with.
-        additions: of a local trainer: what is added to it.
+        additions: of a local trainer: the ``Additions`` to it.
     """
 
     entry: E
@@ -42,7 +39,7 @@ class Plugin(Generic[E]):
     label: str
     path: KeyPath
     loss: Plugin[entries.ModifierEntry] | None = None
-    additions: Additions | None = None
+    additions: Any = None
 
     def as_run(self) -> dict[str, Any]:
         """The plugin as a recipe writes it in full."""

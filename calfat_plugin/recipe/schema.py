@@ -409,7 +409,7 @@ class Recipe(CalfatSection):
     @property
     def additions(self) -> Additions:
         """What is added to the local trainer."""
-        assert self.trainer.additions is not None  # as experiment.resolve has it
+        assert isinstance(self.trainer.additions, Additions)  # as experiment.resolve has it
         return self.trainer.additions
 
     @property
