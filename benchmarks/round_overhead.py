@@ -36,8 +36,8 @@ calfat:
 _WORK = ("training", "evaluation")
 
 
-def run(folder: Path, recipe: str | Path, *options: str) -> Path:
-    """Run ``recipe``, a text or a file, anew in a process of its own; returns the run directory.
+def run(folder: Path, recipe: str | Path, *options: str, python: Path | str = sys.executable) -> Path:
+    """Run ``recipe``, a text or a file, anew in a process of its own, by this Python; returns the run directory.
 
     Raises:
         SystemExit: it failed.
@@ -48,7 +48,7 @@ def run(folder: Path, recipe: str | Path, *options: str) -> Path:
         path = recipe
     else:
         path.write_text(recipe, encoding="utf-8")
-    words = [sys.executable, "-m", "calfat_plugin.cli.main", "run", str(path), "--plain", "--run-dir", str(directory)]
+    words = [str(python), "-m", "calfat_plugin.cli.main", "run", str(path), "--plain", "--run-dir", str(directory)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run([*words, *options], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

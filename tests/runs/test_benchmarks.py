@@ -18,8 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import (
     gpu,
     gpu_results,
+    hosts,
     local_epoch,
     loops,
+    round_overhead,
     work,
 )
 from calfat_plugin.builtin import calfat_local_trainers
@@ -121,6 +123,32 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (passes["pgd"], passes["n-fgsm"]) == (["12", "1 x"], ["3", "4 x"])
     with pytest.raises(SystemExit, match="computes in fp32"):
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
+
+
+def test_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With FedML in the place of Flower, which has an environment of its own."""
+    asked: list[tuple[object, ...]] = []
+    seeds = iter("0001")
+
+    def run(folder: Path, recipe: str, *options: str, python: Path) -> Path:
+        asked.append((python, *options))
+        return round_overhead.run(folder, recipe, "--seed", next(seeds))
+
+    monkeypatch.setattr(hosts, "run", run)
+    monkeypatch.setattr(hosts, "CLIENTS", 2)
+    monkeypatch.setattr(hosts, "PER_ROUND", 1)
+    words = ["--fedml", "a", "--flower", "b", "--rounds", "2", "--repeats", "1", "--json", str(tmp_path / "found.json")]
+    hosts.main(words)
+    assert asked == [(Path("b"), "--host", "flower"), (Path("a"), "--workers", str(hosts.num_cores()))]
+    found = tables(capsys.readouterr().out)["host"]
+    assert [row[0] for row in found] == ["Flower", "FedML"]
+    for _, first, later, whole, memory in found:
+        assert 0 < float(first) < float(whole)
+        assert 0 < float(later) < float(whole)
+        assert float(memory) > 100
+    assert json.loads((tmp_path / "found.json").read_text())["numbers"].keys() == {"Flower", "FedML"}
+    with pytest.raises(SystemExit, match=r": other bits than in the first run; is torch the same in both\?$"):
+        hosts.main(words)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:
