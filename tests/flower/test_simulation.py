@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +45,17 @@ def start(recipe: Path, directory: Path, *words: str) -> subprocess.Popen[str]:
     """A run in a process of its own, with a mark in its environment."""
     environment = {**os.environ, MARK: str(directory)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command(recipe, directory, *words), env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command(recipe, directory, *words), env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+
+def interrupt(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C as a terminal sends it, to the whole group; returns what the run says on standard error."""
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    return said
 
 
 def wait_for(what: Callable[[], object]) -> None:
@@ -96,9 +107,26 @@ def killed_workers(directory: Path, process: subprocess.Popen[str]) -> None:
     assert "Traceback" not in said
 
 
+def interrupted(directory: Path, process: subprocess.Popen[str]) -> None:
+    assert interrupt(process).startswith(f"stopped. Finished rounds are kept in {directory}. Resume with:\n")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("stop", [killed_driver, killed_workers])
+@pytest.mark.parametrize("while_there_is", ["gcs_server", "ray::ClientAppActor.run"])
+def test_ctrl_c_while_ray_starts_and_in_the_first_round_leaves_nothing(while_there_is: str, tmp_path: Path) -> None:
+    recipe, _ = written(tmp_path, CHANGES)
+    directory = tmp_path / "run"
+    process = start(recipe, directory, "--set", "train_args.epochs=50")
+    wait_for(lambda: any(each.name().startswith(while_there_is) for each in started_by(directory)))
+    assert interrupt(process) == "stopped. No round was finished, so nothing is kept.\n"
+    wait_for(lambda: not started_by(directory))
+    assert not directory.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stop", [killed_driver, killed_workers, interrupted])
 def test_a_run_that_is_stopped_leaves_nothing_and_resumes_to_the_same_bits(
     stop: Callable[[Path, subprocess.Popen[str]], None], tmp_path: Path
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import random
 import re
@@ -20,25 +18,7 @@ from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
 from tests.silo.federation import Federation, assert_same_bits
-
-STATUS, UPDATE, MODEL, FINISH = 5, 3, 2, 7  # the host's message types
-GIGABYTES = 2 * 1024**3
-
-
-class Payload:
-    """Runs code in whoever unpickles it, as it does on plain FedML."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.target}",)
-
-
-def message(fields: dict[str, Any], tensors: dict[str, Any] | None = None, data: bytes = b"") -> bytes:
-    """A message as our own code would write it."""
-    header = json.dumps({"__metadata__": {"calfat": json.dumps(fields)}, **(tensors or {})}).encode()
-    return len(header).to_bytes(8, "little") + header + data
+from tests.silo.hostile import FINISH, GIGABYTES, MODEL, STATUS, UPDATE, WEIGHTS, Payload, message
 
 
 def request(sender: int, content: bytes) -> bytes:
@@ -70,7 +50,6 @@ def line_to(port: int, credentials: grpc.ChannelCredentials | None = None, name:
 @pytest.mark.slow
 def test_strangers_are_refused_and_the_run_continues(tmp_path: Path) -> None:
     stranger = random.Random(1)
-    weights = {"w": {"dtype": "F32", "shape": [GIGABYTES // 4], "data_offsets": [0, GIGABYTES]}}
     update = {"msg_type": UPDATE, "sender": 1, "receiver": 0, "round": 2, "num_samples": 9, "ticket": "0" * 32}
     model = {"msg_type": MODEL, "sender": 0, "receiver": 1, "round": 9, "used": 0, "ticket": "t", "session": "s"}
     no_recipe = {
@@ -96,7 +75,7 @@ def test_strangers_are_refused_and_the_run_continues(tmp_path: Path) -> None:
             assert server(request(1, GIGABYTES.to_bytes(8, "little") + b"{}"))[1] == (
                 f"10 bytes that claim a header of {GIGABYTES}"
             )
-            claimed = server(request(1, message(update, weights)))[1]
+            claimed = server(request(1, message(update, WEIGHTS)))[1]
             assert claimed.startswith(f"tensor 'w' claims bytes 0 to {GIGABYTES} of ")
             assert server(request(1, message(update)[:-7]))[0] == refused
             assert server(b"\0" * 10_000_000)[0] == "RESOURCE_EXHAUSTED"

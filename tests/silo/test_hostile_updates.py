@@ -15,15 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from calfat_plugin.federation.wire import pack_update
 from calfat_plugin.host import launch  # noqa: F401 (brings in FedML the way that works)
 from calfat_plugin.host.transports.base import MODEL, RefusedError, decode, read_envelope
-from calfat_plugin.interfaces import State
-from calfat_plugin.results import LocalUpdate, RoundRecord
+from calfat_plugin.results import RoundRecord
 from tests.host.federation import experiment
 from tests.methods.helpers import Federation
-
-NAME = "classifier.weight"
+from tests.silo import hostile
+from tests.silo.hostile import AGGREGATORS, CARRIED, EXAMPLES, NAME, NAMES, NESTED, SENT, TENSORS, honest
 
 
 @cache
@@ -31,13 +29,6 @@ def federation(aggregator: str) -> tuple[Federation, Any]:
     """A federation and its state at the start, made once."""
     federation = Federation(experiment(calfat__aggregator=aggregator, train_args__client_num_in_total=3))
     return federation, federation.snapshot()
-
-
-def honest(state: State, aggregator: str, shift: float) -> dict[str, Tensor]:
-    moved = {name: (tensor + shift).to(tensor.dtype) for name, tensor in state.items()}
-    changes = {f"scaffold/change/{name}": torch.full_like(tensor, 0.01) for name, tensor in state.items()}
-    extras = changes if aggregator == "scaffold" else {}
-    return dict(pack_update(LocalUpdate(moved, 10, extras, metrics={"loss": 1.0})))
 
 
 def round_with(aggregator: str, num_examples: Any, changes: Mapping[Any, Any]) -> RoundRecord:
@@ -66,39 +57,8 @@ def assert_used_or_refused(record: RoundRecord) -> None:
     math.fsum(record.losses.values())  # which the console and the loggers do
 
 
-def dtypes() -> list[torch.dtype]:
-    """All that a tensor can be made of here."""
-    found = []
-    for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
-        try:
-            torch.zeros(1).to(dtype)
-        except (RuntimeError, NotImplementedError):
-            continue
-        found.append(dtype)
-    return sorted(found, key=str)
-
-
-NUMBERS = st.sampled_from([0.0, -1.0, 1e-40, 5e5, 1e10, 1e17, 1e18, -9.2e18, 1e30, 3.4e38, 1e300, math.nan, math.inf])
-SHAPES = st.sampled_from([None, (), (0,), (1,), (10,), (3, 0, 2), (1,) * 12])
-EXAMPLES = st.sampled_from(
-    [1, 10, 0, -1, 2**53, 2**53 + 1, 10**400, -(10**400), 10**5000, -(10**5000), True, None, "7", 1.5, math.nan, [10]]
-)
-NAMES = st.sampled_from(
-    [NAME, "classifier.bias", f"scaffold/change/{NAME}", "metric/loss", "metric/", "refused/reason", "a/b", "client/x"]
-) | st.text(max_size=9)
-TENSORS = st.tuples(st.sampled_from(dtypes()), SHAPES, NUMBERS)
-NESTED = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=5,
-)
-AGGREGATORS = st.sampled_from(["fedavg", "scaffold", "fedadam"])
-
-
 def built(description: tuple[torch.dtype, tuple[int, ...] | None, float]) -> Tensor:
-    dtype, shape, number = description
-    like = federation("fedavg")[1].global_state[NAME].shape if shape is None else shape
-    return torch.full(like, number, dtype=torch.float64).to(dtype)
+    return hostile.built(description, federation("fedavg")[1].global_state[NAME])
 
 
 @settings(max_examples=250, deadline=None)
@@ -118,14 +78,11 @@ def sent(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
         return None
 
 
-CARRIED = [dtype for dtype in dtypes() if dtype in set(safetensors.torch._TYPES.values())]
-
-
 @settings(max_examples=120, deadline=None)
 @given(
     AGGREGATORS,
     st.sampled_from([10, -3, 10**400, True, "7", 1.5, None, math.nan]),
-    st.dictionaries(NAMES, st.tuples(st.sampled_from(CARRIED), SHAPES, NUMBERS), max_size=3),
+    SENT,
 )
 def test_a_message_is_refused_or_its_update_is(aggregator: str, num_examples: Any, changes: dict[str, Any]) -> None:
     message = sent({"num_samples": num_examples}, {name: built(value) for name, value in changes.items()})

@@ -24,7 +24,7 @@ from paho.mqtt.properties import Properties
 from calfat_plugin.cli.main import main
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
-from tests.silo.test_attacks import GIGABYTES, UPDATE, Payload, message
+from tests.silo.hostile import GIGABYTES, UPDATE, Payload, message
 
 pytestmark = needs_mosquitto
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 from unittest import mock
 
@@ -29,7 +29,9 @@ with mock.patch.dict(os.environ, SILENT):  # Flower reads its variables when it 
     import ray
     from flwr.app import Context
     from flwr.clientapp import ClientApp
+    from flwr.server.superlink.fleet.vce.backend import raybackend
     from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
     from flwr.supercore import telemetry
 
 from calfat_plugin.errors import HostError  # noqa: E402
@@ -40,6 +42,7 @@ _engine = import_module("flwr.simulation.run_simulation")  # the package has a f
 telemetry.FLWR_TELEMETRY_ENABLED = SILENT["FLWR_TELEMETRY_ENABLED"]  # for processes of Flower, which has imported it
 
 _GRACE = 60.0  # seconds that the engine has to end
+_INTERVAL = 0.2  # seconds between two looks whether the run is over
 
 
 class Engine:
@@ -70,9 +73,7 @@ class Engine:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._over.set()
-        if error is not None:
-            ray.shutdown()  # clients that train would be waited for
-        self._thread.join(_GRACE)
+        self._thread.join(_GRACE)  # it shuts Ray down itself; doing that here, too, would leave it waiting for clients
 
     def check(self) -> None:
         """Let a failure of the engine end the run.
@@ -88,10 +89,24 @@ class Engine:
             self._grids.put(grid)
             self._over.wait()
 
+        over = self._over
+
+        class Pool(BasicActorPool):  # type: ignore[misc]
+            """Flower's, but when the run is over, Ctrl-C included, it neither starts nor waits for processes."""
+
+            def add_actors_to_pool(self, num_actors: int) -> None:
+                super().add_actors_to_pool(0 if over.is_set() else num_actors)
+
+            def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
+                while not ray.wait([future], timeout=_INTERVAL)[0]:
+                    if over.is_set():
+                        raise Empty  # which Flower does not take for an error
+                return super().fetch_result_and_return_actor_to_pool(future)
+
         server_app = ServerApp()
         server_app.main()(main)
         try:
-            with never_mind_the_command():
+            with never_mind_the_command(), mock.patch.object(raybackend, "BasicActorPool", Pool):
                 _engine.run_simulation(server_app, client_app, num_nodes, backend_config=resources)
         except BaseException as error:  # Flower ends a process by SystemExit
             self._error = error

@@ -14,10 +14,10 @@ from typing import Any
 
 import safetensors.torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from safetensors import SafetensorError
 from torch import Tensor
 
 from calfat_plugin.federation.wire import Wire, pack_refusal
+from calfat_plugin.host.transports.base import RefusedError, tensors_in
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import SpanRows
 
@@ -55,19 +55,16 @@ def packed(tensors: Mapping[str, Tensor]) -> Array:
 
 
 def unpacked(array: Array, limit: int | None = None) -> dict[str, Tensor]:
-    """The inverse of :func:`packed`.
+    """The inverse of :func:`packed`, read as messages of FedML's silos are.
 
     Raises:
-        ValueError: it is something else, or longer than ``limit`` bytes.
+        RefusedError: it is something else, or longer than ``limit`` bytes.
     """
     if array.stype != _FORMAT or not isinstance(array.data, bytes):
-        raise ValueError("it is not in our format")
+        raise RefusedError("it is not in our format")
     if limit is not None and len(array.data) > limit:
-        raise ValueError(f"it has {len(array.data)} bytes; at most {limit} are accepted")
-    try:
-        return safetensors.torch.load(array.data)
-    except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(f"its tensors cannot be read ({error})") from None
+        raise RefusedError(f"it has {len(array.data)} bytes; at most {limit} are accepted")
+    return tensors_in(array.data)
 
 
 def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
@@ -90,7 +87,7 @@ def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[st
 
     Raises:
         KeyError: it has none.
-        ValueError: they cannot be read.
+        RefusedError: they cannot be read.
     """
     return unpacked(message.content.array_records[_TENSORS][name], limit)
 
@@ -126,5 +123,5 @@ def answer_in(reply: Message, limit: int | None) -> Answer:
         return Answer(fields["num_examples"], wire, state, spans, fields["process"])
     except KeyError as error:
         return Answer(1, pack_refusal(f"its message has no {peer_text(error)}"), {}, [])
-    except (ValueError, TypeError) as error:
+    except RefusedError as error:
         return Answer(1, pack_refusal(f"its message cannot be read: {peer_text(error)}"), {}, [])

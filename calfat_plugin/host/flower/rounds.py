@@ -117,9 +117,8 @@ class _Rounds:
     def _answer(self, client: int, reply: Message) -> Answer:
         where = f"round {self._task.server.round + 1}: client {client}"
         if reply.has_error():
-            raise HostError(
-                f"{where} has not answered; Flower says: {reply.error.reason}. Finished rounds are kept: resume it."
-            )
+            reason = peer_text(reply.error.reason)
+            raise HostError(f"{where} has not answered; Flower says: {reason}. Finished rounds are kept: resume it.")
         answer = answer_in(reply, self._limit)
         if answer.trouble is not None:
             text, is_users = answer.trouble if self._states_travel else (peer_text(answer.trouble[0]), True)

@@ -94,10 +94,7 @@ def read_envelope(data: bytes) -> Envelope:
     Raises:
         RefusedError: anything is not as :func:`encode` writes it.
     """
-    length = int.from_bytes(data[:_LENGTH], "little")
-    if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
-        raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
-    header = _json(data[_LENGTH : _LENGTH + length], "its header")
+    header = _header(data)
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
@@ -124,13 +121,31 @@ def decode(data: bytes, envelope: Envelope) -> Message:
     Raises:
         RefusedError: the tensors do not fit their description.
     """
+    message = Message()
+    message.get_params().update({**envelope.fields, MODEL: tensors_in(data)})
+    return message
+
+
+def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
+    """The tensors of a safetensors file that somebody else wrote, sorted by name: the reader's order is by chance.
+
+    Raises:
+        RefusedError: it is none, or its header does not fit the bytes that are there.
+    """
+    header = _header(data)
+    header.pop("__metadata__", None)
+    _check_sizes(header, len(data))
     try:
-        tensors = safetensors.torch.load(data)
+        return OrderedDict(sorted(safetensors.torch.load(data).items()))
     except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise RefusedError(f"its tensors cannot be read ({error})") from None
-    message = Message()
-    message.get_params().update({**envelope.fields, MODEL: OrderedDict(tensors)})
-    return message
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    length = int.from_bytes(data[:_LENGTH], "little")
+    if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
+        raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
+    return _json(data[_LENGTH : _LENGTH + length], "its header")
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:
