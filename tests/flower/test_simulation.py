@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,36 +16,18 @@ import pytest
 
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from tests.flower.federation import METHODS, digest, trained_in_loops, written
+from tests.flower.processes import MARK, TIMEOUT, bits, run_words, started_by, wait_for
 
 CHANGES = (*METHODS["SCAFFOLD + FedPGD"], "calfat.flower.client_cpus=1")
-MARK = "CALFAT_TEST_RUN"
-TIMEOUT = 600  # seconds for what takes some ten
-
-
-def command(recipe: Path, directory: Path, *words: str) -> list[str]:
-    changes = [word for change in CHANGES for word in ("--set", change)]
-    return [
-        *(sys.executable, "-m", "calfat_plugin.cli.main", "run", str(recipe), "--plain", *changes, *words),
-        *("--run-dir", str(directory)),
-    ]
-
-
-def started_by(directory: Path) -> list[psutil.Process]:
-    """Whatever runs of this directory have started and still runs: all of it has the mark of :func:`start`."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == str(directory) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def start(recipe: Path, directory: Path, *words: str) -> subprocess.Popen[str]:
     """A run in a process of its own, with a mark in its environment."""
-    environment = {**os.environ, MARK: str(directory)}
-    pipe = subprocess.PIPE
+    changes = [word for change in CHANGES for word in ("--set", change)]
     return subprocess.Popen(
-        command(recipe, directory, *words), env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        [sys.executable, *run_words(recipe, directory, *changes, *words)],
+        **{"env": {**os.environ, MARK: str(directory)}, "text": True, "start_new_session": True},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE},
     )
 
 
@@ -56,17 +37,6 @@ def interrupt(process: subprocess.Popen[str]) -> str:
     _, said = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     return said
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    until = time.monotonic() + TIMEOUT
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def bits(directory: Path) -> str:
-    return digest(load_checkpoint(directory / "checkpoints" / "last.safetensors")[0].global_state)
 
 
 def test_a_run_on_flower(tmp_path: Path) -> None:

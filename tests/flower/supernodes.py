@@ -1,0 +1,136 @@
+"""Flower's SuperLink and SuperNodes on this machine: TLS, registered keys, a folder for each client."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import trustme
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.cli.runner import ROOT, calfat
+from tests.flower.processes import MARK, TIMEOUT, started_by, wait_for
+
+LIAR = """\
+from tests.silo.silo_party import _lie
+
+_lie()
+"""
+
+
+class SuperNodes:
+    """A SuperLink and a node for each client; use as a context manager, which ends them all.
+
+    Args:
+        folder: for all that they write.
+        recipe: the app's.
+        changes: of the recipe.
+        clients: how many.
+        liar: the client whose node lies, as that of the tests of silos.
+    """
+
+    def __init__(self, folder: Path, recipe: Path, changes: Iterable[str], clients: int, liar: int = -1) -> None:
+        self.folder, self.run_directory = folder, folder / "app" / "run"
+        self._liar, self._nodes = liar, dict[int, subprocess.Popen[str]]()
+        words = [word for change in changes for word in ("--set", change)]
+        made = calfat("new-flower-app", str(folder / "app"), "--recipe", str(recipe), *words)
+        assert (made.code, made.err) == (0, "")
+        (folder / "sitecustomize").mkdir()
+        (folder / "sitecustomize" / "sitecustomize.py").write_text(LIAR)
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+        mine = authority.issue_cert("127.0.0.1")
+        mine.private_key_pem.write_to_path(str(folder / "server.key"))
+        mine.cert_chain_pems[0].write_to_path(str(folder / "server.pem"))
+        with ExitStack() as stack:
+            self._port, *self._ports = (_free_port(stack) for _ in range(clients + 1))
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(
+            f'[superlink.silos]\naddress = "127.0.0.1:{self._port}"\nroot-certificates = "{folder}/ca.pem"\n'
+        )
+        self._environment = {**os.environ, MARK: str(folder), "FLWR_HOME": str(folder / "home")}
+        self._environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        self._environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+
+    def __enter__(self) -> SuperNodes:
+        with ExitStack() as if_it_fails:
+            if_it_fails.push(self.__exit__)
+            words = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+            more = ["--enable-supernode-auth", "--disable-runtime-dependency-installation", "--port", str(self._port)]
+            link = self._start("superlink", "flower-superlink", *words, *more)
+            for client in range(len(self._ports)):
+                self._make_key(client)
+                wait_for(lambda client=client: self._registers(client) or link.poll() is not None)
+                assert link.poll() is None, self.said("superlink")
+                self.start(client)
+            if_it_fails.pop_all()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for process in started_by(self.folder):
+            with suppress(psutil.Error):
+                process.terminate()
+        wait_for(lambda: not started_by(self.folder))
+
+    def start(self, client: int) -> None:
+        """Start the client's node."""
+        config = f'partition-id={client} folder="{self.folder}/silo{client}"'
+        words = ["--root-certificates", "ca.pem", "--superlink", f"127.0.0.1:{self._port}", "--node-config", config]
+        more = ["--auth-supernode-private-key", f"node{client}", "--port", str(self._ports[client])]
+        self._nodes[client] = self._start(f"node{client}", "flower-supernode", *words, *more, lies=client == self._liar)
+
+    def kill(self, client: int) -> None:
+        """``kill -9`` the client's node, and what trains for it."""
+        node = psutil.Process(self._nodes[client].pid)
+        for process in [node, *node.children(recursive=True)]:
+            process.kill()
+        self._nodes[client].wait()
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        """``flwr run`` of the app."""
+        return self._start("run", "flwr", "run", "app", "silos", "--stream", *words)
+
+    def run(self, *words: str) -> str:
+        """A whole ``flwr run``; returns what it says."""
+        self.begin(*words).wait(TIMEOUT)
+        return self.said("run")
+
+    def said(self, name: str) -> str:
+        """What a process has printed."""
+        return (self.folder / f"{name}.txt").read_text()
+
+    def _start(self, name: str, program: str, *words: str, lies: bool = False) -> subprocess.Popen[str]:
+        environment = dict(self._environment)
+        if lies:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                map(str, (self.folder / "sitecustomize", ROOT, ROOT / "tests" / "silo"))
+            )
+        with (self.folder / f"{name}.txt").open("a") as out:
+            return subprocess.Popen(
+                [program, *words],
+                **{"cwd": self.folder, "env": environment, "stdout": out, "stderr": out, "text": True},
+            )
+
+    def _make_key(self, client: int) -> None:
+        key = ec.generate_private_key(ec.SECP384R1())
+        how = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        (self.folder / f"node{client}").write_bytes(key.private_bytes(*how))
+        openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        (self.folder / f"node{client}.pub").write_bytes(key.public_key().public_bytes(*openssh))
+
+    def _registers(self, client: int) -> bool:
+        """Tell the SuperLink the node's key; False where it does not answer yet."""
+        return self._start("register", "flwr", "supernode", "register", f"node{client}.pub", "silos").wait(TIMEOUT) == 0
+
+
+def _free_port(stack: ExitStack) -> int:
+    each = stack.enter_context(socket.socket())
+    each.bind(("127.0.0.1", 0))
+    return int(each.getsockname()[1])
