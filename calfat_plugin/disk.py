@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +78,28 @@ def write_text(path: Path, text: str) -> None:
     """
     with reporting_disk_errors(path), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_new_folder(folder: Path, files: Mapping[str, str], if_there: str) -> None:
+    """Write text files, and the folders that their names have, into a new folder.
+
+    Args:
+        folder: is made, with those above it.
+        files: name to text.
+        if_there: what to do where the folder is there already, for the message.
+
+    Raises:
+        RunError: it is there already, or the disk refuses.
+    """
+    try:
+        folder.mkdir(parents=True)
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+    except FileExistsError:
+        raise RunError(f"{folder}: it is there already. {if_there}") from None
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

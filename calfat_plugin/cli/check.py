@@ -33,14 +33,14 @@ def check(
     recipe: str,
     overrides: tuple[str, ...],
     seed: int | None,
-    host: str | None,
+    of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
     show: bool,
     strict: bool,
     as_json: bool,
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
-    overrides += () if host is None else (f"common_args.host={host}",)
+    overrides += of_host
     with user_errors():
         document = read_document(recipe)  # once: it may be a pipe
         if "axes" in document.data:

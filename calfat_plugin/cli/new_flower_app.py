@@ -11,7 +11,7 @@ import yaml
 
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import seed_option, set_option
-from calfat_plugin.errors import RunError
+from calfat_plugin.disk import write_new_folder
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.request import checked_experiment
 
@@ -76,21 +76,11 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
         project = _PROJECT.format(name=name, description=described, publisher=publisher, run_dir=f'"{where}"')
         named = document.with_value(("calfat", "name"), experiment.name, "its file")
         text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
-        _write(folder, {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text})
+        files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text}
+        write_new_folder(folder, files, "Choose another folder.")
     nodes = experiment.num_clients
     click.echo(
         f"{folder}: a Flower app for {experiment.name}, {nodes} clients. In simulation:\n"
         f"  flwr run {shlex.quote(str(folder))} local --federation-config 'num-supernodes={nodes}' --stream\n"
         "Between SuperNodes: docs/howto/flower.md"
     )
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    try:
-        folder.mkdir(parents=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except FileExistsError:
-        raise RunError(f"{folder}: it is there already. Choose another folder.") from None
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error.strerror}).") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from calfat_plugin.cli.errors import user_errors
+from calfat_plugin.disk import write_new_folder
 from calfat_plugin.errors import PluginError
 
 _NAME = re.compile(r"[a-z]([a-z0-9_-]*[a-z0-9])?")
@@ -66,15 +67,7 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
         module = _module_of(name)
         _refuse_taken(name)
         files = render(name, kind)
-        try:
-            folder.mkdir(parents=True)
-            (folder / "tests").mkdir()
-            for path, text in files.items():
-                (folder / path).write_text(text, encoding="utf-8")
-        except FileExistsError:
-            raise PluginError(f"{folder}: it is there already. Choose another name, or a folder with --into.") from None
-        except OSError as error:
-            raise PluginError(f"{folder}: cannot be written ({error.strerror}).") from None
+        write_new_folder(folder, files, "Choose another name, or a folder with --into.")
     where = shlex.quote(str(folder))
     click.echo(
         f"{folder}: a package for a plugin ({KINDS[kind].what}) in {module}.py, which works and is yours to change.\n"

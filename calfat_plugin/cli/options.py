@@ -43,7 +43,11 @@ seed_option: Decorator = click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", help="Short for --set common_args.random_seed=N."
 )
 host_option: Decorator = click.option(
-    "--host", type=click.Choice(tuple(HOSTS)), help="Short for --set common_args.host=HOST: what runs the rounds."
+    "--host",
+    "of_host",
+    type=click.Choice(tuple(HOSTS)),
+    callback=lambda ctx, param, host: () if host is None else (f"common_args.host={host}",),  # for the overrides
+    help="Short for --set common_args.host=HOST: what runs the rounds.",
 )
 download_option: Decorator = click.option(
     "--download", is_flag=True, help="Fetch a missing data set; short for --set calfat.dataset.download=true."

@@ -64,7 +64,7 @@ def run(
     recipe: str,
     overrides: tuple[str, ...],
     seed: int | None,
-    host: str | None,
+    of_host: tuple[str, ...],
     plugins: tuple[Path, ...],
     download: bool,
     run_dir: Path | None,
@@ -81,7 +81,7 @@ def run(
 
     Ctrl-C stops after the last finished round; the same command with --resume continues from there.
     """
-    overrides += () if host is None else (f"common_args.host={host}",)
+    overrides += of_host
     command = [*_program(), "run", recipe, *(word for override in overrides for word in ("--set", override))]
     command += [word for plugin in plugins for word in ("--plugin", str(plugin))]
     command += [] if seed is None else ["--seed", str(seed)]

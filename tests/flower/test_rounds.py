@@ -13,9 +13,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from calfat_plugin.errors import HostError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.wire import pack_refusal
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower.client import any_client_app
+from calfat_plugin.host.flower.messages import STATE, packed, tensors_of
 from calfat_plugin.host.flower.rounds import RemoteTrainingError, run_rounds
 from calfat_plugin.host.flower.server import resources, simulate
 from calfat_plugin.recipe.document import Document
@@ -113,6 +115,23 @@ def test_what_cannot_be_read_is_a_refused_update(what: str, tmp_path: Path, snap
     assert record.clients == (1, 2, 3, 4)
     assert list(record.refused) == [0]
     snapshot(record.refused[0])
+
+
+def test_a_client_that_refuses_keeps_what_it_kept(tmp_path: Path) -> None:
+    _, experiment = written(tmp_path, (*METHODS["SCAFFOLD + FedPGD"], "train_args.client_num_per_round=5"))
+    sent: list[State] = []
+
+    def refuses_later(reply: Message) -> Message:
+        if reply.metadata.src_node_id != 100:
+            return reply
+        sent.append(tensors_of(reply, STATE))
+        refusal = {"model": packed(pack_refusal("no more")), "state": packed({})}
+        return reply if len(sent) == 1 else reply_with(reply, refusal)
+
+    run = Run(experiment, spoils=refuses_later)
+    run.simulate()
+    assert [record.refused for record in run.records] == [{}, *[{0: "client 0: no more"}] * 3]
+    assert digest(run.states[0]) == digest(sent[0])
 
 
 def unanswered(reply: Message) -> Message:

@@ -89,30 +89,32 @@ class Engine:
             self._grids.put(grid)
             self._over.wait()
 
-        over = self._over
-
-        class Pool(BasicActorPool):  # type: ignore[misc]
-            """Flower's, but when the run is over, Ctrl-C included, it neither starts nor waits for processes."""
-
-            def add_actors_to_pool(self, num_actors: int) -> None:
-                super().add_actors_to_pool(0 if over.is_set() else num_actors)
-
-            def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
-                while not ray.wait([future], timeout=_INTERVAL)[0]:
-                    if over.is_set():
-                        raise Empty  # which Flower does not take for an error
-                return super().fetch_result_and_return_actor_to_pool(future)
-
         server_app = ServerApp()
         server_app.main()(main)
         try:
-            with never_mind_the_command(), mock.patch.object(raybackend, "BasicActorPool", Pool):
+            with never_mind_the_command(), mock.patch.object(raybackend, "BasicActorPool", pool_until(self._over)):
                 _engine.run_simulation(server_app, client_app, num_nodes, backend_config=resources)
         except BaseException as error:  # Flower ends a process by SystemExit
             self._error = error
         finally:
             self._over.set()
             self._grids.put(None)
+
+
+def pool_until(over: threading.Event) -> type[BasicActorPool]:
+    """Flower's pool of Ray's processes; but once the run is over, also by Ctrl-C, it starts none and waits for none."""
+
+    class Pool(BasicActorPool):
+        def add_actors_to_pool(self, num_actors: int) -> None:
+            super().add_actors_to_pool(0 if over.is_set() else num_actors)
+
+        def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
+            while not ray.wait([future], timeout=_INTERVAL)[0]:
+                if over.is_set():
+                    raise Empty  # which Flower's thread does not take for an error
+            return super().fetch_result_and_return_actor_to_pool(future)
+
+    return Pool
 
 
 @contextmanager
