@@ -1,6 +1,6 @@
 """The wheel on the versions of Python where FedML cannot be installed. Downloads gigabytes where no cache has them.
 
-What a host is needed for is tried in environments of their own, made as :func:`core` is.
+What needs a host is tried in an environment of its own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,24 @@ print(len(run.rounds), tuple(model(adversarial).shape), sorted(found))
 
 
 @pytest.fixture(scope="module", params=["3.12", "3.13"])
-def core(request: pytest.FixtureRequest, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Downloaded:
-    """Our wheel and the versions of ``constraints.txt``, no extra."""
-    if (python := interpreter(request.param)) is None:
+def python(request: pytest.FixtureRequest) -> str:
+    """An interpreter of this version."""
+    if (found := interpreter(request.param)) is None:
         pytest.skip(f"no Python {request.param} on this machine")
-    environment = Downloaded(tmp_path_factory.mktemp("core"), python)
-    environment.install("-c", str(ROOT / "constraints.txt"), str(next(dist.glob("*.whl"))))
+    return found
+
+
+def with_our_wheel(folder: Path, python: str, dist: Path, extra: str = "") -> Downloaded:
+    """Our wheel and the versions of ``constraints.txt``."""
+    environment = Downloaded(folder, python)
+    environment.install("-c", str(ROOT / "constraints.txt"), f"{next(dist.glob('*.whl'))}{extra}")
     return environment
+
+
+@pytest.fixture(scope="module")
+def core(python: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Downloaded:
+    """No extra."""
+    return with_our_wheel(tmp_path_factory.mktemp("core"), python, dist)
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +103,12 @@ def test_a_run_says_which_host_to_install(core: Downloaded) -> None:
     )
     assert core.call("calfat", "run", "calfat_digits") == Ended(2, "", wanted)
     assert not (core.elsewhere / "runs").exists()
+
+
+def test_a_run_on_flower(python: str, dist: Path, tmp_path: Path) -> None:
+    environment = with_our_wheel(tmp_path, python, dist, "[flower]")
+    words = ("--host", "flower", "--set", "train_args.comm_round=1", "--run-dir", "run", "--plain")
+    done = environment.call("calfat", "run", "calfat_digits", *words)
+    assert (done.code, done.err) == (0, ""), done
+    assert json.loads((environment.elsewhere / "run" / "environment.json").read_text())["host"] == "flower"
+    assert environment.call("calfat", "trust", "run", "--examples", "20").code == 0
