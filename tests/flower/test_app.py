@@ -126,3 +126,18 @@ def test_the_server_says_who_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     task = ServerTask(server, lambda record, snapshot: None, warn=said)
     with pytest.raises(EnoughError, match=r"^still waiting for SuperNodes of the clients .*1\.$"):
         flower_server.serve(task, grid_of(app, silos(tmp_path, (2, 0))))
+
+
+def test_the_server_says_nothing_when_nobody_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: ModuleType
+) -> None:
+    monkeypatch.setattr(flower_server, "_REMIND", 0.0)
+    document = read_document(str(Path(str(app.__file__)).with_name("recipe.yaml")))
+    experiment = checked_experiment(document, ["common_args.training_type=cross_silo"])
+    said: list[str] = []
+    assert flower_server._Roll(grid_of(app, silos(tmp_path)), experiment, said.append).complete() == {
+        2: 10,
+        0: 11,
+        1: 12,
+    }
+    assert said == []

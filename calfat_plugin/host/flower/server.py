@@ -84,8 +84,8 @@ class _Roll:
             for reply in self._grid.pull_messages(list(self._asked)) if self._asked else ():
                 node = self._asked.pop(reply.metadata.reply_to_message_id)
                 self._enter(node, reply)
-            if time.monotonic() > remind_at:
-                missing = sorted(set(range(self._clients)) - set(self._nodes))
+            missing = sorted(set(range(self._clients)) - set(self._nodes))
+            if missing and time.monotonic() > remind_at:
                 self._warn(f"still waiting for SuperNodes of the clients {', '.join(map(str, missing))}.")
                 remind_at += _REMIND
             time.sleep(_PAUSE)
