@@ -49,8 +49,8 @@ class Linearised(nn.Module):
         origin = dict(self.origin.named_parameters())
         change = {name: weight - origin[name] for name, weight in self.network.named_parameters()}
         with torch.autocast(x.device.type, enabled=False):  # it gives group normalisation's derivative another type
-            value, slope = jvp(lambda weights: functional_call(self.origin, weights, (x,)), (origin,), (change,))
-        expanded: Tensor = value + slope
+            both = jvp(lambda weights: functional_call(self.origin, weights, (x,)), (origin,), (change,))
+        expanded: Tensor = both[0] + both[1]  # f and its slope along the change
         return expanded
 
     def get_extra_state(self) -> Tensor:

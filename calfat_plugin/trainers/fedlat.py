@@ -76,7 +76,7 @@ def _check(options: FedLATOptions, recipe: Recipe) -> None:
             f"clean_rounds: got {clean} beside calfat.ema, which would average the networks of clean rounds with the "
             "linear models that follow; expected clean_rounds: 0, or a recipe without that section."
         )
-    start = getattr(recipe.aggregator.options, "start_round", None)
+    start = getattr(recipe.aggregator.options, "start_round", clean + 1)
     if recipe.aggregator.name == "sfat" and start <= clean:
         raise OptionError(
             f"clean_rounds: got {clean}, and SFAT would rank clients from round {start} on "
