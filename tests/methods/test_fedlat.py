@@ -19,6 +19,7 @@ from calfat_plugin.entries import AggregatorEntry, ModelEntry
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.maths.attacks import attack_mode
+from calfat_plugin.models.convolutions import PixelConv2d
 from calfat_plugin.models.linearised import Linearised
 from calfat_plugin.options import describe_options
 from calfat_plugin.results import PASSES
@@ -131,7 +132,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_each_network_can_be_linearised_and_attacked(name: str) -> None:
-    """Also those whose convolutions have a way of their own to the gradient of an image that is attacked."""
     entry, _ = registry().find(ModelEntry, name)
     torch.manual_seed(0)
     network = entry.load()(in_channels=1, num_classes=10, **{"image_size": (8, 8), **NETWORKS[name]}).double()
@@ -144,6 +144,15 @@ def test_each_network_can_be_linearised_and_attacked(name: str) -> None:
     assert float((seen * along).sum()) == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-4, abs=1e-9)
     model.train()(images).sum().backward()
     assert all(weight.grad is not None for weight in model.network.parameters())
+
+
+def test_a_convolution_that_gets_the_image_itself_has_its_derivative() -> None:
+    """Its own way to the gradient of an attacked image knows of no weights that have a tangent."""
+    model = moved(nn.Sequential(PixelConv2d(1, 2, 3), nn.Flatten()).double())
+    with attack_mode(model):
+        (seen,) = torch.autograd.grad(model(images := X.clone().requires_grad_()).sum(), images)
+    weight = model.network[0].weight.detach()  # type: ignore[index]  # its type is Module
+    assert torch.allclose(seen, nn.functional.conv_transpose2d(torch.ones(6, 2, 2, 2).double(), weight))
 
 
 def test_it_drops_nothing_out_and_moves_no_statistics() -> None:
