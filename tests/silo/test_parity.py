@@ -14,7 +14,7 @@ from tests.silo.broker import needs_mosquitto
 CASES = [
     parity.Case(method, participation)
     for method, participation in itertools.product(
-        ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN", "Groups"), parity.PARTICIPATION
+        ("FedAvg", "FedProx", "SCAFFOLD", "FedRBN", "Fed-LAT", "Groups"), parity.PARTICIPATION
     )
 ]
 #: Client states with and without clients that wait, one of the server, and buffers: what messages differ in most.
