@@ -44,6 +44,7 @@ METHODS: dict[str, tuple[dict[str, object], Passes]] = {
     "fedgairat": ({"start_round": 1}, Passes()),
     "fedrbn": ({}, Passes(outer=2)),
     "fedawp": ({"warmup": 0}, Passes(outer=2)),
+    "fedlat": ({"clean_rounds": 1}, Passes(attacked=0)),  # a clean round: standard training
 }
 
 

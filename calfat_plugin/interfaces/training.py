@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
+    from calfat_plugin.entries import AWPOptions
     from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
-    from calfat_plugin.recipe.additions import AWPOptions
     from calfat_plugin.threat import ThreatModel
 
 

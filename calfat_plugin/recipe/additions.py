@@ -6,20 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from calfat_plugin.entries import Citation
+from calfat_plugin.entries import AWP_PAPER, AWPOptions, Citation
 from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 
-AWP_PAPER = Citation(
-    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
-    """@inproceedings{wu2020adversarial,
-  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
-  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {33},
-  year      = {2020}
-}""",
-)
 _SMOOTHING_PAPER = Citation(
     "Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016",
     """@inproceedings{szegedy2016rethinking,
@@ -40,15 +30,6 @@ EMA_PAPER = Citation(
   year    = {1992}
 }""",
 )
-
-
-@dataclass(frozen=True)
-class AWPOptions:
-    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
-    weights that are perturbed against the training loss."""
-
-    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
-    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
 
 
 @dataclass(frozen=True)

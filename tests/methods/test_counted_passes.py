@@ -54,7 +54,7 @@ def test_a_methods_passes(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PER_IMAGE if name != "fedawp"])
 def test_perturbing_weights_repeats_the_passes_of_the_training_step(name: str) -> None:
-    step = {"fedmart": 2, "fedtrades": 2, "fedrbn": 2}.get(name, 1)
+    step = {"fedmart": 2, "fedtrades": 2, "fedrbn": 2, "fedlat": 3}.get(name, 1)
     assert counted(build_method(name), awp=AWPOptions(warmup=0)) == PER_IMAGE[name] + step
 
 
