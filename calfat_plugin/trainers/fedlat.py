@@ -10,11 +10,10 @@ from calfat_plugin.entries import Citation, TrainerEntry
 from calfat_plugin.errors import OptionError
 from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.options import option
-from calfat_plugin.trainers.base import AdversarialTrainer
-from calfat_plugin.trainers.batches import TrainBatch
+from calfat_plugin.trainers.fedpgd import FedPGD
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from calfat_plugin.recipe.schema import Recipe
     from calfat_plugin.results import LocalUpdate
@@ -32,7 +31,7 @@ class FedLATOptions:
     )
 
 
-class FedLAT(AdversarialTrainer):
+class FedLAT(FedPGD):
     """Standard training for ``clean_rounds``; then FedPGD of the model linearised at their outcome."""
 
     options: FedLATOptions
@@ -51,10 +50,7 @@ class FedLAT(AdversarialTrainer):
         assert isinstance(task.model, Linearised)
         if of_round.attacks and not task.model.linear:  # the outcome of clean training; later models come linearised
             task.model.linearise()
-        return AdversarialTrainer.fit(of_round, task)
-
-    def train_loss(self, batch: TrainBatch) -> Tensor:
-        return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
+        return super(FedLAT, of_round).fit(task)
 
 
 def _check(options: FedLATOptions, recipe: Recipe) -> None:
