@@ -66,10 +66,10 @@ quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" tests/maths tests/recipe tests/inputs
 
 noise: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow" --weight-noise $(NOISE) tests/evaluators
+	$(PYTEST) -m "stored and not slow" --weight-noise $(NOISE) tests/evaluators
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --weight-noise $(NOISE)
 
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
