@@ -160,6 +160,7 @@ class NoOptions:
     """The options of a plugin that has none."""
 
 
+@functools.cache  # asked for every option of every cell of a suite
 def describe_options(config: type) -> tuple[OptionInfo, ...]:
     """Read the options of a dataclass, in the order they were declared.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -15,6 +15,9 @@ from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.recipe.document import KeyPath, read_document
 from calfat_plugin.shipped import Folder, headline, shipped_files
+
+if TYPE_CHECKING:
+    from calfat_plugin.suites.schema import Setting
 
 #: What can be looked for: the key that names it, and what is meant where there is none.
 _NAMED: Mapping[str, tuple[KeyPath, str]] = {
@@ -73,23 +76,22 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 
 def _uses(folder: Folder, file: Path) -> dict[str, list[str]]:
     """The data sets, methods and aggregators of a recipe, or of a suite's cells together."""
-    return {
-        what: sorted({_name(value, default) for value in _values(folder, file, path)})
-        for what, (path, default) in _NAMED.items()
-    }
-
-
-def _values(folder: Folder, file: Path, path: KeyPath) -> Iterator[Any]:
     if folder == "recipes":
-        yield read_document(file).get(path)
-        return
-    from calfat_plugin.suites.parse import load_suite
+        document, cells = read_document(file), [list["Setting"]()]
+    else:
+        from calfat_plugin.suites.parse import load_suite
 
-    suite = load_suite(file)
-    for labels in itertools.product(*(axis.values() for axis in suite.axes.values())):
-        settings = [*suite.settings, *itertools.chain(*labels)]
-        here = [setting.value for setting in settings if setting.path in (path, (*path, "name"))]
-        yield here[-1] if here else suite.base_document.get(path)
+        suite = load_suite(file)
+        grid = itertools.product(*(axis.values() for axis in suite.axes.values()))
+        document, cells = suite.base_document, [[*suite.settings, *itertools.chain(*labels)] for labels in grid]
+    found = {}
+    for what, (path, default) in _NAMED.items():
+        values = [
+            [document.get(path), *(each.value for each in cell if each.path in (path, (*path, "name")))][-1]
+            for cell in cells
+        ]
+        found[what] = sorted({_name(value, default) for value in values})
+    return found
 
 
 def _name(value: Any, default: str) -> str:
