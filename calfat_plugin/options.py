@@ -220,7 +220,7 @@ def parse_options(
     Returns:
         An instance of ``config``, defaults filled in.
     """
-    known = {info.name: info for info in describe_options(config)}
+    known = {info.name: info for info in describe_options(config)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in known:
@@ -242,7 +242,8 @@ def parse_options(
 
 def options_to_plain(options: Any) -> dict[str, Any]:
     """Write an options instance as YAML-ready values, fractions as exact text."""
-    return {info.name: to_plain(getattr(options, info.name)) for info in describe_options(type(options))}
+    described = describe_options(type(options))  # type: ignore[arg-type]
+    return {info.name: to_plain(getattr(options, info.name)) for info in described}
 
 
 def to_plain(value: Any) -> Any:
