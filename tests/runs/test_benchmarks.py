@@ -125,6 +125,7 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
 
 
+@pytest.mark.slow
 def test_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With FedML in the place of Flower, which has an environment of its own."""
     asked: list[tuple[object, ...]] = []
