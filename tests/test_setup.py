@@ -277,7 +277,7 @@ class Checkout:
 
 
 RUN = "run recipes/calfat_digits.yaml"
-TEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow"
+TEST = "-m pytest -n 3 --dist loadfile --no-loadscope-reorder -m not slow --weight-noise 0"
 UPGRADE = "-m pip install -c constraints.txt --upgrade pip"
 INSTALL = "-m pip install -c constraints.txt -e ."
 LINK = "link-fedml"
