@@ -25,8 +25,6 @@ _OPTION = "calfat_plugin"  # our place in the metadata of a dataclass field
 _MAX_FLOAT = 1e38  # beyond, torch refuses a number for its single-precision tensors
 _MAX_INT = 2**63 - 1  # likewise for its whole numbers
 
-_type_hints = functools.cache(typing.get_type_hints)  # slow, and a recipe may list thousands of evaluators
-
 _TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -160,7 +158,7 @@ class NoOptions:
     """The options of a plugin that has none."""
 
 
-@functools.cache  # asked for every option of every cell of a suite
+@functools.cache  # slow, and a recipe may list thousands of evaluators, a suite thousands of recipes
 def describe_options(config: type) -> tuple[OptionInfo, ...]:
     """Read the options of a dataclass, in the order they were declared.
 
@@ -169,7 +167,7 @@ def describe_options(config: type) -> tuple[OptionInfo, ...]:
     """
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
-    hints = _type_hints(config)
+    hints = typing.get_type_hints(config)
     options = (field for field in dataclasses.fields(config) if isinstance(field.metadata.get(_OPTION, {}), dict))
     return tuple(_describe(field, hints[field.name]) for field in options)
 
