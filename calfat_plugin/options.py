@@ -218,7 +218,8 @@ def parse_options(
     Returns:
         An instance of ``config``, defaults filled in.
     """
-    known = {info.name: info for info in describe_options(config)}  # type: ignore[arg-type]
+    declared: type = config  # mypy takes no type[T] for Hashable, which the cache wants
+    known = {info.name: info for info in describe_options(declared)}
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in known:
@@ -240,8 +241,8 @@ def parse_options(
 
 def options_to_plain(options: Any) -> dict[str, Any]:
     """Write an options instance as YAML-ready values, fractions as exact text."""
-    described = describe_options(type(options))  # type: ignore[arg-type]
-    return {info.name: to_plain(getattr(options, info.name)) for info in described}
+    config: type = type(options)
+    return {info.name: to_plain(getattr(options, info.name)) for info in describe_options(config)}
 
 
 def to_plain(value: Any) -> Any:
