@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
@@ -22,7 +21,7 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.federation.wire import Wire, num_bytes
 from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.silo.client import BEAT
+from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
 from calfat_plugin.host.transports.base import ALARM, Envelope, PostponedError, RefusedError, Transport
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.results import EvaluationResult
@@ -157,10 +156,9 @@ _SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
 _NOTICE = 5.0  # seconds in which a notice must arrive
 _STATUS = MyMessage.MSG_TYPE_C2S_CLIENT_STATUS
 _UPDATE = MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER
-_MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
 
-@dataclasses.dataclass
+@dataclass
 class Round:
     """A round under way. Parties go by rank here, clients (rank - 1) only in ``answers``.
 
@@ -177,9 +175,9 @@ class Round:
     ranks: tuple[int, ...]
     tickets: Mapping[int, str]
     deadline: float
-    sent: dict[int, str] = dataclasses.field(default_factory=dict)
-    answers: dict[int, tuple[int, Wire]] = dataclasses.field(default_factory=dict)
-    stale: dict[int, int] = dataclasses.field(default_factory=dict)
+    sent: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, tuple[int, Wire]] = field(default_factory=dict)
+    stale: dict[int, int] = field(default_factory=dict)
 
 
 class SiloServer(OnTransport, FedMLServerManager):
@@ -317,7 +315,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._missed |= silent
         record = self.server.finish_round(now.number, now.answers)
         missing = {rank - 1: self._why_absent(now, rank) for rank in absent}
-        record = dataclasses.replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
+        record = replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
         self._used.update(dict.fromkeys(record.clients, now.number))
         self._on_round(record, self.server.snapshot())
         if now.number < self.round_num:
@@ -342,7 +340,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         patience = self._silo.start_deadline
         if rank in self._sessions:
             message.add_params("session", self._sessions[rank])
-        if type_ in _MODEL_TYPES:
+        if type_ in MODEL_TYPES:
             now = self._current
             message.add_params("round", now.number)
             message.add_params("used", self._used.get(rank - 1, 0))

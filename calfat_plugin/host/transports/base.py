@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -94,11 +94,9 @@ def read_envelope(data: bytes) -> Envelope:
     Raises:
         RefusedError: anything is not as :func:`encode` writes it.
     """
-    header = _header(data)
-    metadata = header.pop("__metadata__", None)
+    metadata = _checked_metadata(data)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
-    _check_sizes(header, len(data))
     fields = _json(metadata[_KEY], "its fields")
     for name, value in fields.items():
         if name not in FIELDS:
@@ -116,13 +114,13 @@ def read_envelope(data: bytes) -> Envelope:
 
 
 def decode(data: bytes, envelope: Envelope) -> Message:
-    """Make the message, tensors included.
+    """Make the message, tensors included, of what :func:`read_envelope` has checked.
 
     Raises:
         RefusedError: the tensors do not fit their description.
     """
     message = Message()
-    message.get_params().update({**envelope.fields, MODEL: tensors_in(data)})
+    message.get_params().update({**envelope.fields, MODEL: _tensors(data)})
     return message
 
 
@@ -132,20 +130,33 @@ def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
     Raises:
         RefusedError: it is none, or its header does not fit the bytes that are there.
     """
-    header = _header(data)
-    header.pop("__metadata__", None)
-    _check_sizes(header, len(data))
+    _checked_metadata(data)
+    return _tensors(data)
+
+
+def _tensors(data: bytes) -> OrderedDict[str, Tensor]:
     try:
         return OrderedDict(sorted(safetensors.torch.load(data).items()))
     except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise RefusedError(f"its tensors cannot be read ({error})") from None
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _checked_metadata(data: bytes) -> Any:
+    """The header's metadata. One that claims more bytes than there are is refused, before anyone believes it."""
     length = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
         raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
-    return _json(data[_LENGTH : _LENGTH + length], "its header")
+    header = _json(data[_LENGTH : _LENGTH + length], "its header")
+    metadata = header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if len(name) > _MAX_NAME:
+            raise RefusedError(f"a tensor's name is {len(name)} characters long")
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
+        if not 0 <= offsets[0] <= offsets[1] <= len(data):
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {offsets[0]} to {offsets[1]} of {len(data)}")
+    return metadata
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:
@@ -156,18 +167,6 @@ def _json(text: bytes | str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RefusedError(f"{what} cannot be read")
     return value
-
-
-def _check_sizes(header: Mapping[str, Any], num_bytes: int) -> None:
-    """Refuse a description that claims more bytes than there are, before anyone believes it."""
-    for name, entry in header.items():
-        if len(name) > _MAX_NAME:
-            raise RefusedError(f"a tensor's name is {len(name)} characters long")
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
-        if not 0 <= offsets[0] <= offsets[1] <= num_bytes:
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {offsets[0]} to {offsets[1]} of {num_bytes}")
 
 
 T = TypeVar("T", bound="Loop")
@@ -210,12 +209,6 @@ class Inbox:
             return any(type_ in types for _, type_ in self._waiting)
 
 
-class Observer(Protocol):
-    """Whoever a loop delivers to, such as a manager of the host."""
-
-    def receive_message(self, msg_type: int, msg_params: Message) -> None: ...
-
-
 class Loop:
     """A backend of the host as its managers see it, except for sending. As a context manager it ends with its block.
 
@@ -228,7 +221,7 @@ class Loop:
         self.rank = rank
         self.wake_at: float | None = None
         self.inbox = Inbox()
-        self._observers: list[Observer] = []
+        self._observer: Any = None
         self._stopped = self._over = False
 
     def handle_receive_message(self) -> None:
@@ -258,12 +251,12 @@ class Loop:
     def __exit__(self, *problem: object) -> None:
         self.stop_receive_message()
 
-    def add_observer(self, observer: Observer) -> None:
-        self._observers.append(observer)
+    def add_observer(self, observer: Any) -> None:
+        """Deliver to this manager of the host."""
+        self._observer = observer
 
     def _notify(self, message: Message) -> None:
-        for observer in self._observers:
-            observer.receive_message(message.get_type(), message)
+        self._observer.receive_message(message.get_type(), message)
 
 
 # --- the log of refusals ----------------------------------------------------------------------------------------------
