@@ -60,12 +60,11 @@ class Provider:
 class Failure:
     """A plugin that was found and not loaded."""
 
-    plugin: str
     provider: Provider
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.plugin} ({self.provider}): {self.reason}"
+        return f"{self.provider.plugin} ({self.provider}): {self.reason}"
 
 
 BUILT_IN = Provider("calfat-plugin", __version__, "built-in")
@@ -227,7 +226,7 @@ class Registry:
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
-        self.failures.append(Failure(provider.plugin, provider, _reason(error)))
+        self.failures.append(Failure(provider, _reason(error)))
         self._providers.pop(provider.key, None)
         if self._manager.has_plugin(provider.key):
             self._manager.unregister(name=provider.key)

@@ -90,14 +90,11 @@ class ThreatModel:
             raise OptionError(f"{name} must be a number such as {example}: {error}") from error
         if number < 0:
             raise OptionError(f"{name} must not be negative; got {exact_text(number)}")
-        longest = self._longest()
-        if self.norm == "linf" and number > longest:
-            got = exact_text(number)
-            raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}", (name,))
-        if self.norm != "linf" and number > longest:
-            got = exact_text(number)
-            most = f"at most {_LARGEST[self.norm]} pixel ranges"
-            raise OptionError(f"{name} is longer than any image, {most}; got {got}", (name,))
+        if number > self._longest():
+            wanted = f"a fraction of the pixel range, such as {example}"
+            if self.norm != "linf":
+                wanted = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
+            raise OptionError(f"{name} is {wanted}; got {exact_text(number)}", (name,))
         return number
 
     def _longest(self) -> Fraction:

@@ -104,10 +104,10 @@ def _party(folder: Path, context: Context) -> tuple[Experiment, int]:
             f"start it with --node-config '{CLIENT}=K {FOLDER}=\"/path\"': which client it is, counted from 0, and "
             f'where it keeps what never leaves it; {DATA}="/path" where its data are elsewhere than the recipe says.'
         )
-    own = {("data_args", "data_cache_dir"): str(node[DATA])} if DATA in node else {}
     document = _document(folder, context.run_config, simulated=False)
-    for path, value in own.items():
-        document = document.with_value(path, value, f"{DATA} of --node-config")
+    if DATA in node:
+        place = f"{DATA} of --node-config"
+        document = document.with_value(("data_args", "data_cache_dir"), str(node[DATA]), place)
     return Request(checked_experiment(document), None, False, _COMMAND).experiment, int(node[CLIENT])
 
 

@@ -45,13 +45,14 @@ def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
     with user_errors():
         registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
-        found = list(_offers(registry) if name is None else _find(registry, name))
+        everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
+        found = everything if name is None else _find(registry, name)
     if as_json:
         content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
         if name is None:
             content["not_loaded"] = [
                 {
-                    "plugin": failure.plugin,
+                    "plugin": failure.provider.plugin,
                     "distribution": failure.provider.distribution,
                     "version": failure.provider.version,
                     "reason": failure.reason,
@@ -118,11 +119,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
-
-
-def _offers(registry: Registry) -> Iterator[entries.Entry]:
-    for kind in KINDS:
-        yield from (entry for entry, _ in registry.offers(kind))
 
 
 def _find(registry: Registry, name: str) -> list[entries.Entry]:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, user_errors
+from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import (
     download_option,
     host_option,
-    load_experiment,
     plugin_option,
     recipe_argument,
     seed_option,
@@ -29,11 +28,11 @@ from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
+from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.shipped import located
 
 if TYPE_CHECKING:
     from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.request import Request
 
 
 @click.command()
@@ -98,10 +97,10 @@ def run(
         document = read_document(recipe)
         if "axes" in document.data:
             raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
-        experiment = load_experiment(document, overrides, seed, download=download, plugins=plugins)
+        experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
+        warn(*experiment.warnings)
         from calfat_plugin.host.runtimes import runtime_of
         from calfat_plugin.runs.directory import RunDirectory
-        from calfat_plugin.runs.request import Request
 
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)

@@ -215,9 +215,6 @@ def _digest(parts: Iterable[ImageData]) -> str:
     return digest.hexdigest()
 
 
-Warn = Callable[[str], None]
-
-
 # --- who is informed of a run's life ----------------------------------------------------------------------------------
 
 
@@ -227,7 +224,7 @@ class Listeners:
     None of them can stop a run: one that raises is reported to the user once and is off for the rest of this run.
     """
 
-    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Warn) -> None:
+    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._managers: dict[str, pluggy.PluginManager] = {}
         for name, plugin in plugins:
@@ -235,7 +232,7 @@ class Listeners:
                 self._add(name, plugin)
 
     @classmethod
-    def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
+    def of(cls, experiment: Experiment, warn: Callable[[str], None]) -> Listeners:
         """Everyone who listens to a run of ``experiment``; a logger that cannot be built is reported and left out."""
         registry = experiment.registry
         listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
