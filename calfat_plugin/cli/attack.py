@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin.analyses.attack import AttackReport
+from calfat_plugin.analyses.attack import attack as measure
+from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
+from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
+from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.results import results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack import AttackReport
-    from calfat_plugin.analyses.attack_plan import AttackPlan
-
+from calfat_plugin.report import write_run_report
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -68,8 +71,6 @@ def attack(
     about numbers that look too good.
     """
     with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest
-
         asked = AttackRequest(
             attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
@@ -87,14 +88,6 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
 
 
 def _run(plan: AttackPlan, output: Path | None, plain: bool) -> AttackReport:
-    from rich.console import Console
-
-    from calfat_plugin.analyses.attack import attack as measure
-    from calfat_plugin.cli.attack_progress import AttackProgress
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.results import results_table, show_alarms
-    from calfat_plugin.report import write_run_report
-
     console = Console(highlight=False)
     try:
         with AttackProgress(console if can_draw(console) and not plain else None) as progress:

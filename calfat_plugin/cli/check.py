@@ -78,10 +78,10 @@ def _check_recipe(
             f"{train.client_num_in_total} clients, {experiment.clients_per_round} a round, {train.comm_round} rounds, "
             f"seed {experiment.seed}, on {experiment.host.title}."
         )
-    if experiment.clients and not show:
-        from calfat_plugin.report.labels import groups
+        if experiment.clients:
+            from calfat_plugin.report.labels import groups
 
-        text += f" Groups: {groups(experiment)}."
+            text += f" Groups: {groups(experiment)}."
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
+from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest, plan_model, plan_run
 from calfat_plugin.cli.options import Decorator
 from calfat_plugin.errors import OptionError
 from calfat_plugin.threat import Norm
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
@@ -62,8 +60,6 @@ def planned(
         OptionError: it names none, or two.
         CalfatError: as ``attack_plan`` says.
     """
-    from calfat_plugin.analyses.attack_plan import plan_model, plan_run
-
     own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:

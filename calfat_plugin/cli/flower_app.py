@@ -20,6 +20,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
+from rich.console import Console
 
 from calfat_plugin.cli.progress import choose_progress
 from calfat_plugin.errors import RunError
@@ -43,8 +44,6 @@ def server_app(folder: Path) -> ServerApp:
     """Ours, for the recipe in ``folder`` that the run's configuration names."""
 
     def main(grid: Grid, context: Context) -> None:
-        from rich.console import Console
-
         config = context.run_config
         simulated = isinstance(grid, InMemoryGrid)
         experiment = checked_experiment(_document(folder, config, simulated=simulated))

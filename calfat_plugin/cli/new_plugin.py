@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from calfat_plugin import entries, registry
 from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.disk import write_new_folder
 from calfat_plugin.errors import PluginError
@@ -80,8 +82,6 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
 def render(name: str, kind: str) -> dict[str, str]:
     """File name to text of a package."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     module = _module_of(name)
     environment = Environment(
         loader=PackageLoader("calfat_plugin.cli", "templates"),
@@ -123,8 +123,6 @@ def _module_of(name: str) -> str:
 
 
 def _refuse_taken(name: str) -> None:
-    from calfat_plugin import entries, registry
-
     known = registry.Registry.load()
     for kind in entries.KINDS:
         for entry, provider in known.offers(kind):

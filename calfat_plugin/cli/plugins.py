@@ -9,9 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_option
@@ -26,9 +30,6 @@ from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import BLOCK_VARIABLE, Registry
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WIDTH = 80
 _OPTION_KEYS = (
@@ -140,10 +141,6 @@ def _find(registry: Registry, name: str) -> list[entries.Entry]:
 
 
 def _print_list(registry: Registry) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     with _console() as console:
         for kind in KINDS:
             offers = list(registry.offers(kind))
@@ -166,7 +163,6 @@ def _print_list(registry: Registry) -> None:
 def _print_pages(registry: Registry, found: Sequence[entries.Entry]) -> None:
     """Each entry's page, wrapped for the terminal; BibTeX stays as it is."""
     from rich.markdown import Markdown
-    from rich.text import Text
 
     with _console() as console:
         for entry in found:
@@ -181,8 +177,6 @@ def _print_pages(registry: Registry, found: Sequence[entries.Entry]) -> None:
 @contextmanager
 def _console() -> Iterator[Console]:
     """A console as wide as the terminal, or 80 columns; lines end without spaces."""
-    from rich.console import Console
-
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
     with console.capture() as capture:
         yield console

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.directory import RunDirectory
 
 
 class ResumeHint:

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import (
@@ -24,15 +26,20 @@ from calfat_plugin.cli.options import (
     seed_option,
     set_option,
 )
+from calfat_plugin.cli.progress import choose_progress
+from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.compat import quick_imports
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RecipeError
+from calfat_plugin.evaluators.alarms import read_alarms
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
+from calfat_plugin.report.profile_table import spending_text
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.shipped import located
-
-if TYPE_CHECKING:
-    from calfat_plugin.runs.directory import RunDirectory
 
 
 @click.command()
@@ -99,18 +106,11 @@ def run(
             raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
         experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
         warn(*experiment.warnings)
-        from calfat_plugin.host.runtimes import runtime_of
-        from calfat_plugin.runs.directory import RunDirectory
-
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)
         if workers is not None:
-            from calfat_plugin.cli.workers import with_workers
-
             request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
         elif role is not None or rank is not None or local or runtime.num_processes > 1:
-            from calfat_plugin.cli import party
-
             chosen = party.which(runtime, role, rank, local, at_end)
             if party.take_part(request, runtime, chosen, command, hint):
                 if hint.directory is not None:  # this process has started the parties, and is none itself
@@ -125,20 +125,10 @@ def run(
 
 def _results(directory: RunDirectory) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from calfat_plugin.disk import read_json
-
     return {"run": str(directory.path), "results": read_json(directory.results)}
 
 
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import choose_progress
-    from calfat_plugin.cli.results import show_final
-    from calfat_plugin.disk import read_json
-    from calfat_plugin.evaluators.alarms import read_alarms
-    from calfat_plugin.report.profile_table import spending_text
-
     with quick_imports():
         from calfat_plugin.runs import session
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
+from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
 from calfat_plugin.disk import read_json
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import AttackPlan
-    from calfat_plugin.judging.examine import TrustReport
-
+from calfat_plugin.judging.examine import FILE, TrustReport, examine
+from calfat_plugin.report import write_run_report
 
 _RESUME = "The same command again continues with the check that was stopped."
 
@@ -68,8 +69,6 @@ def trust(
     same command continues there after a kill.
     """
     with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest
-
         asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
         plan = planned(target, checkpoint, model, weights, dataset, asked)
         warn(*plan.experiments[0].warnings)
@@ -86,13 +85,6 @@ def judge(
     plain: bool = False,
 ) -> TrustReport:
     """Judge one model, with its progress and its verdict on the console."""
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
-    from calfat_plugin.judging.examine import FILE, examine
-    from calfat_plugin.report import write_run_report
-
     console = Console(highlight=False)
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     progress = TrustProgress(console if can_draw(console) and not plain else None)

@@ -7,21 +7,25 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from calfat_plugin import hookspecs
+from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.report import try_report, write_run_report
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
@@ -32,10 +36,6 @@ from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.writer import RunWriter
-
-if TYPE_CHECKING:
-    from calfat_plugin.datasets import Dataset, ImageData
-    from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,6 @@ def run(
         snapshot, best = _restore(directory, experiment)
         device = (pick_device if runtime.is_cross_silo else device_to_train)(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
-
-        from calfat_plugin.federation.server import Server
-        from calfat_plugin.federation.worker import Worker, shards_of
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         groups = experiment.client_groups(dataset.train.y.numpy())
@@ -151,8 +148,6 @@ def run(
                 directory.write_json(directory.profile, {"method": experiment.trainer.name, "parts": profile.as_json()})
         observer.run_finished(result)
         listeners.run_finished(info, result)
-
-        from calfat_plugin.report import try_report, write_run_report
 
         said = ". The results are complete"
         try_report(lambda: write_run_report(directory.path), directory.path, warn, after=said, traceback=True)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.analyses import attack_plan
-from calfat_plugin.cli import trust
 from calfat_plugin.cli.suite import suite
 from tests.suites.files import write_suite
 
@@ -33,8 +31,8 @@ def judged(monkeypatch):
         asked.append(str(directory))
         said(directory)
 
-    monkeypatch.setattr(attack_plan, "plan_run", lambda directory, checkpoint, request: directory)
-    monkeypatch.setattr(trust, "judge", judge)
+    monkeypatch.setattr("calfat_plugin.cli.suite.plan_run", lambda directory, checkpoint, request: directory)
+    monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
     return asked
 
 
