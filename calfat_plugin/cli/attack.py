@@ -9,12 +9,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from calfat_plugin.analyses.attack import AttackReport
 from calfat_plugin.analyses.attack import attack as measure
-from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
+from calfat_plugin.analyses.attack_plan import AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.attack_progress import AttackProgress
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import can_draw
@@ -70,13 +69,25 @@ def attack(
     Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
     about numbers that look too good.
     """
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         asked = AttackRequest(
             attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
         )
         plan = planned(target, checkpoint, model, weights, dataset, asked)
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
-        outcome = _run(plan, output, plain)
+        console = Console(highlight=False)
+        try:
+            with AttackProgress(console if can_draw(console) and not plain else None) as progress:
+                outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
+        except KeyboardInterrupt:
+            fail("stopped.", _RESUME, INTERRUPTED)
+        console.print(results_table(outcome.results, by_eps=True))
+        show_alarms(console, outcome.alarms)
+        console.print(f"results: {outcome.path}", soft_wrap=True)
+        for curve in outcome.curves:
+            console.print(f"curve: {curve}", soft_wrap=True)
+        if (run := plan.run) is not None and (run / "report.html").exists():
+            write_page(lambda: write_run_report(run), run)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 
 
@@ -85,21 +96,3 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
     if not all(parts):
         raise OptionError(f"{flag} '{text}': there is nothing between two commas, or nothing at all.")
     return parts
-
-
-def _run(plan: AttackPlan, output: Path | None, plain: bool) -> AttackReport:
-    console = Console(highlight=False)
-    try:
-        with AttackProgress(console if can_draw(console) and not plain else None) as progress:
-            outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
-    except KeyboardInterrupt:
-        fail("stopped.", _RESUME, INTERRUPTED)
-    console.print(results_table(outcome.results, by_eps=True))
-    show_alarms(console, outcome.alarms)
-    console.print(f"results: {outcome.path}", soft_wrap=True)
-    for curve in outcome.curves:
-        console.print(f"curve: {curve}", soft_wrap=True)
-    run = plan.run
-    if run is not None and (run / "report.html").exists():
-        write_page(lambda: write_run_report(run), run)
-    return outcome

@@ -10,7 +10,7 @@ import click
 import yaml
 
 from calfat_plugin.cli.as_json import json_option
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.recipe import read_document
@@ -40,15 +40,14 @@ def check(
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     overrides += of_host
-    with user_errors():
-        document = read_document(recipe)  # once: it may be a pipe
-        if "axes" in document.data:
-            found = _check_suite(document, overrides, seed, plugins)
-        else:
-            found = _check_recipe(document, overrides, seed, plugins, show)
-        warn(*found.warnings)
-        if strict and found.warnings:
-            raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
+    document = read_document(recipe)  # once: it may be a pipe
+    if "axes" in document.data:
+        found = _check_suite(document, overrides, seed, plugins)
+    else:
+        found = _check_recipe(document, overrides, seed, plugins, show)
+    warn(*found.warnings)
+    if strict and found.warnings:
+        raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
     if as_json:
         content = {"file": document.file, "warnings": list(found.warnings), **found.content}
         click.echo(json.dumps(content, indent=2, default=str))  # a recipe may hold a date

@@ -8,7 +8,7 @@ import click
 
 from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.report import write_run_report
@@ -47,7 +47,7 @@ def per_class(
     Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
     makes its report anew.
     """
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         compare_per_class(
             run_dir,
             methods=parse_picks(methods, "--methods"),

@@ -20,7 +20,6 @@ from rich.text import Text
 from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.entries import KINDS
 from calfat_plugin.errors import PluginError, did_you_mean
@@ -44,10 +43,9 @@ _OPTION_KEYS = (
 @json_option
 def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
-    with user_errors():
-        registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
-        everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
-        found = everything if name is None else _find(registry, name)
+    registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
+    everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
+    found = everything if name is None else _find(registry, name)
     if as_json:
         content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
         if name is None:

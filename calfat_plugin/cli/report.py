@@ -8,7 +8,7 @@ import click
 
 from calfat_plugin.analyses.tsne import write_tsne
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import trust_option
 from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.reading import find_runs
@@ -30,7 +30,7 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, trust: T
     give a page that sets them side by side, seeds of one recipe averaged. Figures go beside the page as SVG, PDF
     and PNG.
     """
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         runs = [run for directory in directories for run in find_runs(directory)]
         if tsne:
             for run in runs:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.cli.progress import can_draw
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
@@ -92,7 +92,7 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         if versus is not None:
             check_versus(loaded, versus)

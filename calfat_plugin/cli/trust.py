@@ -11,7 +11,7 @@ from rich.console import Console
 
 from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import can_draw
@@ -68,7 +68,7 @@ def trust(
     attack or masked gradients leave behind. The evidence and a sentence for reviewers are written to trust.json; the
     same command continues there after a kill.
     """
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
         plan = planned(target, checkpoint, model, weights, dataset, asked)
         warn(*plan.experiments[0].warnings)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def _stand_in(tmp_path, stand_in):
 
 
 def call(*words):
-    return CliRunner().invoke(suite, ["tiny.yaml", *words])
+    return CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
 
 
 def shown():
