@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from calfat_plugin import __version__, entries, hookspecs
+from calfat_plugin import __version__, builtin, entries, hookspecs
 from calfat_plugin.compat import all_entry_points, folder_of
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.peer_text import printable
@@ -104,8 +104,6 @@ class Registry:
             PluginError: when two plugins offer one name of one kind, or one of ``plugins`` or ``files`` breaks the
                 contract.
         """
-        from calfat_plugin import builtin
-
         registry = cls()
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:

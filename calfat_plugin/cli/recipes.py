@@ -14,6 +14,7 @@ from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.recipe.document import KeyPath, read_document
 from calfat_plugin.shipped import Folder, headline, shipped_files
+from calfat_plugin.suites.parse import load_suite
 
 #: What can be looked for: the key that names it, and what is meant where there is none.
 _NAMED: Mapping[str, tuple[KeyPath, str]] = {
@@ -79,8 +80,6 @@ def _values(folder: Folder, file: Path, path: KeyPath) -> Iterator[Any]:
     if folder == "recipes":
         yield read_document(file).get(path)
         return
-    from calfat_plugin.suites.parse import load_suite
-
     suite = load_suite(file)
     for labels in itertools.product(*(axis.values() for axis in suite.axes.values())):
         settings = [*suite.settings, *itertools.chain(*labels)]

@@ -134,10 +134,8 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
     with choose_progress(console, plain=plain) as progress:
-        try:
-            result = session.run(request, directory, progress, progress.warn)
-        finally:
-            hint.begun, hint.in_rounds = progress.begun, progress.in_rounds
+        hint.progress = progress
+        result = session.run(request, directory, progress, progress.warn)
     show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
