@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
 from calfat_plugin.analyses.attack_plan import AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
@@ -20,7 +21,6 @@ from calfat_plugin.cli.progress import can_draw
 from calfat_plugin.cli.results import results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
-from calfat_plugin.report import write_run_report
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -87,7 +87,7 @@ def attack(
         for curve in outcome.curves:
             console.print(f"curve: {curve}", soft_wrap=True)
         if (run := plan.run) is not None and (run / "report.html").exists():
-            write_page(lambda: write_run_report(run), run)
+            write_page(lambda: report.write_run_report(run), run)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 
 

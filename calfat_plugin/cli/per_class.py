@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from calfat_plugin import report
 from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
-from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.loaded_run import Trust
 
 
@@ -58,7 +58,7 @@ def per_class(
             plugins=plugins,
             trust=trust,
         )
-        page = write_run_report(run_dir)
+        page = report.write_run_report(run_dir)
         results = run_dir / "per_class.json"
         click.echo(f"results: {results}\nreport: {page}")
         show({"file": str(results), "report": str(page), "results": read_json(results)})

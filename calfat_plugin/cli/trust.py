@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from calfat_plugin import report
 from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
@@ -18,7 +19,6 @@ from calfat_plugin.cli.progress import can_draw
 from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
-from calfat_plugin.report import write_run_report
 
 _RESUME = "The same command again continues with the check that was stopped."
 
@@ -96,5 +96,5 @@ def judge(
     show_verdict(console, outcome)
     run = plan.run
     if run is not None and outcome.path == run / FILE and (run / "report.html").exists():
-        write_page(lambda: write_run_report(run), run)
+        write_page(lambda: report.write_run_report(run), run)
     return outcome

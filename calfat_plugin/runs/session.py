@@ -7,11 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pluggy
 
-from calfat_plugin import hookspecs
+from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
@@ -25,7 +26,6 @@ from calfat_plugin.maths.worst import honest_counts
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling, timed
 from calfat_plugin.recipe.schema import ClientGroup
-from calfat_plugin.report import try_report, write_run_report
 from calfat_plugin.results import RoundRecord, RunInfo, RunResult
 from calfat_plugin.rounds_csv import last_used, read_rounds, seconds_of
 from calfat_plugin.runs import workers
@@ -149,8 +149,8 @@ def run(
         observer.run_finished(result)
         listeners.run_finished(info, result)
 
-        said = ". The results are complete"
-        try_report(lambda: write_run_report(directory.path), directory.path, warn, after=said, traceback=True)
+        page, said = partial(report.write_run_report, directory.path), ". The results are complete"
+        report.try_report(page, directory.path, warn, after=said, traceback=True)
     return result
 
 
