@@ -304,11 +304,7 @@ def load_run(directory: str | Path) -> Run:
 
 
 def load_model(
-    path: str | Path,
-    *,
-    checkpoint: str | None = None,
-    device: str | torch.device = "cpu",
-    trust_plugins: bool = False,
+    path: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu", trust_plugins: bool = False
 ) -> nn.Module:
     """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
 

@@ -63,12 +63,7 @@ def run_rounds(
 
 class _Rounds:
     def __init__(
-        self,
-        task: ServerTask,
-        grid: Grid,
-        nodes: Mapping[int, int],
-        check: Callable[[], None],
-        states_travel: bool,
+        self, task: ServerTask, grid: Grid, nodes: Mapping[int, int], check: Callable[[], None], states_travel: bool
     ) -> None:
         self._task, self._grid, self._nodes, self._check = task, grid, nodes, check
         self._states_travel = states_travel

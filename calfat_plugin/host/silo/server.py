@@ -259,10 +259,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._missed.discard(rank)
         if now is None or fields["round"] != now.number or rank - 1 in now.answers:
             return  # the round, perhaps the last one, ended while it waited; or it came twice
-        now.answers[rank - 1] = (
-            fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES],
-            fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS],
-        )
+        now.answers[rank - 1] = (fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES], fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS])
         self._finish_round_if_over()
 
     def _handle_alarm(self, message: Message) -> None:
