@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from rich.console import Console
 
-from calfat_plugin.analyses.attack_plan import AttackRequest
 from calfat_plugin.cli.finished_model import planned
 from calfat_plugin.cli.progress import RunProgress, choose_progress
 from calfat_plugin.cli.workers import with_workers
@@ -218,7 +217,12 @@ def trust(
         def warn(self, message: str) -> None:
             warnings.warn(message, stacklevel=3)
 
-    request = AttackRequest(
+    plan = planned(
+        _path(target),
+        checkpoint,
+        model,
+        _path(weights),
+        dataset,
         attacks=(),
         eps=() if eps is None else (str(eps),),
         norm=norm,
@@ -232,7 +236,6 @@ def trust(
         plugins=tuple(map(Path, plugins)),
         trust=lambda file: trust_plugins,
     )
-    plan = planned(_path(target), checkpoint, model, _path(weights), dataset, request)
     for message in plan.experiments[0].warnings:
         warnings.warn(message, stacklevel=2)
     others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]

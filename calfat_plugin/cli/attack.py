@@ -11,7 +11,6 @@ from rich.console import Console
 
 from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
-from calfat_plugin.analyses.attack_plan import AttackRequest
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
@@ -55,14 +54,10 @@ def attack(
     target: Path | None,
     attacks: str,
     eps: str | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
     output: Path | None,
     plain: bool,
     as_json: bool,
-    **request: Any,
+    **how: Any,
 ) -> None:
     """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
 
@@ -70,10 +65,8 @@ def attack(
     about numbers that look too good.
     """
     with json_output(as_json) as show:
-        asked = AttackRequest(
-            attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
-        )
-        plan = planned(target, checkpoint, model, weights, dataset, asked)
+        budgets = () if eps is None else _split(eps, "--eps")
+        plan = planned(target, attacks=_split(attacks, "--attacks"), eps=budgets, **how)
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
         console = Console(highlight=False)
         try:

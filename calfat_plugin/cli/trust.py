@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from calfat_plugin import report
-from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
+from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
@@ -53,14 +53,10 @@ def trust(
     full: bool,
     transfer: tuple[Path, ...],
     eps: str | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
     output: Path | None,
     plain: bool,
     as_json: bool,
-    **request: Any,
+    **how: Any,
 ) -> None:
     """Judge whether a robust accuracy may be believed: the number holds, is overstated, or is not shown.
 
@@ -69,8 +65,7 @@ def trust(
     same command continues there after a kill.
     """
     with json_output(as_json) as show:
-        asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
-        plan = planned(target, checkpoint, model, weights, dataset, asked)
+        plan = planned(target, attacks=(), eps=() if eps is None else (eps,), **how)
         warn(*plan.experiments[0].warnings)
         outcome = judge(plan, transfer, full=full, output=output, plain=plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
