@@ -22,7 +22,7 @@ from calfat_plugin.federation.wire import Wire, num_bytes
 from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
 from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
-from calfat_plugin.host.transports.base import ALARM, Envelope, PostponedError, RefusedError, Transport
+from calfat_plugin.host.transports.base import ALARM, PostponedError, RefusedError, Transport
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.results import EvaluationResult
 
@@ -86,16 +86,16 @@ RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end
 TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
 
 
-def check_sign_of_life(envelope: Envelope, fingerprint: str) -> str:
+def check_sign_of_life(envelope: Message, fingerprint: str) -> str:
     """The session of a client that says it is there.
 
     Raises:
         RefusedError: it names no session, or runs something else than the server.
     """
-    session = envelope.fields.get("session")
+    session = envelope.get("session")
     if not isinstance(session, str):
         raise RefusedError("a sign of life without a session")
-    if envelope.fields.get("recipe") != fingerprint:
+    if envelope.get("recipe") != fingerprint:
         raise RefusedError("it runs another recipe, seed or version than the server; give all parties the same")
     return session
 
@@ -137,10 +137,10 @@ class Shutdown:
             left = max(0.0, min(until, self._until) - time.monotonic())
             return self._changed.wait_for(lambda: self._awaited <= self._informed, left)
 
-    def _admit(self, envelope: Envelope) -> None:
-        if envelope.type != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
+    def _admit(self, envelope: Message) -> None:
+        if envelope.get_type() != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
             raise RefusedError("all rounds are done")
-        self._inform(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
+        self._inform(envelope.get_sender_id(), check_sign_of_life(envelope, self._fingerprint))
 
     def _inform(self, rank: int, session: str) -> None:
         message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session)
@@ -347,18 +347,18 @@ class SiloServer(OnTransport, FedMLServerManager):
             patience = _NOTICE
         self.com_manager.send_message(message, patience)
 
-    def _admit(self, envelope: Envelope) -> None:
+    def _admit(self, envelope: Message) -> None:
         """Let in signs of life of clients that run the same, and updates that show the ticket of this round.
 
         A ticket travels with the model to the address that the recipe gives the client's rank, so that without
         certificates, too, a stranger cannot answer in its place.
         """
-        if envelope.type == _STATUS:
-            self._presence.sign_of_life(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
+        fields, rank, now = envelope.get_params(), envelope.get_sender_id(), self._round
+        if envelope.get_type() == _STATUS:
+            self._presence.sign_of_life(rank, check_sign_of_life(envelope, self._fingerprint))
             return
-        if envelope.type != _UPDATE:
-            raise RefusedError(f"a message of type {envelope.type} is not for a server")
-        fields, rank, now = envelope.fields, envelope.sender, self._round
+        if envelope.get_type() != _UPDATE:
+            raise RefusedError(f"a message of type {envelope.get_type()} is not for a server")
         ticket = str(fields.get("ticket"))
         if (
             now is None

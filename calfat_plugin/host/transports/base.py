@@ -63,16 +63,6 @@ class PostponedError(RefusedError):
     """A message that is not let in now; the sender should try again."""
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """The fields of a message, read before its tensors."""
-
-    type: int
-    sender: int
-    receiver: int
-    fields: Mapping[str, Any]
-
-
 def encode(message: Message) -> bytes:
     """Write a message; ``read_envelope`` and ``decode`` are the inverse.
 
@@ -88,8 +78,8 @@ def encode(message: Message) -> bytes:
     return safetensors.torch.save(copies, {_KEY: json.dumps(params)})
 
 
-def read_envelope(data: bytes) -> Envelope:
-    """Check the structure of what arrived, and read its fields. No tensor is made.
+def read_envelope(data: bytes) -> Message:
+    """Check the structure of what arrived, and read its fields: a message without its tensors, none of which is made.
 
     Raises:
         RefusedError: anything is not as :func:`encode` writes it.
@@ -110,18 +100,17 @@ def read_envelope(data: bytes) -> Envelope:
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
-    return Envelope(fields[TYPE], fields[SENDER], fields[RECEIVER], fields)
+    return Message(fields.pop(TYPE), fields.pop(SENDER), fields.pop(RECEIVER), **fields)
 
 
-def decode(data: bytes, envelope: Envelope) -> Message:
-    """Make the message, tensors included, of what :func:`read_envelope` has checked.
+def decode(data: bytes, envelope: Message) -> Message:
+    """Add the tensors to what :func:`read_envelope` has read of the same bytes.
 
     Raises:
         RefusedError: the tensors do not fit their description.
     """
-    message = Message()
-    message.get_params().update({**envelope.fields, MODEL: _tensors(data)})
-    return message
+    envelope.add_params(MODEL, _tensors(data))
+    return envelope
 
 
 def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
@@ -414,7 +403,7 @@ class Transport(Loop, ABC):
     def __init__(self, rank: int, num_parties: int) -> None:
         super().__init__(rank)
         self.num_parties = num_parties
-        self.admit: Callable[[Envelope], None] = lambda envelope: None
+        self.admit: Callable[[Message], None] = lambda envelope: None
         self.patience = 600.0
         self.refusals = RefusalLog()
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
@@ -466,10 +455,11 @@ class Transport(Loop, ABC):
         """
         try:
             envelope = read_envelope(data)
-            if envelope.receiver != self.rank:
-                raise RefusedError(f"it is for rank {envelope.receiver}, this is rank {self.rank}")
-            if envelope.sender not in self._queues or envelope.sender not in allowed:
-                raise RefusedError(f"it claims to come from rank {envelope.sender}")
+            sender, receiver = envelope.get_sender_id(), envelope.get_receiver_id()
+            if receiver != self.rank:
+                raise RefusedError(f"it is for rank {receiver}, this is rank {self.rank}")
+            if sender not in self._queues or sender not in allowed:
+                raise RefusedError(f"it claims to come from rank {sender}")
             self.admit(envelope)
             self.inbox.put(decode(data, envelope))
         except RefusedError as refused:
