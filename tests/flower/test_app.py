@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import tomllib
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from calfat_plugin.errors import HostError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower import server as flower_server
+from calfat_plugin.host.flower.messages import fields_of
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.request import checked_experiment
@@ -86,6 +88,25 @@ def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: Modul
         assert digest(load_checkpoint(newest)[0].client_states[client]) == digest(states[client])
 
 
+def test_parties_get_a_model_once_the_round_before_is_on_disk(
+    app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With it they forget what they kept before that round."""
+    grid, sent = grid_of(app, silos(tmp_path)), list[tuple[int, int]]()
+    last = Path(config_of(app)["run-dir"]) / "checkpoints" / "last.safetensors"
+    push = grid.push_messages
+
+    def noted(messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        stored = load_checkpoint(last)[0].round if last.exists() else 0
+        sent.extend((fields_of(each)["round"], stored) for each in messages if each.metadata.message_type == "train")
+        return push(messages)
+
+    monkeypatch.setattr(grid, "push_messages", noted)
+    run(app, grid)
+    assert sent == [(round, round - 1) for round in range(1, 5) for _ in range(2)]
+
+
 WRONG: dict[str, Any] = {
     "twice": lambda nodes: nodes[11].update({"partition-id": 2}),
     "no such client": lambda nodes: nodes[11].update({"partition-id": 3}),
@@ -93,6 +114,7 @@ WRONG: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(300)  # who lets such a node in waits for another without end
 @pytest.mark.parametrize("what", WRONG)
 def test_a_node_that_cannot_be_a_client_is_named(
     what: str, app: ModuleType, tmp_path: Path, snapshot: TextSnapshot
