@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
+from rich.console import Console
 
+from calfat_plugin.cli.finished_model import planned
+from calfat_plugin.cli.progress import RunProgress, choose_progress
+from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.judging.examine import TrustObserver, examine
+from calfat_plugin.judging.verdict import Verdict
 from calfat_plugin.recipe.document import Document, parse_document, read_document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import Registry
@@ -24,15 +30,17 @@ from calfat_plugin.report.numbers import percent
 from calfat_plugin.report.reading import read_run
 from calfat_plugin.results import EvaluationResult, evaluation_from_json
 from calfat_plugin.rounds_csv import read_rounds, text_columns
+from calfat_plugin.runs.compute import named_device
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.loaded_run import loaded_run
 from calfat_plugin.runs.request import Request, checked_experiment
+from calfat_plugin.threat import Norm
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from calfat_plugin.datasets import Dataset
-    from calfat_plugin.judging.verdict import Verdict
-    from calfat_plugin.threat import Norm
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,12 +126,7 @@ def run(
     Raises:
         CalfatError: with what to do about it. Finished rounds stay on disk.
     """
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import RunProgress, choose_progress
-    from calfat_plugin.cli.workers import with_workers
     from calfat_plugin.runs import session
-    from calfat_plugin.runs.directory import RunDirectory
 
     document = Document("recipe", _as_read(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
     values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(_as_read(set or {}))}
@@ -209,15 +212,17 @@ def trust(
     Raises:
         CalfatError: with what to fix; nothing is written then.
     """
-    from calfat_plugin.analyses.attack_plan import AttackRequest
-    from calfat_plugin.cli.finished_model import planned
-    from calfat_plugin.judging.examine import TrustObserver, examine
 
     class Warner(TrustObserver):
         def warn(self, message: str) -> None:
             warnings.warn(message, stacklevel=3)
 
-    request = AttackRequest(
+    plan = planned(
+        _path(target),
+        checkpoint,
+        model,
+        _path(weights),
+        dataset,
         attacks=(),
         eps=() if eps is None else (str(eps),),
         norm=norm,
@@ -231,7 +236,6 @@ def trust(
         plugins=tuple(map(Path, plugins)),
         trust=lambda file: trust_plugins,
     )
-    plan = planned(_path(target), checkpoint, model, _path(weights), dataset, request)
     for message in plan.experiments[0].warnings:
         warnings.warn(message, stacklevel=2)
     others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]
@@ -303,11 +307,7 @@ def load_run(directory: str | Path) -> Run:
 
 
 def load_model(
-    path: str | Path,
-    *,
-    checkpoint: str | None = None,
-    device: str | torch.device = "cpu",
-    trust_plugins: bool = False,
+    path: str | Path, *, checkpoint: str | None = None, device: str | torch.device = "cpu", trust_plugins: bool = False
 ) -> nn.Module:
     """The global model of a run, in evaluation mode; it takes pixels in [0, 1] and returns raw logits.
 
@@ -320,9 +320,6 @@ def load_model(
     Raises:
         CalfatError: there is no such checkpoint or device, or the weights do not fit the recipe's model.
     """
-    from calfat_plugin.runs.compute import named_device
-    from calfat_plugin.runs.loaded_run import loaded_run
-
     where = named_device(str(device), "device")
     with loaded_run(Path(path), checkpoint, warnings.warn, where, trust=lambda file: trust_plugins) as found:
         return found.model()

@@ -135,16 +135,17 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
         prefix: how the names of such folders begin.
     """
     for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError), _opened(left) as handle:
+        with suppress(OSError), opened(left) as handle:
             if lock(handle):
                 shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, _opened(Path(name)) as handle:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, opened(Path(name)) as handle:
         lock(handle)
         yield Path(name)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
+def opened(folder: Path) -> Iterator[int]:
+    """A handle on a file or folder, for :func:`lock` and the like."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         yield handle
@@ -154,7 +155,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 def sync(path: Path) -> None:
     """Force a file or folder to disk."""
-    with _opened(path) as handle:
+    with opened(path) as handle:
         os.fsync(handle)
 
 

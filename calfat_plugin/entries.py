@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from calfat_plugin.errors import PluginError, listed
-from calfat_plugin.options import NoOptions, describe_options, option
+from calfat_plugin.options import NoOptions, describe_options
 from calfat_plugin.results import FELL, OVERFIT, PASSES
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -351,24 +351,3 @@ class LoggerEntry(Entry):
 
 
 KINDS: tuple[type[Entry], ...] = tuple(Entry.__subclasses__())  #: in the order of this module
-
-
-AWP_PAPER = Citation(
-    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
-    """@inproceedings{wu2020adversarial,
-  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
-  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
-  booktitle = {Advances in Neural Information Processing Systems},
-  volume    = {33},
-  year      = {2020}
-}""",
-)
-
-
-@dataclass(frozen=True)
-class AWPOptions:
-    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
-    weights that are perturbed against the training loss."""
-
-    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
-    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")

@@ -85,7 +85,11 @@ def one_line(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple):
         return f"{'a tensor' if hasattr(value, 'requires_grad') else 'an array'} of shape {tuple(shape)}"
-    text = " ".join(repr(value).split())
+    return short(" ".join(repr(value).split()))
+
+
+def short(text: str) -> str:
+    """At most 60 characters of a text, for a message."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -59,10 +59,8 @@ def nearest_change(change: Tensor, down: Tensor, up: Tensor, eps: float) -> Tens
     knots, order = knots.sort(dim=1, descending=True)
     knots = knots.double()  # sums of thousands of values that differ by little
     joins = 1.0 - 2.0 * (order >= count).double()  # below its first knot a value grows, below its second no more
-    growing, offset = (
-        joins.cumsum(dim=1),
-        (joins * knots).cumsum(dim=1),
-    )  # length at t, from here on: offset - growing t
+    # The length at t, from here on: offset - growing t.
+    growing, offset = joins.cumsum(dim=1), (joins * knots).cumsum(dim=1)
     within = (offset - growing * knots <= eps).sum(dim=1, keepdim=True)  # knots at which it is at most eps long; >= 1
     before, after = within - 1, within.clamp_max(2 * count - 1)
     t = (offset.gather(1, before) - eps) / growing.gather(1, before).clamp_min(1.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from calfat_plugin.errors import OptionError, did_you_mean, listed, one_line
+from calfat_plugin.errors import OptionError, did_you_mean, listed, one_line, short
 from calfat_plugin.exact import StepSize, exact_text, parse_number
 
 T = TypeVar("T")
@@ -273,11 +273,11 @@ def describe(value: Any) -> str:
     if isinstance(value, bool):
         return f"{str(value).lower()} (true/false)"
     if isinstance(value, str):
-        return f"'{_short(value if value.isprintable() else repr(value)[1:-1])}' (text)"
+        return f"'{short(value if value.isprintable() else repr(value)[1:-1])}' (text)"
     if isinstance(getattr(value, "shape", None), tuple):
         return one_line(value)
     words = {int: "int", float: "float", list: "list", dict: "mapping"}
-    return f"{_short(_text(value))} ({words.get(type(value), type(value).__name__)})"
+    return f"{short(_text(value))} ({words.get(type(value), type(value).__name__)})"
 
 
 def quoting_hint(value: Any) -> str:
@@ -293,10 +293,6 @@ def _text(value: object) -> str:
         return str(value)
     except ValueError:  # Python refuses to write integers of more than some 4,300 digits
         return "a number of thousands of digits"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _is_too_large(value: Any) -> bool:

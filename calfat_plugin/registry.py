@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import pluggy
 
-from calfat_plugin import __version__, entries, hookspecs
+from calfat_plugin import __version__, builtin, entries, hookspecs
 from calfat_plugin.compat import all_entry_points, folder_of
 from calfat_plugin.errors import PluginError, did_you_mean, listed
 from calfat_plugin.peer_text import printable
@@ -60,12 +60,11 @@ class Provider:
 class Failure:
     """A plugin that was found and not loaded."""
 
-    plugin: str
     provider: Provider
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.plugin} ({self.provider}): {self.reason}"
+        return f"{self.provider.plugin} ({self.provider}): {self.reason}"
 
 
 BUILT_IN = Provider("calfat-plugin", __version__, "built-in")
@@ -105,8 +104,6 @@ class Registry:
             PluginError: when two plugins offer one name of one kind, or one of ``plugins`` or ``files`` breaks the
                 contract.
         """
-        from calfat_plugin import builtin
-
         registry = cls()
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
@@ -227,7 +224,7 @@ class Registry:
 
     def _fail(self, provider: Provider, error: BaseException) -> None:
         """Report a plugin and take all its hooks out again; pluggy keeps those from before the one that failed."""
-        self.failures.append(Failure(provider.plugin, provider, _reason(error)))
+        self.failures.append(Failure(provider, _reason(error)))
         self._providers.pop(provider.key, None)
         if self._manager.has_plugin(provider.key):
             self._manager.unregister(name=provider.key)

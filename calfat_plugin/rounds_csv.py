@@ -10,7 +10,7 @@ import csv
 import dataclasses
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -32,8 +32,9 @@ class Column:
 
     Attributes:
         name: with the placeholder, if it has one.
-        value: what a round has for it, or by label, client or metric; None where nothing was measured.
         about: what it holds, in Markdown.
+        value: what a round has for it, or by label, client or metric, None where nothing was measured; if it is not
+            given, the attribute of the round that has the column's name.
         kind: ``number``, ``share`` (a number from 0 to 1 that pages show in percent) or ``text``.
         written: makes the text of a value.
         page: its heading in the page's table of rounds; empty: it is not there.
@@ -45,8 +46,8 @@ class Column:
     """
 
     name: str
-    value: Callable[[RoundRecord], Any]
     about: str
+    value: Callable[[RoundRecord], Any] | None = None
     kind: str = "number"
     written: Callable[[Any], str] = str
     page: str = ""
@@ -67,7 +68,7 @@ class Column:
 
     def found(self, record: RoundRecord) -> Any:
         """Its value in a round; None where nothing was measured."""
-        value = self.value(record)
+        value = getattr(record, self.name) if self.value is None else self.value(record)
         return value if self.key is None else value.get(self.key)
 
 
@@ -76,42 +77,39 @@ def _of_each(number: Callable[[EvaluationResult], Any]) -> Callable[[RoundRecord
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("round", lambda record: record.round, "number of the round, from 1"),
+    Column("round", "number of the round, from 1"),
     Column(
         "<label>",
-        _of_each(lambda result: result.accuracy),
         "accuracy of the global model after the round: the share of examples that are classified correctly both clean "
         "and under attack, of the validation split if there is one, else of the test split. Empty in rounds that are "
         "not monitored",
+        value=_of_each(lambda result: result.accuracy),
         kind="share",
         page="<label> %",
         logged="accuracy/<label>",
     ),
     Column(
         "<label>_release",
-        _of_each(lambda result: result.accuracy_release),
         "the share that is classified correctly under attack, whatever the clean image: the [convention of the CalFAT "
         "release](evaluation.md#evaluators)",
+        value=_of_each(lambda result: result.accuracy_release),
         kind="share",
         logged="accuracy/<label>_release",
     ),
     Column(
         "heterogeneity",
-        lambda record: record.heterogeneity,
         "s² of the CalFAT paper, section 3.2, before aggregation ([methods.md](methods.md))",
         page="s²",
         logged="heterogeneity",
     ),
     Column(
         "clients",
-        lambda record: record.clients,
         "numbers of the clients whose updates were used, separated by spaces",
         kind="text",
         written=lambda clients: " ".join(map(str, clients)),
     ),
     Column(
         "refused",
-        lambda record: record.refused,
         "clients whose updates were not used, each with the reason: `3: reason; 5: reason`",
         kind="text",
         # On one line, whatever a client or a plugin wrote: a row is a line, which keep_until counts on.
@@ -120,43 +118,30 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "loss_<k>",
-        lambda record: record.losses,
         "mean training loss of client k in its last local epoch; with `local_steps`, in the round. It is what the "
         "client claims",
+        value=lambda record: record.losses,
         logged="loss/client_<k>",
     ),
     Column(
         "update_norm_<k>",
-        lambda record: record.update_norms,
         "L2 norm of client k's update over the trainable parameters",
+        value=lambda record: record.update_norms,
         logged="update_norm/client_<k>",
     ),
     Column(
         METRIC,
-        lambda record: record.metrics,
         "what a plugin declares: `train/<name>` of the trainer, `server/<name>` of the aggregator, `<label>/<name>` of "
         "an evaluator ([beyond_two_losses.md](beyond_two_losses.md))",
+        value=lambda record: record.metrics,
         page=METRIC,
         logged=METRIC,
         in_results="last",
     ),
-    Column(
-        "bytes_down",
-        lambda record: record.bytes_down,
-        "bytes of the tensors sent to all clients",
-        logged="bytes/down",
-        in_results="sum",
-    ),
-    Column(
-        "bytes_up",
-        lambda record: record.bytes_up,
-        "bytes of the tensors received from all clients",
-        logged="bytes/up",
-        in_results="sum",
-    ),
+    Column("bytes_down", "bytes of the tensors sent to all clients", logged="bytes/down", in_results="sum"),
+    Column("bytes_up", "bytes of the tensors received from all clients", logged="bytes/up", in_results="sum"),
     Column(
         "seconds",
-        lambda record: record.seconds,
         "wall-clock time of the round, with its evaluation",
         written="{:.3f}".format,
         page="seconds",
@@ -165,7 +150,6 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "alarms",
-        lambda record: record.alarms,
         "findings about clients whose updates were used, each a code and a sentence (`large-update: the update of …`), "
         "separated by `; ` ([evaluation.md](evaluation.md#alarms))",
         kind="text",
@@ -173,7 +157,6 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "peak_memory_mb",
-        lambda record: record.peak_memory_mb,
         "peak of memory in MB (10^6 bytes); [speed.md](speed.md#memory)",
         written="{:.1f}".format,
         page="peak memory, MB",
@@ -182,7 +165,6 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "peak_gpu_memory_mb",
-        lambda record: record.peak_gpu_memory_mb,
         "the same of the GPU's memory",
         written="{:.1f}".format,
         page="peak on the GPU, MB",
@@ -191,59 +173,49 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "learning_rate",
-        lambda record: record.learning_rate,
         "learning rate of the round, by `train_args`. A trainer of a plugin may have another one if the recipe has no "
         "schedule",
         logged="learning_rate",
     ),
     Column(
         "<label>_worst_class",
-        _of_each(lambda result: result.worst_class and result.worst_class.accuracy),
         "lowest accuracy of a class, by the counting of `<label>`",
+        value=_of_each(lambda result: result.worst_class and result.worst_class.accuracy),
         kind="share",
         page="<label>, worst class %",
     ),
     Column(
         "<label>_worst_clients",
-        _of_each(lambda result: result.worst_clients and result.worst_clients.accuracy),
         "mean accuracy of the worst 10 % of clients ([evaluation.md](evaluation.md#worst-classes-and-clients)). Empty "
         "in a cross-silo run, where the server does not know the clients' labels",
+        value=_of_each(lambda result: result.worst_clients and result.worst_clients.accuracy),
         kind="share",
         page="<label>, worst clients %",
     ),
     Column(
         "update_cosine_<k>",
-        lambda record: record.update_cosines,
         "cosine of client k's update to the coordinate-wise median of the round's updates",
+        value=lambda record: record.update_cosines,
         logged="update_cosine/client_<k>",
     ),
     Column(
         "attackers_named",
-        lambda record: record.attackers_named,
         "share of the attackers of `calfat.clients` that a finding about their updates has named so far "
         "([evaluation.md](evaluation.md#alarms)). Empty without attackers",
         in_results="last",
     ),
+    Column("others_named", "likewise, of all other clients", in_results="last"),
     Column(
-        "others_named",
-        lambda record: record.others_named,
-        "likewise, of all other clients",
-        in_results="last",
-    ),
-    Column(
-        "num_examples_<k>",
-        lambda record: record.num_examples,
-        "number of training examples that client k claims",
+        "num_examples_<k>", "number of training examples that client k claims", value=lambda record: record.num_examples
     ),
     Column(
         "weight_<k>",
-        lambda record: record.weights,
         "share of the average that client k's update got, from 0 to 1. Empty where the aggregator of a plugin does not "
         "say",
+        value=lambda record: record.weights,
     ),
     Column(
         "passes",
-        lambda record: record.passes,
         "how often a training image went forward through the network, by the attacks and training steps of all clients "
         "together ([passes.md](passes.md)). It is what the clients count",
         page="passes",
@@ -252,8 +224,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column(
         "overfitted",
-        lambda record: sum(alarm.startswith("overfitted-attack") for alarm in record.alarms),
         "clients of which `alarms` says that they have overfitted their attack",
+        value=lambda record: sum(alarm.startswith("overfitted-attack") for alarm in record.alarms),
         in_results="sum",
     ),
 )
@@ -403,27 +375,10 @@ def _rows_of(path: Path, lines: Sequence[str]) -> list[dict[str, str]]:
                 float(row[name] or 0)
             if not 0 <= float(row["seconds"]) <= _LONGEST_ROUND:  # their sum would not fit into results.json
                 raise ValueError(f"seconds is {row['seconds']}")
-            rows.append(_as_today(row))
+            rows.append(row)
     except (ValueError, KeyError, csv.Error) as error:
         reason = f"no column {error}" if isinstance(error, KeyError) else error
         raise RunError(f"{path}: row {len(rows) + 1} is damaged ({reason}). {_REMEDY}") from None
     finally:
         csv.field_size_limit(limit)
     return rows
-
-
-def _as_today(row: Mapping[str, str]) -> dict[str, str]:
-    """A row of a version that counted as the CalFAT release does (docs/run_directory.md, Format 1).
-
-    Where both counts agree, they are of the same images, and so are the worst of them.
-    """
-    labels = [name.removesuffix("_strict") for name in row if name.endswith("_strict")]
-    labels = [label for label in labels if label in row and f"{label}_release" not in row]
-    changed = dict(row)
-    for label in labels:
-        changed[f"{label}_strict"], changed[label] = row[label], row[f"{label}_strict"]
-        if row[label] != row[f"{label}_strict"]:
-            worst = (f"{label}_worst_class", f"{label}_worst_clients")
-            changed |= {name: "" for name in worst if name in row}
-    names = {f"{label}_strict": f"{label}_release" for label in labels}
-    return {names.get(name, name): value for name, value in changed.items()}

@@ -90,14 +90,11 @@ class ThreatModel:
             raise OptionError(f"{name} must be a number such as {example}: {error}") from error
         if number < 0:
             raise OptionError(f"{name} must not be negative; got {exact_text(number)}")
-        longest = self._longest()
-        if self.norm == "linf" and number > longest:
-            got = exact_text(number)
-            raise OptionError(f"{name} is a fraction of the pixel range, such as {example}; got {got}", (name,))
-        if self.norm != "linf" and number > longest:
-            got = exact_text(number)
-            most = f"at most {_LARGEST[self.norm]} pixel ranges"
-            raise OptionError(f"{name} is longer than any image, {most}; got {got}", (name,))
+        if number > self._longest():
+            wanted = f"a fraction of the pixel range, such as {example}"
+            if self.norm != "linf":
+                wanted = f"longer than any image, at most {_LARGEST[self.norm]} pixel ranges"
+            raise OptionError(f"{name} is {wanted}; got {exact_text(number)}", (name,))
         return number
 
     def _longest(self) -> Fraction:
@@ -140,14 +137,13 @@ class ThreatModel:
         eps = float(self.eps)
         if self.norm == "linf":
             noise = _empty_on(x, generator).uniform_(-eps, eps, generator=generator)
-            return self.project(x + noise.to(x.device), x)
-        if self.norm == "l1":
+        elif self.norm == "l1":
             noise = eps * l1_ball.random_point(_empty_on(x, generator).flatten(1), generator).view(x.shape)
-            return self.project(x + noise.to(x.device), x)
-        direction = _empty_on(x, generator).normal_(generator=generator)
-        radius = direction.new_empty(len(x)).uniform_(generator=generator)
-        radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
-        noise = unit_length(direction) * per_example(radius, x)
+        else:
+            direction = _empty_on(x, generator).normal_(generator=generator)
+            radius = direction.new_empty(len(x)).uniform_(generator=generator)
+            radius = eps * radius.pow(1.0 / max(1, x[0].numel() if len(x) else 1))
+            noise = unit_length(direction) * per_example(radius, x)
         return self.project(x + noise.to(x.device), x)
 
     def gaussian_start(self, x: Tensor, generator: Generator, std: float) -> Tensor:

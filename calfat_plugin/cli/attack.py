@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin import report
+from calfat_plugin.analyses.attack import attack as measure
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.attack_progress import AttackProgress
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
+from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.results import results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack import AttackReport
-    from calfat_plugin.analyses.attack_plan import AttackPlan
-
 
 _RESUME = "The same command again continues inside AutoAttack where it stopped; other attacks start again."
 
@@ -53,29 +54,33 @@ def attack(
     target: Path | None,
     attacks: str,
     eps: str | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
     output: Path | None,
     plain: bool,
     as_json: bool,
-    **request: Any,
+    **how: Any,
 ) -> None:
     """Attack a finished model: a checkpoint of a run, or any PyTorch model with --model, --weights and --dataset.
 
     Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
     about numbers that look too good.
     """
-    with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest
-
-        asked = AttackRequest(
-            attacks=_split(attacks, "--attacks"), eps=() if eps is None else _split(eps, "--eps"), **request
-        )
-        plan = planned(target, checkpoint, model, weights, dataset, asked)
+    with json_output(as_json) as show:
+        budgets = () if eps is None else _split(eps, "--eps")
+        plan = planned(target, attacks=_split(attacks, "--attacks"), eps=budgets, **how)
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
-        outcome = _run(plan, output, plain)
+        console = Console(highlight=False)
+        try:
+            with AttackProgress(console if can_draw(console) and not plain else None) as progress:
+                outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
+        except KeyboardInterrupt:
+            fail("stopped.", _RESUME, INTERRUPTED)
+        console.print(results_table(outcome.results, by_eps=True))
+        show_alarms(console, outcome.alarms)
+        console.print(f"results: {outcome.path}", soft_wrap=True)
+        for curve in outcome.curves:
+            console.print(f"curve: {curve}", soft_wrap=True)
+        if (run := plan.run) is not None and (run / "report.html").exists():
+            write_page(lambda: report.write_run_report(run), run)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
 
 
@@ -84,29 +89,3 @@ def _split(text: str, flag: str) -> tuple[str, ...]:
     if not all(parts):
         raise OptionError(f"{flag} '{text}': there is nothing between two commas, or nothing at all.")
     return parts
-
-
-def _run(plan: AttackPlan, output: Path | None, plain: bool) -> AttackReport:
-    from rich.console import Console
-
-    from calfat_plugin.analyses.attack import attack as measure
-    from calfat_plugin.cli.attack_progress import AttackProgress
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.results import results_table, show_alarms
-    from calfat_plugin.report import write_run_report
-
-    console = Console(highlight=False)
-    try:
-        with AttackProgress(console if can_draw(console) and not plain else None) as progress:
-            outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
-    except KeyboardInterrupt:
-        fail("stopped.", _RESUME, INTERRUPTED)
-    console.print(results_table(outcome.results, by_eps=True))
-    show_alarms(console, outcome.alarms)
-    console.print(f"results: {outcome.path}", soft_wrap=True)
-    for curve in outcome.curves:
-        console.print(f"curve: {curve}", soft_wrap=True)
-    run = plan.run
-    if run is not None and (run / "report.html").exists():
-        write_page(lambda: write_run_report(run), run)
-    return outcome

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.silo import Address, certificate_name, parse_address
 
@@ -60,9 +59,8 @@ def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
     Give each party the file ca.pem and its own rank-K.pem and rank-K.key, and nobody the file ca.key. The broker keeps
     broker.pem, broker.key, mosquitto.conf and mosquitto.acl.
     """
-    with user_errors():
-        address = None if broker is None else broker_address(broker)
-        make_certificates(directory, clients, days, address)
+    address = None if broker is None else broker_address(broker)
+    make_certificates(directory, clients, days, address)
     click.echo(
         f"{directory}: certificates for ranks 0 (the server) to {clients}, valid for {days} days. In the recipe:\n"
         "calfat:\n"

@@ -10,10 +10,9 @@ import click
 import yaml
 
 from calfat_plugin.cli.as_json import json_option
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.report.numbers import counted
@@ -41,15 +40,14 @@ def check(
 ) -> None:
     """Check RECIPE, or every cell of a suite, without running it."""
     overrides += of_host
-    with user_errors():
-        document = read_document(recipe)  # once: it may be a pipe
-        if "axes" in document.data:
-            found = _check_suite(document, overrides, seed, plugins)
-        else:
-            found = _check_recipe(document, overrides, seed, plugins, show)
-        warn(*found.warnings)
-        if strict and found.warnings:
-            raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
+    document = read_document(recipe)  # once: it may be a pipe
+    if "axes" in document.data:
+        found = _check_suite(document, overrides, seed, plugins)
+    else:
+        found = _check_recipe(document, overrides, seed, plugins, show)
+    warn(*found.warnings)
+    if strict and found.warnings:
+        raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")
     if as_json:
         content = {"file": document.file, "warnings": list(found.warnings), **found.content}
         click.echo(json.dumps(content, indent=2, default=str))  # a recipe may hold a date
@@ -69,27 +67,21 @@ def _check_recipe(
     document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...], show: bool
 ) -> _Found:
     experiment = checked_experiment(document, overrides, seed, plugins=plugins)
-    train = experiment.train
-    as_run = experiment.as_run()
-    text = (
-        yaml.safe_dump(as_run, sort_keys=False, width=120).rstrip()
-        if show
-        else (
+    train, as_run = experiment.train, experiment.as_run()
+    if show:
+        text = yaml.safe_dump(as_run, sort_keys=False, width=120).rstrip()
+    else:
+        text = (
             f"{document.file}: good. {experiment.trainer.name} with {experiment.aggregator.name} on "
             f"{experiment.dataset.name} ({experiment.partition.name}), {experiment.model.name}: "
             f"{train.client_num_in_total} clients, {experiment.clients_per_round} a round, {train.comm_round} rounds, "
-            f"seed {experiment.seed}, on {experiment.host.title}.{_groups(experiment)}"
+            f"seed {experiment.seed}, on {experiment.host.title}."
         )
-    )
+        if experiment.clients:
+            from calfat_plugin.report.labels import groups
+
+            text += f" Groups: {groups(experiment)}."
     return _Found(experiment.warnings, text, {"kind": "recipe", "recipe": as_run})
-
-
-def _groups(experiment: Experiment) -> str:
-    if not experiment.clients:
-        return ""
-    from calfat_plugin.report.labels import groups
-
-    return f" Groups: {groups(experiment)}."
 
 
 def _check_suite(document: Document, overrides: tuple[str, ...], seed: int | None, plugins: tuple[Path, ...]) -> _Found:

@@ -76,8 +76,8 @@ def option_table(options: Iterable[OptionInfo]) -> str:
     rows = ["| key | expected | default | meaning |", "| --- | --- | --- | --- |"]
     for info in options:
         default = "required" if info.required else f"`{yaml_text(info.default)}`"
-        unit = f" ({info.unit})" if info.unit else ""
-        rows.append(f"| `{info.name}` | {cell(info.expected)} | {default} | {cell(info.help)}{unit} |")
+        name, expected, meaning = _meaning(info)
+        rows.append(f"| `{name}` | {cell(expected)} | {default} | {cell(meaning)} |")
     return "\n".join(rows)
 
 

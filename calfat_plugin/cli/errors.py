@@ -18,12 +18,8 @@ _RED, _YELLOW = 31, 33
 _MAX_PATH = 120  # characters of a path in a message
 
 
-def _nothing() -> str:
-    return ""
-
-
 @contextmanager
-def user_errors(after: Callable[[], str] = _nothing, after_stop: Callable[[], str] = _nothing) -> Iterator[None]:
+def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = str) -> Iterator[None]:
     """Report what the user can fix without a traceback and exit with 2.
 
     That is a :class:`CalfatError`, a path that the system refuses, and a standard output that cannot be written.

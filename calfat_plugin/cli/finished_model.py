@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
+from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest, plan_model, plan_run
 from calfat_plugin.cli.options import Decorator
 from calfat_plugin.errors import OptionError
 from calfat_plugin.threat import Norm
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import AttackPlan, AttackRequest
 
 target_argument: Decorator = click.argument(
     "target", metavar="[CHECKPOINT_OR_RUN_DIR]", required=False, type=click.Path(path_type=Path)
@@ -54,16 +52,15 @@ def planned(
     model: str | None,
     weights: Path | None,
     dataset: str | None,
-    request: AttackRequest,
+    **request: Any,
 ) -> AttackPlan:
-    """The model that the command line names.
+    """The model that the command line names; ``request`` are the fields of an :class:`AttackRequest`.
 
     Raises:
         OptionError: it names none, or two.
         CalfatError: as ``attack_plan`` says.
     """
-    from calfat_plugin.analyses.attack_plan import plan_model, plan_run
-
+    asked = AttackRequest(**request)
     own = {"--model": model, "--weights": weights, "--dataset": dataset}
     if target is not None:
         if given := [flag for flag, value in own.items() if value is not None]:
@@ -71,11 +68,11 @@ def planned(
                 f"{given[0]}: the recipe of a run says what its model and data are. Give {target}, or --model with "
                 "--weights and --dataset, not both."
             )
-        return plan_run(target, checkpoint, request)
+        return plan_run(target, checkpoint, asked)
     if model is None or weights is None or dataset is None:
         missing = ", ".join(flag for flag, value in own.items() if value is None)
         raise OptionError(
             "there is nothing to attack. Give a run directory or a checkpoint, or a model of your own with "
             f"--model, --weights and --dataset (missing: {missing})."
         )
-    return plan_model(model, weights, dataset, request)
+    return plan_model(model, weights, dataset, asked)

@@ -20,6 +20,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
+from rich.console import Console
 
 from calfat_plugin.cli.progress import choose_progress
 from calfat_plugin.errors import RunError
@@ -43,8 +44,6 @@ def server_app(folder: Path) -> ServerApp:
     """Ours, for the recipe in ``folder`` that the run's configuration names."""
 
     def main(grid: Grid, context: Context) -> None:
-        from rich.console import Console
-
         config = context.run_config
         simulated = isinstance(grid, InMemoryGrid)
         experiment = checked_experiment(_document(folder, config, simulated=simulated))
@@ -104,10 +103,10 @@ def _party(folder: Path, context: Context) -> tuple[Experiment, int]:
             f"start it with --node-config '{CLIENT}=K {FOLDER}=\"/path\"': which client it is, counted from 0, and "
             f'where it keeps what never leaves it; {DATA}="/path" where its data are elsewhere than the recipe says.'
         )
-    own = {("data_args", "data_cache_dir"): str(node[DATA])} if DATA in node else {}
     document = _document(folder, context.run_config, simulated=False)
-    for path, value in own.items():
-        document = document.with_value(path, value, f"{DATA} of --node-config")
+    if DATA in node:
+        place = f"{DATA} of --node-config"
+        document = document.with_value(("data_args", "data_cache_dir"), str(node[DATA]), place)
     return Request(checked_experiment(document), None, False, _COMMAND).experiment, int(node[CLIENT])
 
 

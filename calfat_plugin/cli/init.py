@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import complete_shipped
 from calfat_plugin.errors import RecipeError, did_you_mean
 from calfat_plugin.shipped import shipped_files
@@ -21,18 +20,15 @@ _BASE = re.compile(r"^base: \.\./recipes/(\w+)\.yaml$", re.MULTILINE)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to write; default: NAME.yaml.")
 def init(name: str, out: Path | None) -> None:
     """Copy the shipped recipe or suite NAME into this folder; an existing file is kept."""
-    with user_errors():
-        target = out or Path(f"{name}.yaml")
-        text = _text(name)
-        if not target.parent.is_dir():
-            raise RecipeError(
-                f"{target}: there is no folder {target.parent}. Make it, or name another file with --out."
-            )
-        try:
-            with target.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            raise RecipeError(f"{target}: exists already. Name another file with --out, or remove it.") from None
+    target = out or Path(f"{name}.yaml")
+    text = _text(name)
+    if not target.parent.is_dir():
+        raise RecipeError(f"{target}: there is no folder {target.parent}. Make it, or name another file with --out.")
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise RecipeError(f"{target}: exists already. Name another file with --out, or remove it.") from None
     command = "suite" if name in shipped_files("suites") else "run"
     click.echo(f"{target}: written. Start it with: {shlex.join(['calfat', command, str(target)])}")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.arguments import TESTED_VERSIONS
 from calfat_plugin.host.installed import version_of
@@ -23,20 +22,18 @@ _LINE = Path(__file__).with_name("calfat_fedml.pth")
 @click.command(name="link-fedml")
 def link_fedml() -> None:
     """Let 'fedml run RECIPE' run recipes in this environment; everything else goes to FedML as before."""
-    with user_errors():
-        refuse_without_launcher()
-        if not any(place.exists() for place in places()):
-            places()[0].write_bytes(_LINE.read_bytes())
+    refuse_without_launcher()
+    if not any(place.exists() for place in places()):
+        places()[0].write_bytes(_LINE.read_bytes())
     click.echo("'fedml run RECIPE' is 'calfat run RECIPE' now. To undo this: calfat unlink-fedml")
 
 
 @click.command(name="unlink-fedml")
 def unlink_fedml() -> None:
     """Make 'fedml' FedML's own command again, which knows no recipes; 'calfat run RECIPE' stays."""
-    with user_errors():
-        refuse_without_launcher()
-        for place in places():
-            place.unlink(missing_ok=True)
+    refuse_without_launcher()
+    for place in places():
+        place.unlink(missing_ok=True)
     click.echo("'fedml' is FedML's own command now; recipes are run by 'calfat run'. To undo this: calfat link-fedml")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from calfat_plugin.cli.errors import coloured
@@ -23,13 +21,26 @@ _POLL = 0.5  # seconds
 _GRACE = 15.0  # seconds that the clients have to end after the server has
 
 
-@dataclass
-class Party:
-    """A running party and the thread that passes its lines on, unless the calling one does."""
+class Party(threading.Thread):
+    """A running party; the thread passes its lines on.
 
-    name: str
-    process: subprocess.Popen[str]
-    reader: _Reader | None = None
+    Attributes:
+        failure: why our output took no more; from then on lines are read and dropped, or the party would wait for ever.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[str], prefix: str = "") -> None:
+        super().__init__(name=name, daemon=True)
+        self.process, self._prefix = process, prefix
+        self.failure: OSError | None = None
+
+    def run(self) -> None:
+        for line in self.process.stdout or ():
+            try:
+                if self.failure is None:
+                    sys.stdout.write(self._prefix + line)
+                    sys.stdout.flush()
+            except OSError as error:
+                self.failure = error
 
 
 def free_addresses(count: int) -> list[str]:
@@ -61,10 +72,8 @@ def run_all(runtime: Runtime, words: Sequence[str], run_dir: Path, *, resume: bo
         status = _watch(parties, needed)
         deadline = time.monotonic() + (_GRACE if status == 0 else 0)
         for party in parties[1:]:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 party.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                party.process.terminate()
         return status
     finally:
         _end(parties)
@@ -98,7 +107,7 @@ def _watch(parties: Sequence[Party], needed: int) -> int:
     server, *clients = parties
     failed: set[str] = set()
     while server.process.poll() is None:
-        if failure := next((p.reader.failure for p in parties if p.reader and p.reader.failure), None):
+        if failure := next((party.failure for party in parties if party.failure), None):
             raise failure
         for client in clients:
             if client.process.poll() and client.name not in failed:
@@ -120,9 +129,9 @@ def _start(rank: int, names: Sequence[str], words: Sequence[str], run_dir: Path,
     directory = run_dir if rank == 0 else run_dir / f"rank-{rank}"
     role = ("--role", "server" if rank == 0 else "client", "--rank", str(rank))
     process = _spawn(_command(words, directory, *role, resume=resume and (directory / "recipe.yaml").exists()))
-    reader = _Reader(process, _prefix_of(rank, names))
-    reader.start()
-    return Party(names[rank], process, reader)
+    party = Party(names[rank], process, _prefix_of(rank, names))
+    party.start()
+    return party
 
 
 def _command(words: Sequence[str], directory: Path, *role: str, resume: bool) -> list[str]:
@@ -148,38 +157,15 @@ def _prefix_of(rank: int, names: Sequence[str]) -> str:
     return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m " if coloured(sys.stdout) else f"{text} "
 
 
-class _Reader(threading.Thread):
-    """Passes a party's lines on.
-
-    Attributes:
-        failure: why our output took no more; from then on lines are read and dropped, or the party would wait for ever.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], prefix: str) -> None:
-        super().__init__(daemon=True)
-        self._process, self._prefix = process, prefix
-        self.failure: OSError | None = None
-
-    def run(self) -> None:
-        for line in self._process.stdout or ():
-            try:
-                if self.failure is None:
-                    sys.stdout.write(self._prefix + line)
-                    sys.stdout.flush()
-            except OSError as error:
-                self.failure = error
-
-
 def _end(parties: Sequence[Party]) -> None:
     """End whoever still runs: politely, then not."""
     for party in parties:
-        if party.process.poll() is None:
-            party.process.send_signal(signal.SIGTERM)
+        party.process.terminate()
     for party in parties:
         try:
             party.process.wait(5)
         except subprocess.TimeoutExpired:
             party.process.kill()
             party.process.wait()
-        if party.reader is not None:
-            party.reader.join(2)
+        if party.is_alive():
+            party.join(2)

@@ -77,7 +77,8 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _naming_options(ctx):
+            # Here, too: where nobody reads the output any more, click itself would exit with 1 and without a word.
+            with user_errors(), _naming_options(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:  # click itself would exit with 1
             fail("stopped.", code=INTERRUPTED)

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import yaml
 
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import seed_option, set_option
 from calfat_plugin.disk import write_new_folder
 from calfat_plugin.recipe import read_document
@@ -64,20 +63,15 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
 
     `flwr run DIR` starts it in Flower's simulation; between SuperNodes each of them is a client with its own data.
     """
-    with user_errors():
-        document = read_document(recipe)
-        document = document.with_overrides([*overrides, "common_args.host=flower"])
-        if seed is not None:
-            document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")
-        experiment = checked_experiment(document)
-        name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
-        described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
-        where = folder.absolute() / "run"
-        project = _PROJECT.format(name=name, description=described, publisher=publisher, run_dir=f'"{where}"')
-        named = document.with_value(("calfat", "name"), experiment.name, "its file")
-        text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
-        files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text}
-        write_new_folder(folder, files, "Choose another folder.")
+    experiment = checked_experiment(read_document(recipe), [*overrides, "common_args.host=flower"], seed)
+    name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
+    described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
+    where = folder.absolute() / "run"
+    project = _PROJECT.format(name=name, description=described, publisher=publisher, run_dir=f'"{where}"')
+    named = experiment.document.with_value(("calfat", "name"), experiment.name, "its file")
+    text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
+    files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text}
+    write_new_folder(folder, files, "Choose another folder.")
     nodes = experiment.num_clients
     click.echo(
         f"{folder}: a Flower app for {experiment.name}, {nodes} clients. In simulation:\n"

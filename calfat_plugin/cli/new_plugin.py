@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from calfat_plugin.cli.errors import user_errors
+from calfat_plugin import entries, registry
 from calfat_plugin.disk import write_new_folder
 from calfat_plugin.errors import PluginError
 
@@ -62,12 +63,11 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
     It has a module that works and is to be changed, its tests, a recipe that uses it, and the metadata to install it.
     """
-    with user_errors():
-        folder = into / name
-        module = _module_of(name)
-        _refuse_taken(name)
-        files = render(name, kind)
-        write_new_folder(folder, files, "Choose another name, or a folder with --into.")
+    folder = into / name
+    module = _module_of(name)
+    _refuse_taken(name)
+    files = render(name, kind)
+    write_new_folder(folder, files, "Choose another name, or a folder with --into.")
     where = shlex.quote(str(folder))
     click.echo(
         f"{folder}: a package for a plugin ({KINDS[kind].what}) in {module}.py, which works and is yours to change.\n"
@@ -80,8 +80,6 @@ def new_plugin(name: str, kind: str, into: Path) -> None:
 
 def render(name: str, kind: str) -> dict[str, str]:
     """File name to text of a package."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     module = _module_of(name)
     environment = Environment(
         loader=PackageLoader("calfat_plugin.cli", "templates"),
@@ -123,8 +121,6 @@ def _module_of(name: str) -> str:
 
 
 def _refuse_taken(name: str) -> None:
-    from calfat_plugin import entries, registry
-
     known = registry.Registry.load()
     for kind in entries.KINDS:
         for entry, provider in known.offers(kind):

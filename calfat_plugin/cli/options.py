@@ -10,12 +10,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from calfat_plugin.cli.errors import warn
-from calfat_plugin.experiment import Experiment
-from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import PluginFile
 from calfat_plugin.recipe.schema import HOSTS
-from calfat_plugin.runs.request import checked_experiment
 from calfat_plugin.shipped import shipped_files
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -78,17 +74,3 @@ trust_option: Decorator = click.option(
     callback=lambda ctx, param, value: (lambda file: True) if value else _ask,
     help="Execute plugin files of the run that you have not run before.",
 )
-
-
-def load_experiment(
-    document: Document,
-    overrides: tuple[str, ...],
-    seed: int | None,
-    *,
-    download: bool = False,
-    plugins: tuple[Path, ...] = (),
-) -> Experiment:
-    """The recipe with its overrides, checked; its warnings are printed."""
-    experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
-    warn(*experiment.warnings)
-    return experiment

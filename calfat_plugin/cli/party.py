@@ -8,16 +8,15 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from calfat_plugin.cli.errors import INTERRUPTED
+from calfat_plugin.cli.local import run_all
+from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
+from calfat_plugin.host.runtimes import Runtime
+from calfat_plugin.runs.directory import RunDirectory, new_path
+from calfat_plugin.runs.request import Request
 from calfat_plugin.shipped import located
-
-if TYPE_CHECKING:
-    from calfat_plugin.cli.resume_hint import ResumeHint
-    from calfat_plugin.host.runtimes import Runtime
-    from calfat_plugin.runs.request import Request
 
 ALL = -1
 SERVER = 0
@@ -126,9 +125,6 @@ def _be_client(request: Request, runtime: Runtime, rank: int) -> None:
 
 
 def _start_everyone(request: Request, runtime: Runtime, command: list[str], hint: ResumeHint) -> None:
-    from calfat_plugin.cli.local import run_all
-    from calfat_plugin.runs.directory import RunDirectory, new_path
-
     experiment = request.experiment
     if request.run_dir is not None:
         directory: Path = request.run_dir

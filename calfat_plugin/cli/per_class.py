@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from calfat_plugin import report
+from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import plugin_option, trust_option
-
-if TYPE_CHECKING:
-    from calfat_plugin.runs.loaded_run import Trust
+from calfat_plugin.disk import read_json
+from calfat_plugin.runs.loaded_run import Trust
 
 
 @click.command(name="per-class")
@@ -47,11 +47,7 @@ def per_class(
     Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
     makes its report anew.
     """
-    with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
-        from calfat_plugin.disk import read_json
-        from calfat_plugin.report import write_run_report
-
+    with json_output(as_json) as show:
         compare_per_class(
             run_dir,
             methods=parse_picks(methods, "--methods"),
@@ -62,7 +58,7 @@ def per_class(
             plugins=plugins,
             trust=trust,
         )
-        page = write_run_report(run_dir)
+        page = report.write_run_report(run_dir)
         results = run_dir / "per_class.json"
         click.echo(f"results: {results}\nreport: {page}")
         show({"file": str(results), "report": str(page), "results": read_json(results)})

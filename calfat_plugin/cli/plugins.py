@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_option
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.entries import KINDS
 from calfat_plugin.errors import PluginError, did_you_mean
@@ -26,9 +29,6 @@ from calfat_plugin.options import OptionInfo, describe_options, to_plain
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.plugin_files import with_plugins
 from calfat_plugin.registry import BLOCK_VARIABLE, Registry
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _WIDTH = 80
 _OPTION_KEYS = (
@@ -43,15 +43,15 @@ _OPTION_KEYS = (
 @json_option
 def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
-    with user_errors():
-        registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
-        found = list(_offers(registry) if name is None else _find(registry, name))
+    registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
+    everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
+    found = everything if name is None else _find(registry, name)
     if as_json:
         content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
         if name is None:
             content["not_loaded"] = [
                 {
-                    "plugin": failure.plugin,
+                    "plugin": failure.provider.plugin,
                     "distribution": failure.provider.distribution,
                     "version": failure.provider.version,
                     "reason": failure.reason,
@@ -120,11 +120,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def _offers(registry: Registry) -> Iterator[entries.Entry]:
-    for kind in KINDS:
-        yield from (entry for entry, _ in registry.offers(kind))
-
-
 def _find(registry: Registry, name: str) -> list[entries.Entry]:
     """Every entry that a recipe could mean by ``name``; one name may mean entries of several kinds."""
     found: list[entries.Entry] = []
@@ -144,10 +139,6 @@ def _find(registry: Registry, name: str) -> list[entries.Entry]:
 
 
 def _print_list(registry: Registry) -> None:
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     with _console() as console:
         for kind in KINDS:
             offers = list(registry.offers(kind))
@@ -170,7 +161,6 @@ def _print_list(registry: Registry) -> None:
 def _print_pages(registry: Registry, found: Sequence[entries.Entry]) -> None:
     """Each entry's page, wrapped for the terminal; BibTeX stays as it is."""
     from rich.markdown import Markdown
-    from rich.text import Text
 
     with _console() as console:
         for entry in found:
@@ -185,8 +175,6 @@ def _print_pages(registry: Registry, found: Sequence[entries.Entry]) -> None:
 @contextmanager
 def _console() -> Iterator[Console]:
     """A console as wide as the terminal, or 80 columns; lines end without spaces."""
-    from rich.console import Console
-
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout and sys.stdout.isatty() else _WIDTH)
     with console.capture() as capture:
         yield console

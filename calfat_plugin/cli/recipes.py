@@ -6,18 +6,16 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import click
 
 from calfat_plugin.cli.as_json import json_option
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.errors import OptionError, did_you_mean, listed
 from calfat_plugin.recipe.document import KeyPath, read_document
 from calfat_plugin.shipped import Folder, headline, shipped_files
-
-if TYPE_CHECKING:
-    from calfat_plugin.suites.schema import Setting
+from calfat_plugin.suites.parse import load_suite
+from calfat_plugin.suites.schema import Setting
 
 #: What can be looked for: the key that names it, and what is meant where there is none.
 _NAMED: Mapping[str, tuple[KeyPath, str]] = {
@@ -38,23 +36,20 @@ def recipes(kind: str | None, as_json: bool, **wanted: str | None) -> None:
 
     A suite uses whatever one of its cells does.
     """
-    with user_errors():
-        asked = {what: name for what, name in wanted.items() if name is not None}
-        found = [
-            {"name": name, "kind": folder.removesuffix("s"), "summary": headline(file), "file": str(file)}
-            | (_uses(folder, file) if asked or as_json else {})
-            for folder in get_args(Folder)
-            for name, file in shipped_files(folder).items()
-        ]
-        for what, name in asked.items():
-            known = sorted({each for row in found for each in row[what]})
-            if name not in known:
-                hint = did_you_mean(name, known) or f" There are: {listed(known)}."
-                raise OptionError(f"--{what} {name}: nothing that comes with the package uses it.{hint}")
-        found = [
-            row for row in found if kind in (None, row["kind"]) and all(asked[what] in row[what] for what in asked)
-        ]
-        _show(found, as_json)
+    asked = {what: name for what, name in wanted.items() if name is not None}
+    found = [
+        {"name": name, "kind": folder.removesuffix("s"), "summary": headline(file), "file": str(file)}
+        | (_uses(folder, file) if asked or as_json else {})
+        for folder in get_args(Folder)
+        for name, file in shipped_files(folder).items()
+    ]
+    for what, name in asked.items():
+        known = sorted({each for row in found for each in row[what]})
+        if name not in known:
+            hint = did_you_mean(name, known) or f" There are: {listed(known)}."
+            raise OptionError(f"--{what} {name}: nothing that comes with the package uses it.{hint}")
+    found = [row for row in found if kind in (None, row["kind"]) and all(asked[what] in row[what] for what in asked)]
+    _show(found, as_json)
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -77,10 +72,8 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 def _uses(folder: Folder, file: Path) -> dict[str, list[str]]:
     """The data sets, methods and aggregators of a recipe, or of a suite's cells together."""
     if folder == "recipes":
-        document, cells = read_document(file), [list["Setting"]()]
+        document, cells = read_document(file), [list[Setting]()]
     else:
-        from calfat_plugin.suites.parse import load_suite
-
         suite = load_suite(file)
         grid = itertools.product(*(axis.values() for axis in suite.axes.values()))
         document, cells = suite.base_document, [[*suite.settings, *itertools.chain(*labels)] for labels in grid]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from calfat_plugin.analyses.tsne import write_tsne
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import user_errors, warn
+from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import trust_option
-
-if TYPE_CHECKING:
-    from calfat_plugin.runs.loaded_run import Trust
+from calfat_plugin.report import write_comparison, write_run_report
+from calfat_plugin.report.reading import find_runs
+from calfat_plugin.runs.loaded_run import Trust
 
 
 @click.command()
@@ -30,14 +30,9 @@ def report(directories: tuple[Path, ...], out: Path | None, tsne: bool, trust: T
     give a page that sets them side by side, seeds of one recipe averaged. Figures go beside the page as SVG, PDF
     and PNG.
     """
-    from calfat_plugin.report import write_comparison, write_run_report
-    from calfat_plugin.report.reading import find_runs
-
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         runs = [run for directory in directories for run in find_runs(directory)]
         if tsne:
-            from calfat_plugin.analyses.tsne import write_tsne
-
             for run in runs:
                 click.echo(f"t-SNE of {run}")
                 write_tsne(run, warn=warn, trust=trust)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.cli.progress import RunProgress
+from calfat_plugin.runs.directory import RunDirectory
 
 
 class ResumeHint:
@@ -19,8 +18,7 @@ class ResumeHint:
     Attributes:
         command: as given; what is added to it is said to the user, too.
         directory: the run directory, once there is one.
-        begun: whether the run got as far as its rounds.
-        in_rounds: whether one of them was begun.
+        progress: how far the run got.
         is_ours: whether the directory is written by this process, and not by one that it has started.
         last_words: what to print when stopped, for a process without a run directory of its own.
     """
@@ -28,7 +26,7 @@ class ResumeHint:
     def __init__(self, command: list[str], resumed: bool) -> None:
         self.command, self._resumed = command, resumed
         self.directory: RunDirectory | None = None
-        self.begun = self.in_rounds = False
+        self.progress = RunProgress()
         self.is_ours = True
         self.last_words: str | None = None
 
@@ -46,12 +44,10 @@ class ResumeHint:
         """What to say below an error: nothing, where a resumed run would only meet it again."""
         if self.directory is None:
             return ""
-        keeps_log = self.in_rounds and self.is_ours
+        keeps_log = self.progress.in_rounds and self.is_ours
         if self._discarded(self.directory, keep_log=keeps_log):
             return f"No round was finished. The log is kept: {self.directory.log}" if keeps_log else ""
-        if not self.begun:
-            return ""
-        return self._how_to_resume(self.directory)
+        return self._how_to_resume(self.directory) if self.progress.begun else ""
 
     def _discarded(self, directory: RunDirectory, *, keep_log: bool = False) -> bool:
         """Remove a run of this process in which no round was finished; whether it was so."""

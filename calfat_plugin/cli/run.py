@@ -10,30 +10,36 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, user_errors
+from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
 from calfat_plugin.cli.options import (
     download_option,
     host_option,
-    load_experiment,
     plugin_option,
     recipe_argument,
     seed_option,
     set_option,
 )
+from calfat_plugin.cli.progress import choose_progress
+from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
+from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.compat import quick_imports
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RecipeError
+from calfat_plugin.evaluators.alarms import read_alarms
+from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
+from calfat_plugin.report.profile_table import spending_text
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request, checked_experiment
 from calfat_plugin.shipped import located
-
-if TYPE_CHECKING:
-    from calfat_plugin.runs.directory import RunDirectory
-    from calfat_plugin.runs.request import Request
 
 
 @click.command()
@@ -98,20 +104,13 @@ def run(
         document = read_document(recipe)
         if "axes" in document.data:
             raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
-        experiment = load_experiment(document, overrides, seed, download=download, plugins=plugins)
-        from calfat_plugin.host.runtimes import runtime_of
-        from calfat_plugin.runs.directory import RunDirectory
-        from calfat_plugin.runs.request import Request
-
+        experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
+        warn(*experiment.warnings)
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)
         if workers is not None:
-            from calfat_plugin.cli.workers import with_workers
-
             request = with_workers(request, runtime, workers, alone=role is None and rank is None and not local)
         elif role is not None or rank is not None or local or runtime.num_processes > 1:
-            from calfat_plugin.cli import party
-
             chosen = party.which(runtime, role, rank, local, at_end)
             if party.take_part(request, runtime, chosen, command, hint):
                 if hint.directory is not None:  # this process has started the parties, and is none itself
@@ -126,29 +125,17 @@ def run(
 
 def _results(directory: RunDirectory) -> dict[str, Any]:
     """What ``--json`` prints."""
-    from calfat_plugin.disk import read_json
-
     return {"run": str(directory.path), "results": read_json(directory.results)}
 
 
 def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHint) -> None:
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import choose_progress
-    from calfat_plugin.cli.results import show_final
-    from calfat_plugin.disk import read_json
-    from calfat_plugin.evaluators.alarms import read_alarms
-    from calfat_plugin.report.profile_table import spending_text
-
     with quick_imports():
         from calfat_plugin.runs import session
 
     console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
     with choose_progress(console, plain=plain) as progress:
-        try:
-            result = session.run(request, directory, progress, progress.warn)
-        finally:
-            hint.begun, hint.in_rounds = progress.begun, progress.in_rounds
+        hint.progress = progress
+        result = session.run(request, directory, progress, progress.warn)
     show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
     if request.profile:
         console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)

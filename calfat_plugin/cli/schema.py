@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from calfat_plugin import __version__, entries
-from calfat_plugin.cli.errors import user_errors
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
@@ -40,9 +39,8 @@ _NULL: Schema = {"type": "null"}
 @plugin_option
 def schema(plugins: tuple[Path, ...]) -> None:
     """Print a JSON schema of recipes, with the plugins that are installed, for editors."""
-    with user_errors():
-        registry = Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))
-        click.echo(json.dumps(recipe_schema(registry), indent=2))
+    registry = Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))
+    click.echo(json.dumps(recipe_schema(registry), indent=2))
 
 
 def recipe_schema(registry: Registry) -> Schema:

@@ -7,22 +7,32 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
+from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
+from calfat_plugin.cli.trust import judge
+from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError, listed
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from calfat_plugin.suites.plan import SuitePlan
-    from calfat_plugin.suites.record import Key
-    from calfat_plugin.suites.runner import RunOutcome
+from calfat_plugin.report.reading import SUITE
+from calfat_plugin.runs.workers import asked_workers, check_workers
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
+from calfat_plugin.suites.record import Key, verdict_of
+from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
+from calfat_plugin.suites.summary import check_versus, summarise
+from calfat_plugin.suites.tables import markdown, versus_markdown, write_tables
+from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
 _MAX_SEED = 2**32 - 1
@@ -82,11 +92,7 @@ def suite(
 
     Finished runs are never repeated and interrupted ones are resumed, so the same command continues after Ctrl-C.
     """
-    from calfat_plugin.suites import load_suite
-    from calfat_plugin.suites.plan import fetch, make_plan, registry_of
-    from calfat_plugin.suites.summary import check_versus
-
-    with json_output(as_json) as show, user_errors():
+    with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
         if versus is not None:
             check_versus(loaded, versus)
@@ -114,9 +120,6 @@ def suite(
 
 
 def _check_workers(plan: SuitePlan, workers: str, jobs: int | None) -> None:
-    from calfat_plugin.host.runtimes import runtime_of
-    from calfat_plugin.runs.workers import asked_workers, check_workers
-
     if asked_workers(workers) is None and (jobs or 1) > 1:
         raise OptionError(
             f"--workers {workers} gives each run the whole machine, so one runs at a time. Leave out --jobs, or write "
@@ -137,12 +140,6 @@ def _run(
     show: Callable[[Any], None],
 ) -> None:
     """Run what is left; ``now`` plans the suite by what is on disk: choice runs decide what the table's runs are."""
-    from rich.console import Console
-
-    from calfat_plugin.suites.runner import record_runs
-    from calfat_plugin.suites.summary import summarise
-    from calfat_plugin.suites.tuning import try_again
-
     plan = now()
     for name, choice in plan.choices.items():
         if name in plan.selected:
@@ -185,11 +182,6 @@ def _run_all(
     plan: SuitePlan, what: str, jobs: int | None, workers: str | None, console: Console, outcomes: list[RunOutcome]
 ) -> bool:
     """Run what is left of the plan; False where the user stopped it."""
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress
-    from calfat_plugin.host.runtimes import runtime_of
-    from calfat_plugin.suites.runner import processes, run_all, threads
-
     total = len(plan.left)
     for run in plan.left:
         runtime_of(run.experiment).refuse_without_host()
@@ -214,10 +206,6 @@ def _run_all(
 
 def _judge(plan: SuitePlan) -> None:
     """Judge the first seed's model of each selected row that has no verdict yet."""
-    from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
-    from calfat_plugin.cli.trust import judge
-    from calfat_plugin.suites.record import verdict_of
-
     for run in plan.runs:
         if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
             continue
@@ -229,16 +217,11 @@ def _judge(plan: SuitePlan) -> None:
 
 
 def _at_a_time(plan: SuitePlan, total: int, jobs: int | None, workers: str | None) -> int:
-    from calfat_plugin.suites.runner import default_jobs
-
     return min(jobs or default_jobs(plan, workers), max(1, total))
 
 
 def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Iterator[str]:
     """What a suite that chooses values will do and cost; only what a suite file says where nothing is chosen."""
-    from calfat_plugin.suites.plan import seconds_left
-    from calfat_plugin.suites.tuning import how_chosen
-
     choose = plan.suite.choose
     if choose is None and plan.suite.seconds_per_round is None:
         return
@@ -258,16 +241,6 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
 def _show_and_write(
     plan: SuitePlan, outcomes: list[RunOutcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
 ) -> None:
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.suite_view import remarks, suite_table
-    from calfat_plugin.disk import read_json
-    from calfat_plugin.report import write_comparison
-    from calfat_plugin.report.reading import SUITE
-    from calfat_plugin.suites.summary import summarise
-    from calfat_plugin.suites.tables import markdown, versus_markdown, write_tables
-
     console, summary = Console(highlight=False), summarise(plan, outcomes)
     folders = write_tables(summary, out)
     if can_draw(console):
@@ -285,9 +258,6 @@ def _show_and_write(
 
 
 def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:
-    from calfat_plugin.cli.suite_view import plan_lines
-    from calfat_plugin.suites.runner import command
-
     for line in plan_lines(plan):
         click.echo(line)
     if left := (*plan.choosing.left, *plan.left):
@@ -299,9 +269,6 @@ def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:
 
 
 def _plan_as_json(plan: SuitePlan) -> dict[str, Any]:
-    from calfat_plugin.suites.plan import seconds_left
-    from calfat_plugin.suites.runner import command
-
     def described(runs: SuitePlan) -> list[dict[str, Any]]:
         left = {run.directory for run in runs.left}
         return [

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import Console
 
+from calfat_plugin import report
+from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, user_errors, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
+from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
 from calfat_plugin.disk import read_json
-
-if TYPE_CHECKING:
-    from calfat_plugin.analyses.attack_plan import AttackPlan
-    from calfat_plugin.judging.examine import TrustReport
-
+from calfat_plugin.judging.examine import FILE, TrustReport, examine
 
 _RESUME = "The same command again continues with the check that was stopped."
 
@@ -52,14 +53,10 @@ def trust(
     full: bool,
     transfer: tuple[Path, ...],
     eps: str | None,
-    checkpoint: str | None,
-    model: str | None,
-    weights: Path | None,
-    dataset: str | None,
     output: Path | None,
     plain: bool,
     as_json: bool,
-    **request: Any,
+    **how: Any,
 ) -> None:
     """Judge whether a robust accuracy may be believed: the number holds, is overstated, or is not shown.
 
@@ -67,11 +64,8 @@ def trust(
     attack or masked gradients leave behind. The evidence and a sentence for reviewers are written to trust.json; the
     same command continues there after a kill.
     """
-    with json_output(as_json) as show, user_errors():
-        from calfat_plugin.analyses.attack_plan import AttackRequest
-
-        asked = AttackRequest(attacks=(), eps=() if eps is None else (eps,), **request)
-        plan = planned(target, checkpoint, model, weights, dataset, asked)
+    with json_output(as_json) as show:
+        plan = planned(target, attacks=(), eps=() if eps is None else (eps,), **how)
         warn(*plan.experiments[0].warnings)
         outcome = judge(plan, transfer, full=full, output=output, plain=plain)
         show({"file": str(outcome.path), "results": read_json(outcome.path)})
@@ -86,13 +80,6 @@ def judge(
     plain: bool = False,
 ) -> TrustReport:
     """Judge one model, with its progress and its verdict on the console."""
-    from rich.console import Console
-
-    from calfat_plugin.cli.progress import can_draw
-    from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
-    from calfat_plugin.judging.examine import FILE, examine
-    from calfat_plugin.report import write_run_report
-
     console = Console(highlight=False)
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     progress = TrustProgress(console if can_draw(console) and not plain else None)
@@ -104,5 +91,5 @@ def judge(
     show_verdict(console, outcome)
     run = plan.run
     if run is not None and outcome.path == run / FILE and (run / "report.html").exists():
-        write_page(lambda: write_run_report(run), run)
+        write_page(lambda: report.write_run_report(run), run)
     return outcome

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.compat import num_cores
 from calfat_plugin.errors import RunError
+from calfat_plugin.experiment import Experiment
+from calfat_plugin.host.runtimes import Runtime
 from calfat_plugin.report.numbers import counted
+from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.workers import AUTO, OPTION, check_workers, number_of_workers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from calfat_plugin.experiment import Experiment
-    from calfat_plugin.host.runtimes import Runtime
-    from calfat_plugin.runs.request import Request
 
 
 def with_workers(

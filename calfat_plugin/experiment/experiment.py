@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
-from calfat_plugin.entries import AWPOptions
 from calfat_plugin.errors import CalfatError
 from calfat_plugin.experiment.groups import members_of
+from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.recipe.document import KeyPath, dotted
 from calfat_plugin.recipe.keys import Plugin

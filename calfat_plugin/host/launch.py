@@ -46,7 +46,7 @@ def run_host(args: SimpleNamespace, device: torch.device, algorithm: Callable[[A
         HostError: the installed host is of an untested version, or cannot start its tracking.
     """
     check_version(fedml.__version__)
-    with reseeds_the_world(), no_telemetry(), logs_every_step():
+    with reseeds_the_world(), no_telemetry():
         try:
             args = fedml.init(args, check_env=False, should_init_logs=False)
         except Exception as error:  # whatever wandb raises, for want of a login, a network, or a right name
@@ -75,7 +75,8 @@ def no_telemetry() -> Iterator[None]:
     Even with tracking off, ``fedml.init`` asks the vendor's server for a configuration (five tries, no time-out),
     creates ``~/.fedml``, and on a TLS error appends its own root certificate to certifi's bundle. Its environment name
     is kept in ``~/.fedml`` too; here it lives in this process's environment only. Its runner leaves a file named after
-    the process there for the vendor's agent, which no one else reads.
+    the process there for the vendor's agent, which no one else reads. And for the vendor's platform it logs twice for
+    each client and each aggregation that something has begun or ended.
     """
 
     def no_fetch(args: Any, version: str = "release") -> None:
@@ -87,17 +88,8 @@ def no_telemetry() -> Iterator[None]:
         mock.patch.object(fedml, "load_env", return_value=None),
         mock.patch.object(fedml.core.mlops, "fetch_config", no_fetch),
         mock.patch.object(fedml.FedMLRunner, "log_runner_result", return_value=None),
+        mock.patch.object(fedml.mlops, "event", lambda *_, **__: None),  # noqa: PT008 (a mock keeps all calls)
     ):
-        yield
-
-
-@contextmanager
-def logs_every_step() -> Iterator[None]:
-    """Keep the host from logging twice for each client and each aggregation that it has begun or ended something.
-
-    These are the events of the vendor's platform. Without it, which is how we run, nobody else gets them.
-    """
-    with mock.patch.object(fedml.mlops, "event", lambda *_, **__: None):  # noqa: PT008 (a mock keeps all calls)
         yield
 
 

@@ -55,9 +55,9 @@ class Runtime(ABC):
         self.experiment = experiment
 
     @property
-    @abstractmethod
     def num_processes(self) -> int:
-        """Processes of a run, the server's included."""
+        """Processes of a run that this package starts, the server's included."""
+        return 1
 
     @property
     def process_names(self) -> list[str]:
@@ -259,10 +259,6 @@ class CrossSiloMQTT(CrossSilo):
 class Simulation(Runtime):
     """FedML's simulator in one process; with workers, its MPI simulator over pipes to processes of this machine."""
 
-    @property
-    def num_processes(self) -> int:
-        return 1
-
     def run_server(self, task: ServerTask) -> tuple[EvaluationResult, ...]:
         if not task.workers:
             from calfat_plugin.host.simulation import simulate
@@ -306,10 +302,6 @@ class Flower(Runtime):
     def __init__(self, experiment: Experiment, grid: Any = None) -> None:
         super().__init__(experiment)
         self._grid = grid
-
-    @property
-    def num_processes(self) -> int:
-        return 1  # of those that this package starts
 
     def refuse_without_host(self) -> None:
         refuse_without_flower()

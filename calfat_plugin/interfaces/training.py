@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from calfat_plugin.entries import Citation
 from calfat_plugin.maths.attacks import gradient_ascent, input_gradient
+from calfat_plugin.options import option
 from calfat_plugin.results import LocalUpdate, State
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from calfat_plugin.datasets import Augmentation, ImageData
     from calfat_plugin.datasets.batches import Examples
-    from calfat_plugin.entries import AWPOptions
     from calfat_plugin.maths.graphs import Graphs
     from calfat_plugin.maths.precision import Precision
     from calfat_plugin.observer import BatchProgress
@@ -211,6 +212,27 @@ class TrainSettings:
     nesterov: bool = False
     max_grad_norm: float | None = None
     has_schedule: bool = False
+
+
+AWP_PAPER = Citation(
+    "Wu et al., Adversarial Weight Perturbation Helps Robust Generalization, NeurIPS 2020",
+    """@inproceedings{wu2020adversarial,
+  title     = {Adversarial Weight Perturbation Helps Robust Generalization},
+  author    = {Wu, Dongxian and Xia, Shu-Tao and Wang, Yisen},
+  booktitle = {Advances in Neural Information Processing Systems},
+  volume    = {33},
+  year      = {2020}
+}""",
+)
+
+
+@dataclass(frozen=True)
+class AWPOptions:
+    """``calfat.trainer.awp``: adversarial weight perturbation, added to a method: each training gradient is taken at
+    weights that are perturbed against the training loss."""
+
+    gamma: float = option(0.005, low=0, help="length of the perturbation, relative to each layer's weights")
+    warmup: int = option(10, low=0, help="rounds of plain training before weights are perturbed", unit="rounds")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from calfat_plugin.entries import AWP_PAPER, AWPOptions, Citation
+from calfat_plugin.entries import Citation
+from calfat_plugin.interfaces.training import AWP_PAPER, AWPOptions
 from calfat_plugin.options import option
 from calfat_plugin.recipe.keys import Section, as_plain, key
 

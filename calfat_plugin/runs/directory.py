@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import time
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from calfat_plugin.disk import lock, read_json, temporary_of, write_text
+from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
@@ -203,15 +202,12 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing this run at the same time. The system frees the lock of a dead process."""
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
+        with opened(self.path) as handle:
             if not lock(handle):
                 raise RunError(
                     f"{self.path}: another process is writing this run. Let it finish, or stop it before you resume."
                 )
             yield
-        finally:
-            os.close(handle)
 
     @property
     def busy(self) -> bool:

@@ -21,34 +21,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.federation.wire import Wire
+from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.arguments import ClientTask
 from calfat_plugin.host.runtimes import CrossSilo, runtime_of
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.profiling import profiling
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
+from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
 from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request, checked_experiment
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from calfat_plugin.datasets import Dataset, ImageData
-    from calfat_plugin.federation.wire import Wire
-    from calfat_plugin.federation.worker import Worker
-
-    _Shards = Mapping[int, ImageData]
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +127,6 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         with profiling(profile):
             runtime.run_client(task)
         if profile is not None:
-            from calfat_plugin.report.profile_table import spending_text
-
             spent = {"method": experiment.trainer.name, "parts": profile.as_json()}
             directory.write_json(directory.profile, spent)
             log.info("where the time went:\n%s", spending_text(spent))
@@ -152,8 +146,6 @@ def _worker_of(request: Request, rank: int, directory: PartyDirectory, warn: Cal
     environment = describe_environment(device, experiment.registry, request.command, precision)
     environment["host"] = experiment.common.host
     directory.write_json(directory.environment, environment)
-
-    from calfat_plugin.federation.worker import Worker
 
     return Worker(experiment, dataset, {client: data.to(device)}, device, RunObserver())
 
@@ -219,10 +211,6 @@ def any_clients_worker(document: Document, threads: int, log_file: Path, profile
         threads: of torch in the server's process: the last bits depend on it, and the host would choose another number.
         log_file: the server's, where this machine has it.
     """
-    import torch
-
-    from calfat_plugin.federation.worker import Worker
-
     torch.set_num_threads(threads)
     life = ExitStack()
     life.enter_context(log_to(log_file if log_file.exists() else Path(os.devnull)))
@@ -234,13 +222,11 @@ def any_clients_worker(document: Document, threads: int, log_file: Path, profile
 @contextmanager
 def _ready_to_train(
     experiment: Experiment, number: int, profile: bool
-) -> Iterator[tuple[Experiment, Dataset, _Shards, torch.device]]:
+) -> Iterator[tuple[Experiment, Dataset, Mapping[int, ImageData], torch.device]]:
     """What the ``number``-th worker of a machine, counted from 0, needs to train any client, and perhaps to measure."""
     with using_threads(experiment):
         device = device_to_train(experiment, lambda text: None, number)  # the server warns
         dataset = experiment.load_dataset()
-
-        from calfat_plugin.federation.worker import shards_of
 
         with profiling(new_profile(device) if profile else None):
             yield experiment, dataset, shards_of(experiment, dataset, device), device

@@ -7,15 +7,19 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pluggy
 
-from calfat_plugin import hookspecs
+from calfat_plugin import hookspecs, report
+from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.groups import attackers_among
+from calfat_plugin.federation.server import Server, Snapshot
+from calfat_plugin.federation.worker import Worker, shards_of
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.runtimes import Runtime, runtime_of
 from calfat_plugin.maths.worst import honest_counts
@@ -32,10 +36,6 @@ from calfat_plugin.runs.loaded_run import model_loader
 from calfat_plugin.runs.logs import log_to
 from calfat_plugin.runs.request import Request
 from calfat_plugin.runs.writer import RunWriter
-
-if TYPE_CHECKING:
-    from calfat_plugin.datasets import Dataset, ImageData
-    from calfat_plugin.federation.server import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,6 @@ def run(
         snapshot, best = _restore(directory, experiment)
         device = (pick_device if runtime.is_cross_silo else device_to_train)(experiment, warn)
         dataset = experiment.load_dataset(rank=0)
-
-        from calfat_plugin.federation.server import Server
-        from calfat_plugin.federation.worker import Worker, shards_of
 
         shards = {} if runtime.is_cross_silo else shards_of(experiment, dataset, device)
         groups = experiment.client_groups(dataset.train.y.numpy())
@@ -152,10 +149,8 @@ def run(
         observer.run_finished(result)
         listeners.run_finished(info, result)
 
-        from calfat_plugin.report import try_report, write_run_report
-
-        said = ". The results are complete"
-        try_report(lambda: write_run_report(directory.path), directory.path, warn, after=said, traceback=True)
+        page, said = partial(report.write_run_report, directory.path), ". The results are complete"
+        report.try_report(page, directory.path, warn, after=said, traceback=True)
     return result
 
 
@@ -215,9 +210,6 @@ def _digest(parts: Iterable[ImageData]) -> str:
     return digest.hexdigest()
 
 
-Warn = Callable[[str], None]
-
-
 # --- who is informed of a run's life ----------------------------------------------------------------------------------
 
 
@@ -227,7 +219,7 @@ class Listeners:
     None of them can stop a run: one that raises is reported to the user once and is off for the rest of this run.
     """
 
-    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Warn) -> None:
+    def __init__(self, plugins: Iterable[tuple[str, Any]], warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._managers: dict[str, pluggy.PluginManager] = {}
         for name, plugin in plugins:
@@ -235,7 +227,7 @@ class Listeners:
                 self._add(name, plugin)
 
     @classmethod
-    def of(cls, experiment: Experiment, warn: Warn) -> Listeners:
+    def of(cls, experiment: Experiment, warn: Callable[[str], None]) -> Listeners:
         """Everyone who listens to a run of ``experiment``; a logger that cannot be built is reported and left out."""
         registry = experiment.registry
         listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)

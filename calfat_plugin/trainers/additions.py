@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
-from calfat_plugin.entries import AWPOptions
 from calfat_plugin.interfaces import ClientLoss
+from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.maths.attacks import buffers_kept
 from calfat_plugin.maths.losses import wide
 from calfat_plugin.trainers.batches import TrainBatch

@@ -23,13 +23,13 @@ def test_parties_are_still_read_and_the_run_ends(monkeypatch: pytest.MonkeyPatch
     asleep = local._spawn([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
         monkeypatch.setattr(sys, "stdout", Closed())
-        reader = local._Reader(talkative, "server | ")
-        reader.start()
-        reader.join(300)
+        client = local.Party("client 0", talkative, "client 0 | ")
+        client.start()
+        client.join(300)
         assert talkative.wait(300) == 0
-        assert isinstance(reader.failure, BrokenPipeError)
+        assert isinstance(client.failure, BrokenPipeError)
         with pytest.raises(BrokenPipeError):
-            local._watch([local.Party("server", asleep, reader)], 0)
+            local._watch([local.Party("server", asleep), client], 0)
     finally:
         for process in (talkative, asleep):
             process.kill()

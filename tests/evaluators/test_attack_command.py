@@ -19,8 +19,8 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.cli.attack import attack
 from calfat_plugin.cli.attack_progress import AttackProgress
+from calfat_plugin.cli.main import main
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
@@ -60,7 +60,7 @@ def run_dir(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyP
 
 def call(*arguments: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(attack, [str(argument) for argument in arguments], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["attack", *map(str, arguments)], catch_exceptions=False)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -410,10 +410,10 @@ def test_a_file_that_is_no_state_dict_is_refused(own):
 def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir):
     program = (
         "import sys\n"
-        "from calfat_plugin.cli.attack import attack\n"
+        "from calfat_plugin.cli.main import main\n"
         "from click.testing import CliRunner\n"
-        "assert CliRunner().invoke(attack, ['--help']).exit_code == 0\n"
-        "assert CliRunner().invoke(attack, ['run', '--eps', '8']).exit_code == 2\n"
+        "assert CliRunner().invoke(main, ['attack', '--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(main, ['attack', 'run', '--eps', '8']).exit_code == 2\n"
         "from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run\n"
         "from pathlib import Path\n"
         "plan_run(Path('run'), None, AttackRequest(attacks=('fgsm', 'cw20', 'autoattack')))\n"

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import nn
 
-from calfat_plugin.cli.trust import trust
+from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
 from calfat_plugin.evaluators.autoattack import subattacks
@@ -95,7 +95,7 @@ def own(kind: str, weights: str = "robust", eps: str = "0.1", examples: int = 10
 
 def call(*arguments: object) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
-    done = CliRunner().invoke(trust, [str(argument) for argument in arguments], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["trust", *map(str, arguments)], catch_exceptions=False)
     return done.exit_code, done.stdout, done.stderr
 
 

@@ -46,7 +46,7 @@ def receive(path: str) -> None:
     data = Path(path).read_bytes()
     try:
         envelope = read_envelope(data)
-        if "num_samples" not in envelope.fields:
+        if envelope.get("num_samples") is None:
             raise RefusedError("an update without number of examples")
         message = decode(data, envelope)
     except RefusedError as error:

@@ -14,7 +14,7 @@ def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
     """Each goodbye has a thread of its own; two that wrote ``finished.json`` at once took each other's file away."""
     make_torchvision_importable()  # FedML imports it
     from calfat_plugin.host.silo.client import MyMessage, SiloClient
-    from calfat_plugin.host.transports.base import Envelope
+    from calfat_plugin.host.transports.message import Message
 
     noted = []
 
@@ -25,7 +25,7 @@ def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
     client = object.__new__(SiloClient)  # without its transport: only what the message meets
     client._task, client._session = SimpleNamespace(on_finished=note), "ours"  # type: ignore[assignment]
     client._noted, client._noting = False, threading.Lock()
-    goodbye = Envelope(MyMessage.MSG_TYPE_S2C_FINISH, 0, 1, {"session": "ours"})
+    goodbye = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, 1, session="ours")
 
     def admitted(number: int) -> int:
         client._admit(goodbye)

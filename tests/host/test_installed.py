@@ -22,7 +22,7 @@ def without_fedml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Mon
     has(monkeypatch)
     monkeypatch.setattr(installed, "FEDML_INSTALLS", False)
     monkeypatch.setattr(platform, "python_version", lambda: "3.13.0")
-    for begins in ("runs.directory.RunDirectory.open", "cli.local.run_all", "suites.runner.run_all"):
+    for begins in ("runs.directory.RunDirectory.open", "cli.party.run_all", "cli.suite.run_all"):
         monkeypatch.setattr(f"calfat_plugin.{begins}", lambda *_, **__: pytest.fail("a run was begun"))
     return monkeypatch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_what_a_dead_worker_trained_is_next(
         "the same result."
     ]
     workers.die(2)
+    pool.add_observer(Mock())
     pool.inbox.get(time.monotonic() + PATIENCE)
     pool.inbox.get(time.monotonic() + PATIENCE)
     with snapshot.raises(HostError):

@@ -27,8 +27,8 @@ from tests.suites.files import SUITE, write_suite
 
 USED = Column(
     "used",
-    lambda record: len(record.clients),
     "number of clients whose updates were used",
+    value=lambda record: len(record.clients),
     page="clients used",
     logged="clients/used",
     in_results="last",

@@ -202,7 +202,7 @@ def test_workers_train_while_the_server_evaluates(folder: Path, monkeypatch: pyt
     send, evaluate = PipeWorkers.send, Server.evaluate_round
 
     def noted_send(self: PipeWorkers, worker: int, data: bytes) -> None:
-        if "round" in (fields := read_envelope(data).fields):
+        if "round" in (fields := read_envelope(data).get_params()):
             events.append(("sent", fields["round"]))
         send(self, worker, data)
 

@@ -16,10 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from calfat_plugin.cli.options import load_experiment
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import checked_experiment
 from calfat_plugin.suites.warm import fork_runs
 
 ACCURACY = {"calfat": {"natural": 0.80, "pgd20": 0.40}, "fedpgd": {"natural": 0.60, "pgd20": 0.30}}
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--plain", action="store_true")
     words = parser.parse_args()
-    experiment = load_experiment(read_document(words.recipe), tuple(words.set), words.seed)
+    experiment = checked_experiment(read_document(words.recipe), words.set, words.seed)
     trainer = experiment.trainer.name
     behaviour = json.loads(os.environ.get("FAKE_RUN", "{}")).get(trainer, "")
     directory = RunDirectory(words.run_dir)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.check import check
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import digits
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
@@ -34,7 +33,7 @@ def _stand_in(tmp_path, monkeypatch, stand_in):
 
 
 def call(*words):
-    return CliRunner().invoke(suite, ["tiny.yaml", *words])
+    return CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
 
 
 def content():
@@ -65,7 +64,7 @@ def test_dry_run_lists_choice_runs_and_what_waits_for_them(tmp_path):
     plan = json.loads(call("--dry-run", "--json").stdout)
     assert (len(plan["choice_runs"]), plan["runs"], plan["waiting"]) == (4, [], ["CalFAT", "FedPGD"])
     assert plan["seconds_left"] == 180
-    checked = CliRunner().invoke(check, ["tiny.yaml"])
+    checked = CliRunner().invoke(main, ["check", "tiny.yaml"])
     assert checked.stdout == "tiny.yaml: good. A suite of 2 cells, 4 choice runs and 2 runs.\n"
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.suite import suite
-from calfat_plugin.suites import runner
+from calfat_plugin.cli.main import main
 from tests.suites.files import FAKE_RUN, SUITE, write_suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ def _stand_in(tmp_path, stand_in):
 
 
 def call(*words):
-    return CliRunner().invoke(suite, ["tiny.yaml", *words])
+    return CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
 
 
 def shown():
@@ -78,7 +77,7 @@ def test_dry_run_lists_and_runs_nothing(snapshot):
 def test_the_machine_is_divided_between_runs_and_their_workers(words, share, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     asked = []
-    monkeypatch.setattr(runner, "run_all", lambda plan, jobs, *_: asked.append((jobs, _[-1])))
+    monkeypatch.setattr("calfat_plugin.cli.suite.run_all", lambda plan, jobs, *_: asked.append((jobs, _[-1])))
     done = call(*words)
     assert done.stdout.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
     assert asked == [(int(share[0]), words[1])]

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites import tuning
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
@@ -92,7 +92,7 @@ def test_the_caption_says_that_grids_grow_and_how_many_tries_each_row_had(plan_o
 def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, monkeypatch, stand_in):
     monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.29, "fedpgd": 0.05}))
     write_suite(tmp_path, TEXT.replace("[100, 101]", "[100]").replace("[0, 1]", "[0]"))
-    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
     assert done.exit_code == 0, done.output
     started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
     assert started[6:] == [
@@ -101,7 +101,7 @@ def test_one_command_goes_on_until_no_grid_grows_then_runs_the_table(tmp_path, m
     ]
     assert "| CalFAT | learning_rate 0.29, 1 step from the upper edge of the grid |" in done.stdout
     assert "Rows have different numbers of tries: CalFAT 6, FedPGD 3." in done.stdout
-    again = CliRunner().invoke(suite, ["tiny.yaml"])
+    again = CliRunner().invoke(main, ["suite", "tiny.yaml"])
     assert "tiny: no choice run to do" in again.stdout
 
 

@@ -7,8 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.check import check
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
@@ -125,11 +124,12 @@ def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path
     """With a stand-in for ``calfat run``, to which rates nearer to 0.05 and 0.1 are better."""
     monkeypatch.setenv("FAKE_BEST", json.dumps({"calfat": 0.02, "fedpgd": 0.1}))
     write_suite(tmp_path, TEXT.replace("[100, 101, 102]", "[100, 101]").replace("[0, 1]", "[0]"))
-    assert CliRunner().invoke(check, ["tiny.yaml"]).stdout.endswith("A suite of 2 cells, 10 choice runs and 2 runs.\n")
-    listed = CliRunner().invoke(suite, ["tiny.yaml", "--dry-run"]).stdout
+    checked = CliRunner().invoke(main, ["check", "tiny.yaml"]).stdout
+    assert checked.endswith("A suite of 2 cells, 10 choice runs and 2 runs.\n")
+    listed = CliRunner().invoke(main, ["suite", "tiny.yaml", "--dry-run"]).stdout
     assert "waiting     FedPGD, 2 choice runs: until the first seed has tried all values\n" in listed
     assert listed.endswith("tiny.yaml: good. 2 cells, 12 runs to do.\n")
-    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
     assert done.exit_code == 0, done.output
     assert "cost: 10 choice runs and 2 runs to do; " in done.stdout
     started = [line.split(" in runs/")[0] for line in done.stdout.splitlines() if line.startswith("running ")]
@@ -141,5 +141,5 @@ def test_one_command_runs_the_first_seed_then_the_finals_then_the_table(tmp_path
         *("running CalFAT seed 0", "running FedPGD seed 0"),
     ]
     assert "| CalFAT | learning_rate 0.02, lower edge of the grid |" in done.stdout
-    again = CliRunner().invoke(suite, ["tiny.yaml"])
+    again = CliRunner().invoke(main, ["suite", "tiny.yaml"])
     assert "tiny: no choice run to do" in again.stdout

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.analyses import attack_plan
-from calfat_plugin.cli import trust
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from tests.suites.files import write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
@@ -33,8 +31,8 @@ def judged(monkeypatch):
         asked.append(str(directory))
         said(directory)
 
-    monkeypatch.setattr(attack_plan, "plan_run", lambda directory, checkpoint, request: directory)
-    monkeypatch.setattr(trust, "judge", judge)
+    monkeypatch.setattr("calfat_plugin.cli.suite.plan_run", lambda directory, checkpoint, request: directory)
+    monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
     return asked
 
 
@@ -46,7 +44,7 @@ def said(directory, finished=True, eps="0.1", **verdict):
 
 
 def call(*words):
-    done = CliRunner().invoke(suite, ["tiny.yaml", *words])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml", *words])
     assert done.exit_code == 0, done.output
     return done
 
@@ -146,5 +144,5 @@ def test_a_damaged_verdict_is_an_error():
     call()
     path = Path(str(FIRST).format("calfat")) / "trust.json"
     path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
-    done = CliRunner().invoke(suite, ["tiny.yaml"])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
     assert (done.exit_code, done.stderr) == (2, f"error: {path}: the file has no 'threat'. {DAMAGED}")

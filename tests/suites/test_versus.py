@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from calfat_plugin.cli.suite import suite
+from calfat_plugin.cli.main import main
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
 from calfat_plugin.suites.tables import versus_markdown
@@ -97,9 +97,9 @@ def test_other_evaluators_are_another_problem(summary):
 
 def test_a_label_that_no_row_has_is_refused_before_anything_runs(summary):
     summary(SUITE, {"CalFAT": {}, "FedPGD": {}})
-    done = CliRunner().invoke(suite, ["tiny.yaml", "--versus", "FedPDG"])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml", "--versus", "FedPDG"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: --versus 'FedPDG': no row of tiny.yaml has this label. Did you mean 'FedPGD'?\n"
-    done = CliRunner().invoke(suite, ["tiny.yaml", "--versus", "x"])
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml", "--versus", "x"])
     assert done.stderr == "error: --versus 'x': no row of tiny.yaml has this label. Labels: CalFAT, FedPGD.\n"
     assert not Path("runs").exists()

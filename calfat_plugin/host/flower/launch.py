@@ -92,7 +92,10 @@ class Engine:
         server_app = ServerApp()
         server_app.main()(main)
         try:
-            with never_mind_the_command(), mock.patch.object(raybackend, "BasicActorPool", pool_until(self._over)):
+            with (
+                mock.patch.object(_engine, "warn_deprecated_feature"),  # `flwr run` instead: users have typed something
+                mock.patch.object(raybackend, "BasicActorPool", pool_until(self._over)),
+            ):
                 _engine.run_simulation(server_app, client_app, num_nodes, backend_config=resources)
         except BaseException as error:  # Flower ends a process by SystemExit
             self._error = error
@@ -115,13 +118,6 @@ def pool_until(over: threading.Event) -> type[BasicActorPool]:
             return super().fetch_result_and_return_actor_to_pool(future)
 
     return Pool
-
-
-@contextmanager
-def never_mind_the_command() -> Iterator[None]:
-    """Keep ``run_simulation`` from printing that users should type ``flwr run`` instead: ours have typed something."""
-    with mock.patch.object(_engine, "warn_deprecated_feature"):
-        yield
 
 
 @contextmanager

@@ -61,19 +61,9 @@ def run_rounds(
         server.start_round(server.round + 1)
 
 
-def _threads() -> int:
-    """Of this process: the last bits depend on it, and Ray would choose another number for processes of its own."""
-    return torch.get_num_threads()
-
-
 class _Rounds:
     def __init__(
-        self,
-        task: ServerTask,
-        grid: Grid,
-        nodes: Mapping[int, int],
-        check: Callable[[], None],
-        states_travel: bool,
+        self, task: ServerTask, grid: Grid, nodes: Mapping[int, int], check: Callable[[], None], states_travel: bool
     ) -> None:
         self._task, self._grid, self._nodes, self._check = task, grid, nodes, check
         self._states_travel = states_travel
@@ -86,10 +76,11 @@ class _Rounds:
         server = self._task.server
         round = server.round + 1
         model, clients = packed(server.downlink()), server.clients_of(round)
+        threads = torch.get_num_threads()  # the last bits depend on it, and Ray would choose another number
         messages = []
         for client in clients:
             state = self._task.client_states.get(client, {}) if self._states_travel else {}
-            fields = {"round": round, "client": client, "used": self.used.get(client, 0), "threads": _threads()}
+            fields = {"round": round, "client": client, "used": self.used.get(client, 0), "threads": threads}
             arrays = {MODEL: model, STATE: packed(state)}
             messages.append(Message(content(arrays, **fields), self._nodes[client], MessageType.TRAIN))
         sent = list(self._grid.push_messages(messages))

@@ -20,7 +20,7 @@ from fedml.cross_silo.client.message_define import MyMessage
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.transports.base import FAILED, Envelope, RefusedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import FAILED, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -158,17 +158,18 @@ class SiloClient(OnTransport, ClientMasterManager):
     def _handle_failed(self, message: Message) -> None:
         raise HostError(str(message.get("reason")))
 
-    def _admit(self, envelope: Envelope) -> None:
+    def _admit(self, envelope: Message) -> None:
         """Let in what the server sends; without certificates it shows that it is the one by our session's name."""
-        if envelope.type not in _FROM_SERVER:
-            raise RefusedError(f"a message of type {envelope.type} is not for a client")
-        if envelope.type == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS and "notice" not in envelope.fields:
+        type_, fields = envelope.get_type(), envelope.get_params()
+        if type_ not in _FROM_SERVER:
+            raise RefusedError(f"a message of type {type_} is not for a client")
+        if type_ == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS and "notice" not in fields:
             return
-        if envelope.fields.get("session") != self._session:
+        if fields.get("session") != self._session:
             raise RefusedError("it does not answer this client's session")
-        if envelope.type in MODEL_TYPES and not {"round", "used", "ticket"} <= envelope.fields.keys():
+        if type_ in MODEL_TYPES and not {"round", "used", "ticket"} <= fields.keys():
             raise RefusedError("a model without round or ticket")
-        if envelope.type == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in envelope.fields:
+        if type_ == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in fields:
             self._note_the_end()
 
     def _note_the_end(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
@@ -22,8 +21,8 @@ from calfat_plugin.errors import HostError
 from calfat_plugin.federation.wire import Wire, num_bytes
 from calfat_plugin.host.adapters import OnTransport
 from calfat_plugin.host.arguments import OpenTransport, ServerTask, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.silo.client import BEAT
-from calfat_plugin.host.transports.base import ALARM, Envelope, PostponedError, RefusedError, Transport
+from calfat_plugin.host.silo.client import BEAT, MODEL_TYPES
+from calfat_plugin.host.transports.base import ALARM, PostponedError, RefusedError, Transport
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.results import EvaluationResult
 
@@ -87,16 +86,16 @@ RECONNECT_SECONDS = 30.0  # seconds in which a client that was killed at the end
 TO_ASK = 5 * BEAT  # seconds in which a client that waits for a server asks
 
 
-def check_sign_of_life(envelope: Envelope, fingerprint: str) -> str:
+def check_sign_of_life(envelope: Message, fingerprint: str) -> str:
     """The session of a client that says it is there.
 
     Raises:
         RefusedError: it names no session, or runs something else than the server.
     """
-    session = envelope.fields.get("session")
+    session = envelope.get("session")
     if not isinstance(session, str):
         raise RefusedError("a sign of life without a session")
-    if envelope.fields.get("recipe") != fingerprint:
+    if envelope.get("recipe") != fingerprint:
         raise RefusedError("it runs another recipe, seed or version than the server; give all parties the same")
     return session
 
@@ -138,10 +137,10 @@ class Shutdown:
             left = max(0.0, min(until, self._until) - time.monotonic())
             return self._changed.wait_for(lambda: self._awaited <= self._informed, left)
 
-    def _admit(self, envelope: Envelope) -> None:
-        if envelope.type != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
+    def _admit(self, envelope: Message) -> None:
+        if envelope.get_type() != MyMessage.MSG_TYPE_C2S_CLIENT_STATUS:
             raise RefusedError("all rounds are done")
-        self._inform(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
+        self._inform(envelope.get_sender_id(), check_sign_of_life(envelope, self._fingerprint))
 
     def _inform(self, rank: int, session: str) -> None:
         message = Message(MyMessage.MSG_TYPE_S2C_FINISH, 0, rank, session=session)
@@ -157,10 +156,9 @@ _SILENCE = 5 * BEAT  # a client not heard of for so long may be gone
 _NOTICE = 5.0  # seconds in which a notice must arrive
 _STATUS = MyMessage.MSG_TYPE_C2S_CLIENT_STATUS
 _UPDATE = MyMessage.MSG_TYPE_C2S_SEND_MODEL_TO_SERVER
-_MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
 
 
-@dataclasses.dataclass
+@dataclass
 class Round:
     """A round under way. Parties go by rank here, clients (rank - 1) only in ``answers``.
 
@@ -177,9 +175,9 @@ class Round:
     ranks: tuple[int, ...]
     tickets: Mapping[int, str]
     deadline: float
-    sent: dict[int, str] = dataclasses.field(default_factory=dict)
-    answers: dict[int, tuple[int, Wire]] = dataclasses.field(default_factory=dict)
-    stale: dict[int, int] = dataclasses.field(default_factory=dict)
+    sent: dict[int, str] = field(default_factory=dict)
+    answers: dict[int, tuple[int, Wire]] = field(default_factory=dict)
+    stale: dict[int, int] = field(default_factory=dict)
 
 
 class SiloServer(OnTransport, FedMLServerManager):
@@ -261,10 +259,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._missed.discard(rank)
         if now is None or fields["round"] != now.number or rank - 1 in now.answers:
             return  # the round, perhaps the last one, ended while it waited; or it came twice
-        now.answers[rank - 1] = (
-            fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES],
-            fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS],
-        )
+        now.answers[rank - 1] = (fields[MyMessage.MSG_ARG_KEY_NUM_SAMPLES], fields[MyMessage.MSG_ARG_KEY_MODEL_PARAMS])
         self._finish_round_if_over()
 
     def _handle_alarm(self, message: Message) -> None:
@@ -317,7 +312,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         self._missed |= silent
         record = self.server.finish_round(now.number, now.answers)
         missing = {rank - 1: self._why_absent(now, rank) for rank in absent}
-        record = dataclasses.replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
+        record = replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
         self._used.update(dict.fromkeys(record.clients, now.number))
         self._on_round(record, self.server.snapshot())
         if now.number < self.round_num:
@@ -342,7 +337,7 @@ class SiloServer(OnTransport, FedMLServerManager):
         patience = self._silo.start_deadline
         if rank in self._sessions:
             message.add_params("session", self._sessions[rank])
-        if type_ in _MODEL_TYPES:
+        if type_ in MODEL_TYPES:
             now = self._current
             message.add_params("round", now.number)
             message.add_params("used", self._used.get(rank - 1, 0))
@@ -352,18 +347,18 @@ class SiloServer(OnTransport, FedMLServerManager):
             patience = _NOTICE
         self.com_manager.send_message(message, patience)
 
-    def _admit(self, envelope: Envelope) -> None:
+    def _admit(self, envelope: Message) -> None:
         """Let in signs of life of clients that run the same, and updates that show the ticket of this round.
 
         A ticket travels with the model to the address that the recipe gives the client's rank, so that without
         certificates, too, a stranger cannot answer in its place.
         """
-        if envelope.type == _STATUS:
-            self._presence.sign_of_life(envelope.sender, check_sign_of_life(envelope, self._fingerprint))
+        fields, rank, now = envelope.get_params(), envelope.get_sender_id(), self._round
+        if envelope.get_type() == _STATUS:
+            self._presence.sign_of_life(rank, check_sign_of_life(envelope, self._fingerprint))
             return
-        if envelope.type != _UPDATE:
-            raise RefusedError(f"a message of type {envelope.type} is not for a server")
-        fields, rank, now = envelope.fields, envelope.sender, self._round
+        if envelope.get_type() != _UPDATE:
+            raise RefusedError(f"a message of type {envelope.get_type()} is not for a server")
         ticket = str(fields.get("ticket"))
         if (
             now is None

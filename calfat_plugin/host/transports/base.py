@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 from safetensors import SafetensorError
@@ -63,16 +63,6 @@ class PostponedError(RefusedError):
     """A message that is not let in now; the sender should try again."""
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """The fields of a message, read before its tensors."""
-
-    type: int
-    sender: int
-    receiver: int
-    fields: Mapping[str, Any]
-
-
 def encode(message: Message) -> bytes:
     """Write a message; ``read_envelope`` and ``decode`` are the inverse.
 
@@ -88,17 +78,15 @@ def encode(message: Message) -> bytes:
     return safetensors.torch.save(copies, {_KEY: json.dumps(params)})
 
 
-def read_envelope(data: bytes) -> Envelope:
-    """Check the structure of what arrived, and read its fields. No tensor is made.
+def read_envelope(data: bytes) -> Message:
+    """Check the structure of what arrived, and read its fields: a message without its tensors, none of which is made.
 
     Raises:
         RefusedError: anything is not as :func:`encode` writes it.
     """
-    header = _header(data)
-    metadata = header.pop("__metadata__", None)
+    metadata = _checked_metadata(data)
     if not isinstance(metadata, dict) or not isinstance(metadata.get(_KEY), str):
         raise RefusedError("not a message of calfat_plugin (its header has no fields)")
-    _check_sizes(header, len(data))
     fields = _json(metadata[_KEY], "its fields")
     for name, value in fields.items():
         if name not in FIELDS:
@@ -112,18 +100,17 @@ def read_envelope(data: bytes) -> Envelope:
     for name in _REQUIRED:
         if name not in fields:
             raise RefusedError(f"field '{name}' is missing")
-    return Envelope(fields[TYPE], fields[SENDER], fields[RECEIVER], fields)
+    return Message(fields.pop(TYPE), fields.pop(SENDER), fields.pop(RECEIVER), **fields)
 
 
-def decode(data: bytes, envelope: Envelope) -> Message:
-    """Make the message, tensors included.
+def decode(data: bytes, envelope: Message) -> Message:
+    """Add the tensors to what :func:`read_envelope` has read of the same bytes.
 
     Raises:
         RefusedError: the tensors do not fit their description.
     """
-    message = Message()
-    message.get_params().update({**envelope.fields, MODEL: tensors_in(data)})
-    return message
+    envelope.add_params(MODEL, _tensors(data))
+    return envelope
 
 
 def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
@@ -132,20 +119,33 @@ def tensors_in(data: bytes) -> OrderedDict[str, Tensor]:
     Raises:
         RefusedError: it is none, or its header does not fit the bytes that are there.
     """
-    header = _header(data)
-    header.pop("__metadata__", None)
-    _check_sizes(header, len(data))
+    _checked_metadata(data)
+    return _tensors(data)
+
+
+def _tensors(data: bytes) -> OrderedDict[str, Tensor]:
     try:
         return OrderedDict(sorted(safetensors.torch.load(data).items()))
     except (SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise RefusedError(f"its tensors cannot be read ({error})") from None
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _checked_metadata(data: bytes) -> Any:
+    """The header's metadata. One that claims more bytes than there are is refused, before anyone believes it."""
     length = int.from_bytes(data[:_LENGTH], "little")
     if len(data) < _LENGTH or length > _MAX_HEADER or length > len(data) - _LENGTH:
         raise RefusedError(f"{len(data)} bytes that claim a header of {length}")
-    return _json(data[_LENGTH : _LENGTH + length], "its header")
+    header = _json(data[_LENGTH : _LENGTH + length], "its header")
+    metadata = header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if len(name) > _MAX_NAME:
+            raise RefusedError(f"a tensor's name is {len(name)} characters long")
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
+        if not 0 <= offsets[0] <= offsets[1] <= len(data):
+            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {offsets[0]} to {offsets[1]} of {len(data)}")
+    return metadata
 
 
 def _json(text: bytes | str, what: str) -> dict[str, Any]:
@@ -156,18 +156,6 @@ def _json(text: bytes | str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RefusedError(f"{what} cannot be read")
     return value
-
-
-def _check_sizes(header: Mapping[str, Any], num_bytes: int) -> None:
-    """Refuse a description that claims more bytes than there are, before anyone believes it."""
-    for name, entry in header.items():
-        if len(name) > _MAX_NAME:
-            raise RefusedError(f"a tensor's name is {len(name)} characters long")
-        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(end) is int for end in offsets)):
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} is not described")
-        if not 0 <= offsets[0] <= offsets[1] <= num_bytes:
-            raise RefusedError(f"tensor {name[:_MAX_TEXT]!r} claims bytes {offsets[0]} to {offsets[1]} of {num_bytes}")
 
 
 T = TypeVar("T", bound="Loop")
@@ -210,12 +198,6 @@ class Inbox:
             return any(type_ in types for _, type_ in self._waiting)
 
 
-class Observer(Protocol):
-    """Whoever a loop delivers to, such as a manager of the host."""
-
-    def receive_message(self, msg_type: int, msg_params: Message) -> None: ...
-
-
 class Loop:
     """A backend of the host as its managers see it, except for sending. As a context manager it ends with its block.
 
@@ -228,7 +210,7 @@ class Loop:
         self.rank = rank
         self.wake_at: float | None = None
         self.inbox = Inbox()
-        self._observers: list[Observer] = []
+        self._observer: Any = None
         self._stopped = self._over = False
 
     def handle_receive_message(self) -> None:
@@ -258,12 +240,12 @@ class Loop:
     def __exit__(self, *problem: object) -> None:
         self.stop_receive_message()
 
-    def add_observer(self, observer: Observer) -> None:
-        self._observers.append(observer)
+    def add_observer(self, observer: Any) -> None:
+        """Deliver to this manager of the host."""
+        self._observer = observer
 
     def _notify(self, message: Message) -> None:
-        for observer in self._observers:
-            observer.receive_message(message.get_type(), message)
+        self._observer.receive_message(message.get_type(), message)
 
 
 # --- the log of refusals ----------------------------------------------------------------------------------------------
@@ -421,7 +403,7 @@ class Transport(Loop, ABC):
     def __init__(self, rank: int, num_parties: int) -> None:
         super().__init__(rank)
         self.num_parties = num_parties
-        self.admit: Callable[[Envelope], None] = lambda envelope: None
+        self.admit: Callable[[Message], None] = lambda envelope: None
         self.patience = 600.0
         self.refusals = RefusalLog()
         peers = range(1, num_parties) if rank == _SERVER else (_SERVER,)
@@ -473,10 +455,11 @@ class Transport(Loop, ABC):
         """
         try:
             envelope = read_envelope(data)
-            if envelope.receiver != self.rank:
-                raise RefusedError(f"it is for rank {envelope.receiver}, this is rank {self.rank}")
-            if envelope.sender not in self._queues or envelope.sender not in allowed:
-                raise RefusedError(f"it claims to come from rank {envelope.sender}")
+            sender, receiver = envelope.get_sender_id(), envelope.get_receiver_id()
+            if receiver != self.rank:
+                raise RefusedError(f"it is for rank {receiver}, this is rank {self.rank}")
+            if sender not in self._queues or sender not in allowed:
+                raise RefusedError(f"it claims to come from rank {sender}")
             self.admit(envelope)
             self.inbox.put(decode(data, envelope))
         except RefusedError as refused:

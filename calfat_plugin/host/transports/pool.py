@@ -207,13 +207,12 @@ class Pool(Loop):
             self._fail(error)
 
     def _let_in(self, worker: int, data: bytes) -> None:
-        envelope = read_envelope(data)
-        message = decode(data, envelope)
-        if envelope.type == TROUBLE:
+        message = decode(data, read_envelope(data))
+        if message.get_type() == TROUBLE:
             self._fail(error_in(message, self._work_of(worker)))
             return
         task = self._training.get(worker)
-        if envelope.type not in ASIDE:
+        if message.get_type() not in ASIDE:
             with self._lock:
                 self._training.pop(worker, None)
                 self._idle.append(worker)
