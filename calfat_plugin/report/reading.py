@@ -306,12 +306,12 @@ def read_results(path: Path) -> Mapping[str, Any]:
         RunError: it is damaged, or of another format than this version's.
     """
     found = _checked(path, shapes.RESULTS)
-    if (number := found.get("format", RESULTS_FORMAT)) > RESULTS_FORMAT:
+    if (number := found.get("format") or 0) > RESULTS_FORMAT:
         raise RunError(
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    if number < RESULTS_FORMAT:
+    if found and number < RESULTS_FORMAT:
         raise RunError(f"{path}: its format is {number}, which no release wrote and this version cannot read.")
     return _with_worst(found, path.with_name("partition.json"))
 
