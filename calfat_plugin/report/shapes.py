@@ -55,7 +55,7 @@ _WORST = {"accuracy": FRACTION, "ids": [COUNT], "*": ANYTHING}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
-    "accuracy_release?": FRACTION,
+    "accuracy_release": FRACTION,
     "num_examples?": COUNT,
     "per_class?": [PER_CLASS],
     "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
