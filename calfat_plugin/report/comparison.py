@@ -13,11 +13,10 @@ from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
-    Drawing,
     compared,
+    drawn,
     label_distribution,
     per_class,
-    render,
     spread_sentence,
     tsne_chart,
 )
@@ -69,7 +68,7 @@ class Group:
 
     def score(self, label: str) -> Score:
         """The final accuracy of the finished runs."""
-        found = {run.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
+        found = {run.recipe.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
         numbers = {evaluation.get("num_examples") for evaluation in found.values()}
         return Score(
             {seed: float(evaluation["accuracy"]) for seed, evaluation in found.items()},
@@ -115,8 +114,9 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
         cell = cells.get(run.path.resolve())
         key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run.settings).items()))
         seeds = together.setdefault(key, {})
-        if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
-            seeds[run.seed] = run
+        seed = run.recipe.seed
+        if seed not in seeds or run.finished or not seeds[seed].finished:
+            seeds[seed] = run
     members = [tuple(found[seed] for seed in sorted(found)) for found in together.values()]
     names = setting_names([group[0] for group in members])
     groups = []
@@ -264,13 +264,17 @@ def comparison_page(
         suite: the suite that the groups are the cells of, for its axes and headings.
         notes: sentences about runs that are not shown.
     """
-
-    def drawn(charts: Sequence[Chart | None]) -> list[Drawing]:
-        return [render(chart, figures) for chart in charts if chart is not None]
-
     runs = [run for group in groups for run in group.runs]
-    whose = {run.path: f"{g.name}, seed {run.seed}" if len(g.runs) > 1 else g.name for g in groups for run in g.runs}
+    whose = {
+        run.path: f"{group.name}, seed {run.recipe.seed}" if len(group.runs) > 1 else group.name
+        for group in groups
+        for run in group.runs
+    }
     columns = differences(groups)
+    features = (
+        tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
+        for index, group in enumerate(groups)
+    )
     return render_page(
         "comparison.html",
         title=title,
@@ -279,16 +283,11 @@ def comparison_page(
         figures=figures.name,
         sections={
             "results": {**results_table(groups, suite), "notes": notes},
-            "front": drawn([front_chart(suite.front)]),
-            "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings)),
-            "classes": drawn(_classes(groups[:MOST_LINES], suite.headings)),
-            "labels": drawn(_distributions(groups)),
-            "features": drawn(
-                [
-                    tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
-                    for index, group in enumerate(groups)
-                ]
-            ),
+            "front": drawn([front_chart(suite.front)], figures),
+            "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
+            "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
+            "labels": drawn(_distributions(groups), figures),
+            "features": drawn(features, figures),
             "settings": columns and {"names": [group.name for group in groups], "columns": columns},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),
