@@ -175,7 +175,16 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """
     measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
     columns = _columns(list(measured.values()), suite.headings)
-    blocks = {problem: _rows(block, list(columns), measured) for problem, block in _blocks(groups).items()}
+    alike: dict[str, list[Group]] = {}  # what sets a problem apart from the others, to the groups that solve it
+    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
+    for problem, group in zip(problems, groups, strict=True):
+        alike.setdefault(problem, []).append(group)
+    blocks = {problem: _rows(block, list(columns), measured) for problem, block in alike.items()}
+    evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
+    measured_as = {
+        heading: [each for each in evaluations if final(*each).on_any_data() == column]
+        for column, heading in columns.items()
+    }
     sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
     reported = any(group.reported for group in groups)
     return {
@@ -183,7 +192,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
         "several": len(blocks) > 1,
         "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
-        "examples": on_examples((heading, _measured_as(column, groups)) for column, heading in columns.items()),
+        "examples": on_examples(measured_as.items()),
         "abridged": any(group.name.endswith(MORE) for group in groups),
         "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
@@ -195,15 +204,6 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
     labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
     found = [of[label] for label in labels for of in measured if label in of]
     return with_examples(titles(found, lambda label: headings.get(label, label)))
-
-
-def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups by the problem that they solve, under what sets it apart from the other problems."""
-    problems = [problem_of(group.runs[0].settings) for group in groups]
-    blocks: dict[str, list[Group]] = {}
-    for name, group in zip(problem_names(problems), groups, strict=True):
-        blocks.setdefault(name, []).append(group)
-    return blocks
 
 
 def _rows(
@@ -241,12 +241,6 @@ def _score(group: Group, column: Measure, score: Score) -> dict[str, Any]:
 def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, Measure]) -> bool:
     """Whether a setting belongs in a column; without a measurement, in the first one of its label."""
     return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
-
-
-def _measured_as(column: Measure, groups: Sequence[Group]) -> list[tuple[RunFiles, Mapping[str, Any]]]:
-    """(run, entry of its final evaluation) of all that a column is about."""
-    found = [(run, evaluation) for group in groups for run in group.runs for evaluation in run.evaluations]
-    return [one for one in found if final(*one).on_any_data() == column]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
