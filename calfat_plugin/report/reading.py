@@ -12,7 +12,6 @@ from typing import Any
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
-from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
@@ -295,13 +294,13 @@ def read_results(path: Path) -> Mapping[str, Any]:
     Raises:
         RunError: it is damaged, or of another format than this version's.
     """
-    return _with_worst(_of_today(path, shapes.RESULTS), path.with_name("partition.json"))
+    return _of_today(path, shapes.RESULTS)
 
 
 def _of_today(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
     """A file of evaluations; empty where there is none."""
     found = _checked(path, shape)
-    number = found.get("format") or RESULTS_FORMAT
+    number = (found.get("format") or 1) if found else RESULTS_FORMAT
     if number < RESULTS_FORMAT:
         raise RunError(f"{path}: its format is {number}, which no release wrote and this version cannot read.")
     if number > RESULTS_FORMAT:
@@ -310,14 +309,6 @@ def _of_today(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
             "calfat-plugin wrote it: update yours."
         )
     return found
-
-
-def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:
-    evaluations = results.get("evaluations") or ()
-    if all("worst_class" in evaluation for evaluation in evaluations):
-        return results
-    counts = _checked(partition, shapes.PARTITION).get("class_counts") or ()
-    return {**results, "evaluations": [{**worst_as_json(e.get("per_class") or (), counts), **e} for e in evaluations]}
 
 
 def _number(text: str) -> float | None:

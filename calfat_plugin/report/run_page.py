@@ -120,7 +120,7 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
     rows = []
     for evaluation in run.evaluations:
         paper = published.get(str(evaluation["label"]))
-        release = float(evaluation.get("accuracy_release", evaluation["accuracy"]))  # as the paper's tables count
+        release = float(evaluation["accuracy_release"])  # as the paper's tables count
         difference = NOTHING if paper is None else on_page(points(release - paper))
         rows.append(evaluation_row(evaluation, [bare_percent(paper), difference] if compares else []))
     best = [
@@ -238,7 +238,7 @@ def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) 
     numbers = [
         bare_percent(float(evaluation["accuracy"])),
         NOTHING if found is None else interval(*found),
-        bare_percent(evaluation.get("accuracy_release")),
+        bare_percent(evaluation["accuracy_release"]),
         *reported,
         f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",

@@ -49,7 +49,7 @@ _WORST = {"accuracy": FRACTION, "ids": [COUNT]}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
-    "accuracy_release?": FRACTION,
+    "accuracy_release": FRACTION,
     "num_examples?": COUNT,
     "per_class?": [PER_CLASS],
     "settings?": {"eps?": EPS, "norm?": TEXT},
@@ -76,6 +76,7 @@ _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number"
 PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
 PER_CLASS_FILE = {
+    "format": COUNT,
     "checkpoint": TEXT,
     "round": COUNT,
     "class_names": [TEXT],

@@ -122,7 +122,7 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
         worst = {name: evaluation.get(key) for name, key in WORST.items()}
         found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
         found[evaluation["label"]] = evaluation["accuracy"]
-        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
+        found[f"{evaluation['label']}:{RELEASE}"] = evaluation["accuracy_release"]
     number = found.get(metric)
     return None if number is None else float(number)
 

@@ -32,7 +32,8 @@ def charts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
         found[chart.name] = chart.title, chart.caption
         return Drawing(chart.title, chart.caption, False, "data:,")
 
-    monkeypatch.setattr("calfat_plugin.report.charts.render", note)
+    for module in ("comparison", "run_page"):
+        monkeypatch.setattr(f"calfat_plugin.report.{module}.render", note)
     return found
 
 

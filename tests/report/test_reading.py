@@ -52,7 +52,7 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
 
 
 def test_files_of_another_format_are_refused(tmp_path: Path) -> None:
-    """An earlier one counts otherwise."""
+    """One without a number, or an earlier one, counts otherwise."""
     path = full_run(tmp_path / "a")
     for name in ("attacks/best-robust.json", "results.json"):
         change_json(path / name, format=1)
@@ -108,7 +108,7 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
         ("results.json", {"evaluations": [{"label": "natural", "accuracy": math.nan}]}),
         (
             "results.json",
-            {"evaluations": [{"label": "natural", "accuracy": 1, "per_class": [0.5]}]},
+            {"evaluations": [{"label": "natural", "accuracy": 1, "accuracy_release": 1, "per_class": [0.5]}]},
         ),
         ("partition.json", {"class_counts": [[1]]}),
         ("partition.json", {"class_counts": [[-1] * 10]}),
