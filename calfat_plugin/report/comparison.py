@@ -74,7 +74,7 @@ class Group:
             {seed: float(evaluation["accuracy"]) for seed, evaluation in found.items()},
             numbers.pop() if len(numbers) == 1 else None,
             reported=self.reported.get(label),
-            release=[float(evaluation["accuracy_release"]) for evaluation in found.values()],
+            release=[float(e.get("accuracy_release", e["accuracy"])) for e in found.values()],
         )
 
     def measures(self) -> dict[str, Measure]:

@@ -12,6 +12,7 @@ from typing import Any
 from calfat_plugin.disk import RESTORE, read_json
 from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.maths.worst import worst_as_json
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
@@ -149,7 +150,7 @@ def read_run(path: Path) -> RunFiles:
         attacks={
             str(file.relative_to(path)): content
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
-            if _begun(file) and (content := _of_today(file, shapes.ATTACKS)).get("evaluations")
+            if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
     )
     _check_sizes(run)
@@ -294,21 +295,23 @@ def read_results(path: Path) -> Mapping[str, Any]:
     Raises:
         RunError: it is damaged, or of another format than this version's.
     """
-    return _of_today(path, shapes.RESULTS)
-
-
-def _of_today(path: Path, shape: shapes.Shape) -> Mapping[str, Any]:
-    """A file of evaluations; empty where there is none."""
-    found = _checked(path, shape)
-    number = (found.get("format") or 1) if found else RESULTS_FORMAT
-    if number < RESULTS_FORMAT:
-        raise RunError(f"{path}: its format is {number}, which no release wrote and this version cannot read.")
-    if number > RESULTS_FORMAT:
+    found = _checked(path, shapes.RESULTS)
+    if (number := found.get("format") or 0) > RESULTS_FORMAT:
         raise RunError(
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    return found
+    if found and number < RESULTS_FORMAT:
+        raise RunError(f"{path}: its format is {number}, which no release wrote and this version cannot read.")
+    return _with_worst(found, path.with_name("partition.json"))
+
+
+def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:
+    evaluations = results.get("evaluations") or ()
+    if all("worst_class" in evaluation for evaluation in evaluations):
+        return results
+    counts = _checked(partition, shapes.PARTITION).get("class_counts") or ()
+    return {**results, "evaluations": [{**worst_as_json(e.get("per_class") or (), counts), **e} for e in evaluations]}
 
 
 def _number(text: str) -> float | None:

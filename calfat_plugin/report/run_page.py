@@ -120,8 +120,8 @@ def _final(run: RunFiles) -> dict[str, Any] | None:
     rows = []
     for evaluation in run.evaluations:
         paper = published.get(str(evaluation["label"]))
-        release = float(evaluation["accuracy_release"])  # as the paper's tables count
-        difference = NOTHING if paper is None else on_page(points(release - paper))
+        release = evaluation.get("accuracy_release", evaluation["accuracy"])  # as the paper's tables count
+        difference = NOTHING if paper is None else on_page(points(float(release) - paper))
         rows.append(evaluation_row(evaluation, [bare_percent(paper), difference] if compares else []))
     best = [
         f"{found['evaluator']} {unbroken_percent(float(found['accuracy']))} in round {found['round']}"
@@ -238,7 +238,7 @@ def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) 
     numbers = [
         bare_percent(float(evaluation["accuracy"])),
         NOTHING if found is None else interval(*found),
-        bare_percent(evaluation["accuracy_release"]),
+        bare_percent(evaluation.get("accuracy_release")),
         *reported,
         f"{number:,}",
         f"{float(evaluation.get('seconds') or 0):.1f}",
@@ -261,6 +261,8 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
     charts, tables = [], []
     for label in map(str, content["evaluators"]):
         title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
+        if label != NATURAL and "format" not in content:  # of a version that counted as the release does
+            title += " (release)"
         found = {method: [client[label] for client in clients] for method, clients in methods.items()}
         means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
         caption = spread_sentence(means, classes)

@@ -49,7 +49,7 @@ _WORST = {"accuracy": FRACTION, "ids": [COUNT]}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
-    "accuracy_release": FRACTION,
+    "accuracy_release?": FRACTION,
     "num_examples?": COUNT,
     "per_class?": [PER_CLASS],
     "settings?": {"eps?": EPS, "norm?": TEXT},

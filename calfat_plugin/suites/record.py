@@ -31,6 +31,10 @@ from calfat_plugin.suites.schema import RELEASE, WORST
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
 Key = tuple[str, str, int]
+_OTHER_COUNT = (
+    "its format is {}, and this version's is {}. In format 1 accuracies count as in the CalFAT release, and numbers of "
+    "both cannot stand in one table. Move the file away, and run the suite again."
+)
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
 
@@ -122,7 +126,7 @@ def measured(results: Mapping[str, Any], metric: str) -> float | None:
         worst = {name: evaluation.get(key) for name, key in WORST.items()}
         found |= {f"{evaluation['label']}:{name}": of["accuracy"] for name, of in worst.items() if of is not None}
         found[evaluation["label"]] = evaluation["accuracy"]
-        found[f"{evaluation['label']}:{RELEASE}"] = evaluation["accuracy_release"]
+        found[f"{evaluation['label']}:{RELEASE}"] = evaluation.get("accuracy_release", evaluation["accuracy"])
     number = found.get(metric)
     return None if number is None else float(number)
 
@@ -157,11 +161,9 @@ def read_record(path: Path) -> dict[Key, Recorded]:
     reader = csv.DictReader(lines)
     try:
         for row in reader:
-            if row["format"] != str(RESULTS_FORMAT):
-                raise RunError(
-                    f"{path}:{reader.line_num}: its format is {row['format']}, and this version's is {RESULTS_FORMAT}; "
-                    "numbers of both cannot stand in one table. Move the file away, and run the suite again."
-                )
+            if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:
+                raise RunError(f"{path}:{reader.line_num}: {_OTHER_COUNT.format(number, RESULTS_FORMAT)}")
+            row.setdefault("verdict", "")
             rest: dict[str, Any] = {name: row.pop(name) for name in _HEAD[3:]}
             key = (row.pop("cell"), row.pop("tried"), int(row.pop("seed")))
             if rest["state"] not in ("finished", "lost") or key in rows:

@@ -76,7 +76,6 @@ def full_run(path: Path, *overrides: str) -> Path:
 
 
 ATTACKS = {
-    "format": 2,
     "run": "runs/made/0-x",
     "checkpoint": "runs/made/0-x/checkpoints/best-robust.safetensors",
     "round": 3,

@@ -51,14 +51,17 @@ def test_what_is_no_finite_number_is_left_out(tmp_path: Path) -> None:
     assert (len(run.rounds), run.refused) == (4, 1)
 
 
-def test_files_of_another_format_are_refused(tmp_path: Path) -> None:
-    """One without a number, or an earlier one, counts otherwise."""
-    path = full_run(tmp_path / "a")
-    for name in ("attacks/best-robust.json", "results.json"):
-        change_json(path / name, format=1)
-        with pytest.raises(RunError) as error:
-            read_run(path)
-        assert str(error.value).startswith(f"{path / name}: its format is 1, which no release wrote")
+def test_worst_classes_and_clients_are_added_where_the_file_has_none(tmp_path: Path) -> None:
+    """A file of an earlier version, and one in which an evaluator of a plugin knows nothing of classes."""
+    path = made_run(tmp_path / "a", final={"natural": 0.9, "pgd20": 0.4}, counts=[[1] + 9 * [0], 9 * [0] + [1]])
+    now = json.loads((path / "results.json").read_text())["evaluations"]
+    assert now[1]["worst_class"] == now[1]["worst_clients"] | {"ids": [0]}  # whose one class is the worst
+    old = [{key: value for key, value in each.items() if not key.startswith("worst_")} for each in now]
+    change_json(path / "results.json", evaluations=old)
+    assert json.loads(json.dumps(read_run(path).evaluations)) == now
+    other = {"accuracy": 0.125, "ids": [7]}
+    change_json(path / "results.json", evaluations=[{**now[0], "worst_class": other}, {**old[1], "per_class": None}])
+    assert [each.get("worst_class") for each in read_run(path).evaluations] == [other, None]
 
 
 def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
@@ -106,10 +109,7 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapsh
         ("results.json", {"evaluations": [{"accuracy": 0.5}]}),
         ("results.json", {"alarms": [3]}),
         ("results.json", {"evaluations": [{"label": "natural", "accuracy": math.nan}]}),
-        (
-            "results.json",
-            {"evaluations": [{"label": "natural", "accuracy": 1, "accuracy_release": 1, "per_class": [0.5]}]},
-        ),
+        ("results.json", {"evaluations": [{"label": "natural", "accuracy": 1, "per_class": [0.5]}]}),
         ("partition.json", {"class_counts": [[1]]}),
         ("partition.json", {"class_counts": [[-1] * 10]}),
         ("environment.json", {"versions": ["torch"]}),
