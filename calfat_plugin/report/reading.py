@@ -17,7 +17,7 @@ from calfat_plugin.recipe.document import read_document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import shapes
 from calfat_plugin.report.shapes import check_shape, damaged
-from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.results import RESULTS_FORMAT, best_as_today, evaluation_as_today
 from calfat_plugin.rounds_csv import columns_of, read_rounds, text_columns
 
 RECIPE = "recipe.yaml"
@@ -148,7 +148,7 @@ def read_run(path: Path) -> RunFiles:
         results=read_results(path / "results.json"),
         **{name: _checked(path / f"{name}.json", shape) for name, shape in _FILES.items()},
         attacks={
-            str(file.relative_to(path)): content
+            str(file.relative_to(path)): with_evaluations_of_today(content)
             for file in sorted((path / ATTACKS).glob("*.json"), key=lambda file: file.stem)
             if _begun(file) and (content := _checked(file, shapes.ATTACKS)).get("evaluations")
         },
@@ -292,8 +292,10 @@ def listed_run(suite: Path, written: Path) -> Path | None:
 def read_results(path: Path) -> Mapping[str, Any]:
     """Read ``results.json``; empty where there is none: the run is not finished.
 
+    Of an earlier version, accuracies are as today's, and worst classes and clients are added.
+
     Raises:
-        RunError: it is damaged, or of another format than this version's.
+        RunError: it is damaged, or of a newer version than this one.
     """
     found = _checked(path, shapes.RESULTS)
     if (number := found.get("format") or 0) > RESULTS_FORMAT:
@@ -301,9 +303,21 @@ def read_results(path: Path) -> Mapping[str, Any]:
             f"{path}: its format is {number}, and the newest that this version knows is {RESULTS_FORMAT}. A newer "
             "calfat-plugin wrote it: update yours."
         )
-    if found and number < RESULTS_FORMAT:
-        raise RunError(f"{path}: its format is {number}, which no release wrote and this version cannot read.")
-    return _with_worst(found, path.with_name("partition.json"))
+    return _with_worst(_as_today(found, path.with_name("rounds.csv")), path.with_name("partition.json"))
+
+
+def _as_today(results: Mapping[str, Any], rounds: Path) -> Mapping[str, Any]:
+    if (results.get("format") or 0) >= RESULTS_FORMAT:
+        return results
+    selected = {key: results[key] for key in ("validation_selected", "test_selected") if results.get(key)}
+    rows = read_rounds(rounds) if selected else ()
+    return {**with_evaluations_of_today(results), **{key: best_as_today(best, rows) for key, best in selected.items()}}
+
+
+def with_evaluations_of_today(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A file of evaluations, each as :func:`evaluation_as_today` gives it."""
+    evaluations = content.get("evaluations") or ()
+    return {**content, "evaluations": list(map(evaluation_as_today, evaluations))} if evaluations else content
 
 
 def _with_worst(results: Mapping[str, Any], partition: Path) -> Mapping[str, Any]:
