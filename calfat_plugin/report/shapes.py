@@ -76,7 +76,6 @@ _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number"
 PROFILE = {"method?": TEXT, "parts": [_PART]}
 PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
 PER_CLASS_FILE = {
-    "format": COUNT,
     "checkpoint": TEXT,
     "round": COUNT,
     "class_names": [TEXT],

@@ -16,7 +16,6 @@ from tests.report.pages import Page
 FINAL = {"natural": 0.6431, "fgsm": 0.3501, "pgd20": 0.3123}
 REPORTED = "calfat.reported={source: 'arXiv:2205.14926, Table 1', natural: 64.69, pgd20: 31.12}"
 PER_CLASS = {
-    "format": 2,
     "checkpoint": "last",
     "round": 4,
     "class_names": list("abcdefghij"),
