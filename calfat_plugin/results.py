@@ -25,6 +25,8 @@ FELL = "attack_falls"
 #: Metric of a client that trains by an attack of fewer than three steps: the share of some of its images that its model
 #: has right after one step of eps, minus that after three steps of eps/2. In [-1, 1].
 OVERFIT = "overfit"
+#: Code of the finding about a client whose :data:`OVERFIT` is large.
+OVERFITTED_ATTACK = "overfitted-attack"
 #: Metric of a client: how often an image went forward through its model, in attacks and training steps.
 PASSES = "passes"
 #: Keys of an evaluation that are not written where there is nothing.

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from calfat_plugin.disk import reporting_disk_errors, write_text
 from calfat_plugin.errors import RunError
-from calfat_plugin.results import EvaluationResult, RoundRecord
+from calfat_plugin.results import OVERFITTED_ATTACK, EvaluationResult, RoundRecord
 
 LABEL, CLIENT, METRIC = "<label>", "<k>", "<metric>"
 _LONGEST_FIELD = 2**31 - 1  # characters; the most that the library takes on every system
@@ -225,7 +225,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "overfitted",
         "clients of which `alarms` says that they have overfitted their attack",
-        value=lambda record: sum(alarm.startswith("overfitted-attack") for alarm in record.alarms),
+        value=lambda record: sum(alarm.startswith(OVERFITTED_ATTACK) for alarm in record.alarms),
         in_results="sum",
     ),
 )

@@ -17,7 +17,7 @@ from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
-from calfat_plugin.report.charts import FORMATS, eps_chart, render
+from calfat_plugin.report.charts import FORMATS, drawn, eps_chart
 from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult, evaluation_as_json
 from calfat_plugin.runs.compute import named_device, pick_device, using_threads
 from calfat_plugin.runs.directory import RunDirectory
@@ -105,11 +105,8 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     )
     shutil.rmtree(scratch, ignore_errors=True)  # only now is it of no use
     sweep = [dataclasses.asdict(result) for result in results] if len(plan.experiments) > 1 else []
-    chart = eps_chart(path.stem, sweep)
-    if chart is None:
-        return AttackReport(results, alarms, path, ())
-    render(chart, path.parent)
-    return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in FORMATS))
+    endings = FORMATS if drawn([eps_chart(path.stem, sweep)], path.parent) else ()
+    return AttackReport(results, alarms, path, tuple(path.with_suffix(f".{ending}") for ending in endings))
 
 
 def device_of(plan: AttackPlan, observer: AttackObserver) -> torch.device:
@@ -178,7 +175,7 @@ def facts_of(run: LoadedRun) -> dict[str, Any]:
 
 
 def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
-    """(folder, name without ending) of the results; made and tried now, not after hours of work."""
+    """(folder, name without ending) of the results."""
     weights, run = plan.weights, plan.run
     if output is not None:
         if output.exists():
@@ -188,14 +185,20 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
         folder, stem = run / "attacks", weights.stem
     else:
         folder, stem = weights.parent, f"{weights.stem}-attacks"
+    refuse_unwritable(folder, make=True)
+    return folder, stem
+
+
+def refuse_unwritable(folder: Path, *, make: bool = False) -> None:
+    """Refuse a folder that cannot be written to now, not after hours of work; ``make``: it need not be there yet."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise RunError(
             f"{folder}: cannot be written to ({error.strerror}); choose another place with --output."
         ) from None
-    return folder, stem
 
 
 def _citations(plan: AttackPlan) -> tuple[Citation, ...]:

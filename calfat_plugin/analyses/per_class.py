@@ -27,8 +27,6 @@ from calfat_plugin.runs.loaded_run import LoadedRun, Trust, Warn, distrust, load
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
 
-DEFAULT_METHODS = "calfat,fedgairat"
-DEFAULT_EVALUATORS = "natural,pgd20"
 _STARTS = "start_round"  # the option of methods whose weights set in at a later round
 
 
@@ -44,7 +42,7 @@ def parse_picks(text: str, switch: str) -> list[Any]:
         picks = None
     if not picks or not all(isinstance(pick, str) or (isinstance(pick, dict) and "name" in pick) for pick in picks):
         raise OptionError(
-            f"{switch} {text}: expected names with commas between them, such as {DEFAULT_METHODS}; options go as in "
+            f"{switch} {text}: expected names with commas between them, such as calfat,fedgairat; options go as in "
             "recipes: {name: fedgairat, lam: -1}."
         )
     return list(picks)

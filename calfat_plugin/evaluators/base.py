@@ -272,6 +272,11 @@ def finite(logits: Tensor, what: str) -> Tensor:
     return logits
 
 
+def share(verdicts: Tensor) -> float:
+    """Of True in (N,) bool."""
+    return int(verdicts.sum()) / len(verdicts)
+
+
 def budget_as_json(threat: ThreatModel) -> dict[str, str]:
     """Norm and exact eps."""
     return {"norm": threat.norm, "eps": exact_text(threat.eps)}

@@ -191,11 +191,11 @@ class CW(PGD):
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """kappa only controls how far a misclassified example keeps moving; 50 never saturates for usual logits."""
-        return -(_margin(logits, y) + self.options.kappa).clamp_min(0.0).sum()
+        return -(margin(logits, y) + self.options.kappa).clamp_min(0.0).sum()
 
     def targeted_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """kappa controls how far beyond the target's boundary an example keeps moving."""
-        return -(self.options.kappa - _margin(logits, targets)).clamp_min(0.0).sum()
+        return -(self.options.kappa - margin(logits, targets)).clamp_min(0.0).sum()
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class MIFGSM(PGD):
         return momentum(self.options.decay)
 
 
-def _margin(logits: Tensor, y: Tensor) -> Tensor:
+def margin(logits: Tensor, y: Tensor) -> Tensor:
     """(N,) the logit of class y above the largest of the others."""
     logits = wide(logits)
     return true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
@@ -249,6 +249,7 @@ def _watched(model: nn.Module, vanished: Tensor) -> Callable[[Tensor], Tensor]:
     return forward
 
 
+_steps = partial(EvaluatorEntry, number_option="steps", check=check_budget)
 ENTRIES = (
     EvaluatorEntry(
         "fgsm",
@@ -267,7 +268,7 @@ ENTRIES = (
         ),
         check=check_budget,
     ),
-    EvaluatorEntry(
+    _steps(
         "bim",
         build=PGD,
         config=BIMOptions,
@@ -282,20 +283,16 @@ ENTRIES = (
   year      = {2017}
 }""",
         ),
-        number_option="steps",
-        check=check_budget,
     ),
-    EvaluatorEntry(
+    _steps(
         "pgd",
         build=PGD,
         config=PGDOptions,
         summary="projected gradient ascent from a random start; pgd20 takes 20 steps",
         formula="x' <- Proj(x' + step_size sign grad CE(f(x'), y))",
         citation=MADRY,
-        number_option="steps",
-        check=check_budget,
     ),
-    EvaluatorEntry(
+    _steps(
         "cw",
         build=CW,
         config=CWOptions,
@@ -310,10 +307,8 @@ ENTRIES = (
   year      = {2017}
 }""",
         ),
-        number_option="steps",
-        check=check_budget,
     ),
-    EvaluatorEntry(
+    _steps(
         "mi-fgsm",
         build=MIFGSM,
         config=MIFGSMOptions,
@@ -329,7 +324,5 @@ ENTRIES = (
   year      = {2018}
 }""",
         ),
-        number_option="steps",
-        check=check_budget,
     ),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.base import budget_as_json, check_budget, counts_of, refuse_training_mode
+from calfat_plugin.evaluators.base import budget_as_json, check_budget, counts_of, refuse_training_mode, share
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.evaluators.transfer import FromModel
 from calfat_plugin.interfaces import EvaluationTask
@@ -56,9 +56,9 @@ class Internal(PGD):
             where = torch.arange(len(right)) if position == 0 else (~right).nonzero().flatten()
             task.on_examples(where, points[where.to(points.device)].to(task.device))  # the last that broke each image
             withstood &= right
-            row = [_share(right & task.clean_correct.cpu())]
+            row = [share(right & task.clean_correct.cpu())]
             for target, verdicts in clean.items():  # one model at a time: there may be a hundred
-                row.append(_share(verdicts & _right(clients.model(target), task, points)))
+                row.append(share(verdicts & _right(clients.model(target), task, points)))
             matrix.append(row)
         of_others = [one for own, row in enumerate(matrix, start=1) for at, one in enumerate(row) if at != own]
         zero_gradients = max((result.details.get("zero_gradients", 0) for result in found), default=0)
@@ -72,7 +72,7 @@ class Internal(PGD):
                 **(found[0].details if found else {}),
                 "zero_gradients": zero_gradients,
                 "clients": list(clean),
-                "natural": [_share(task.clean_correct), *map(_share, clean.values())],
+                "natural": [share(task.clean_correct), *map(share, clean.values())],
                 "matrix": matrix,
                 **({"unusable": unusable} if unusable else {}),
             },
@@ -118,10 +118,6 @@ def _right(model: nn.Module, task: EvaluationTask, points: Tensor) -> Tensor:
             logits = model(x)
             verdicts.append(((logits.argmax(dim=1) == y) & logits.isfinite().all(dim=1)).cpu())
     return torch.cat(verdicts)
-
-
-def _share(verdicts: Tensor) -> float:
-    return int(verdicts.sum()) / len(verdicts)
 
 
 def _progress(task: EvaluationTask, position: int, count: int, withstood: Tensor) -> Callable[[int, int, int], None]:

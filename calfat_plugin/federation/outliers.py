@@ -17,6 +17,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.maths.metrics import plausible_losses
 from calfat_plugin.recipe.schema import ClientGroup
+from calfat_plugin.results import OVERFITTED_ATTACK
 from calfat_plugin.rounds_csv import read_rounds
 
 #: Robust z-scores beyond which an update is reported: a norm's and a cosine's, as the median of a client's last
@@ -39,7 +40,7 @@ _ADVICE = {
     "equal-updates": "Clients with data of their own never send the same: they copy each other, or work together.",
     "dominant-client": "It is nearly the whole average: check its number of examples, or use weights: uniform.",
     "attack-goes-down": "The loop climbs attack_loss: has it the wrong sign? What such training gives is not robust.",
-    "overfitted-attack": "Catastrophic overfitting: one step no longer attacks that model, and what it learns is not "
+    OVERFITTED_ATTACK: "Catastrophic overfitting: one step no longer attacks that model, and what it learns is not "
     "robust. Take calfat.threat.inner n-fgsm or pgd, a shorter step, or a lower learning rate.",
     "implausible-loss": "The round's loss leaves it out, the average has its update: look at that client.",
 }
@@ -193,8 +194,8 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
 def overfit_alarms(gaps: Mapping[int, float]) -> tuple[str, ...]:
     """A sentence for each client whose training has overfitted its attack of one or two steps (Wong et al. 2020)."""
     return tuple(
-        f"overfitted-attack: client {client} has {100 * gap:.0f} % more of its images right after one step of eps than "
-        "after three of eps/2"
+        f"{OVERFITTED_ATTACK}: client {client} has {100 * gap:.0f} % more of its images right after one step of eps "
+        "than after three of eps/2"
         for client, gap in gaps.items()
         if gap > OVERFITTED
     )

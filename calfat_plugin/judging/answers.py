@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from calfat_plugin.evaluators.alarms import ZERO_GRADIENTS
+from calfat_plugin.evaluators.base import share, subset
 from calfat_plugin.evaluators.gradient import PGD, PGDOptions
 from calfat_plugin.judging.check import STEPS, Check, Symptom
 from calfat_plugin.judging.evidence import (
@@ -52,7 +53,7 @@ class Answers(Check):
 
         from calfat_plugin.datasets.batches import batches
         from calfat_plugin.federation.global_rng import seeded_global_rng
-        from calfat_plugin.judging.trial import differ, share
+        from calfat_plugin.judging.trial import differ
         from calfat_plugin.seeds import derive_seed, generator
 
         draws = []
@@ -70,10 +71,8 @@ class Answers(Check):
             return Evidence(self.name, tuple(self.rows(trial)), facts)
         noise = generator(trial.seed, "trust/answers")
         batched, remembered, repeated = [], [], []
-        for (x, _, where), clean in zip(
-            batches(trial.data, trial.batch_size, trial.device), draws[0].split(trial.batch_size), strict=True
-        ):
-            del where
+        whole = batches(trial.data, trial.batch_size, trial.device)
+        for (x, *_), clean in zip(whole, draws[0].split(trial.batch_size), strict=True):
             batched.append(differ(clean, trial.asked_anew(x, "clean images")))
             points = trial.threat.random_start(x, noise)
             logits = trial.asked(points, "random points of the ball")
@@ -116,8 +115,6 @@ class Slopes(Check):
         import torch
 
         from calfat_plugin.datasets.data import pixels
-        from calfat_plugin.evaluators.base import subset
-        from calfat_plugin.judging.trial import share
         from calfat_plugin.seeds import generator
 
         noise = generator(trial.seed, "trust/slopes")

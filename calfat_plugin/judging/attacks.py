@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.evaluators.base import BudgetedAttack, BudgetOptions
-from calfat_plugin.evaluators.gradient import PGD
+from calfat_plugin.evaluators.gradient import PGD, margin
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.maths.losses import true_class, wide, without_true_class
 from calfat_plugin.options import option
@@ -28,8 +28,7 @@ class DLR(PGD):
         """-(z_y - max_{k != y} z_k) / (z^1 - z^3), z^1 >= z^2 >= z^3 the largest logits; summed over the batch."""
         logits = wide(logits)
         largest = logits.topk(3, dim=1).values
-        margin = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
-        return -(margin / (largest[:, 0] - largest[:, 2] + _TINY)).sum()
+        return -(margin(logits, y) / (largest[:, 0] - largest[:, 2] + _TINY)).sum()
 
 
 class ProbabilityMargin(PGD):

@@ -109,16 +109,15 @@ def examine(
         digest = fingerprint(
             trial.task(), {**settings, "transfer": [_digest_of(other) for other in trial.surrogates.values()]}
         )
-        record = Record.open(_place(plan, output), digest, facts, len(trial.data))
-        full = full or record.full
-        record = replace(record, full=full)
-        checks = _checks(trial, observer, full=full)
-        available = len(run.dataset.test)
-        record = replace(record, evidence=tuple(e for e in record.evidence if e.check in {c.name for c in checks}))
+        beside = plan.weights.with_name(f"{plan.weights.stem}-{FILE}") if plan.run is None else plan.run / FILE
+        record = Record.open(output or beside, digest, facts, len(trial.data))
+        checks = _checks(trial, observer, full=full or record.full)
+        kept = tuple(each for each in record.evidence if each.check in {check.name for check in checks})
+        record = replace(record, full=full or record.full, evidence=kept)
         trial.scratch, trial.on_progress = record.scratch, observer.progress
         if record.robust is not None:
             trial.robust = record.robust.clone()
-        return _finish(trial, record, checks, observer, available)
+        return _finish(trial, record, checks, observer, len(run.dataset.test))
 
 
 def _checks(trial: Trial, observer: TrustObserver, *, full: bool) -> tuple[Check, ...]:
@@ -150,7 +149,7 @@ def _finish(
         started = time.perf_counter()
         evidence = check.run(trial)
         evidence = replace(evidence, seconds=time.perf_counter() - started)
-        record = record.with_evidence(evidence, trial.robust)
+        record = replace(record, evidence=(*record.evidence, evidence), robust=trial.robust.clone())
         record.save(verdict(), finished=False)
         observer.checked(check, evidence)
     final = verdict()
@@ -215,9 +214,3 @@ def _digest_of(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _place(plan: AttackPlan, output: Path | None) -> Path:
-    if output is not None:
-        return output
-    return plan.run / FILE if plan.run is not None else plan.weights.with_name(f"{plan.weights.stem}-{FILE}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.analyses.attack import refuse_unwritable
 from calfat_plugin.disk import RESTORE, read_json, write_text
 from calfat_plugin.errors import RunError, one_line
 from calfat_plugin.judging.evidence import Evidence
@@ -48,7 +48,7 @@ class Record:
         Raises:
             RunError: the file answers another question, is damaged, or cannot be written.
         """
-        _try(path)
+        refuse_unwritable(path.parent)
         content = read_json(path)
         if not content:
             return cls(path, digest, facts)
@@ -77,10 +77,6 @@ class Record:
         """Where a check that takes long keeps what it needs to continue."""
         return self.path.with_name(f".{self.path.stem}-{self.digest[:16]}-unfinished")
 
-    def with_evidence(self, evidence: Evidence, robust: Tensor) -> Record:
-        """One more check."""
-        return dataclasses.replace(self, evidence=(*self.evidence, evidence), robust=robust.clone())
-
     def save(self, verdict: Verdict, *, finished: bool) -> None:
         """Write the file atomically."""
         content = {
@@ -94,13 +90,3 @@ class Record:
             "digest": self.digest,
         }
         write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def _try(path: Path) -> None:
-    """Refuse a place that cannot be written now, not after minutes of work."""
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise RunError(
-            f"{path.parent}: cannot be written to ({error.strerror}); choose another place with --output."
-        ) from None

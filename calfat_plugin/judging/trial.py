@@ -14,14 +14,13 @@ from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
-from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode
-from calfat_plugin.evaluators.gradient import CW, CWOptions
+from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
+from calfat_plugin.evaluators.gradient import CW, CWOptions, margin
 from calfat_plugin.evaluators.measure import clean_correct, measure
 from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.judging.evidence import Row
-from calfat_plugin.maths.losses import true_class, without_true_class
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.threat import ThreatModel
@@ -211,7 +210,7 @@ class Trial:
 
         def note(where: Tensor, x_adv: Tensor) -> None:
             logits, y = self.asked(x_adv, "adversarial images"), self.data.y[where.to(self.data.y.device)].cpu()
-            leads[where] = true_class(logits, y) - without_true_class(logits, y).amax(dim=1)
+            leads[where] = margin(logits, y)
 
         with seeded_global_rng(derive_seed(self.seed, "trust/nearest")):
             self._measured("nearest", CW(CWOptions(steps=steps)), self.threat, None, None, None, note)
@@ -227,11 +226,6 @@ class Trial:
 def differ(logits: Tensor, others: Tensor) -> Tensor:
     """Which rows of (N, C) two passes answered otherwise, beyond rounding: (N,) bool."""
     return (others - logits).abs().amax(dim=1) > _SAME * float(logits.abs().amax())
-
-
-def share(verdicts: Tensor) -> float:
-    """Of True in (N,) bool."""
-    return int(verdicts.sum()) / len(verdicts)
 
 
 def as_bits(verdicts: Tensor) -> str:

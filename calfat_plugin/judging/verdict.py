@@ -201,7 +201,8 @@ def _causes(
     """Of an overstated number: what broke more, the strongest first, then what else speaks against it; and whether
     one of them says that the model hides from attacks."""
     broke = facts.contributions(evidence)
-    weak = _by_strength({name: share for name, share in broke.items() if checks[name].weakness})
+    ordered = sorted((name for name in broke if checks[name].weakness), key=lambda name: -broke[name])
+    weak = [name for name in ordered if broke[name] > SLACK] or ordered[:1]  # where none did, the strongest
     others = tuple(chain.from_iterable(found for name, found in symptoms.items() if name not in weak))
     hides = any(checks[name].masks and broke[name] > SLACK for name in weak) or any(
         symptom.masks for symptom in chain.from_iterable(symptoms.values())
@@ -227,9 +228,3 @@ def _verdict(
         text = f"{text or word}; the worst case is no usable number"
     shares = (facts.natural, facts.claimed, facts.worst, facts.difference)
     return Verdict(word, text or word, whole, causes, clear, usable, images, *shares, facts.intervals)
-
-
-def _by_strength(contributions: dict[str, float]) -> list[str]:
-    """The checks that broke more than the slack, the strongest first; where none did, the strongest."""
-    ordered = sorted(contributions, key=lambda name: -contributions[name])
-    return [name for name in ordered if contributions[name] > SLACK] or ordered[:1]

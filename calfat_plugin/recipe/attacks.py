@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from calfat_plugin.errors import listed
 from calfat_plugin.options import describe, yaml_text
@@ -78,14 +78,8 @@ def _model_replacement(asked: _Asked) -> dict[str, Any]:
     return {**who, "attacker": {"name": "scaling", **how}}
 
 
-@dataclass(frozen=True)
-class _Attack:
-    """The group in the place of an attack.
-
-    Attributes:
-        group: what the recipe's group holds.
-        options: keys of ``attack_args`` that it reads.
-    """
+class _Attack(NamedTuple):
+    """What the group in the place of an attack holds, and the keys of ``attack_args`` that it reads."""
 
     group: Callable[[_Asked], dict[str, Any]]
     options: Collection[str]
@@ -110,7 +104,8 @@ def with_attack(document: Document, warnings: list[str]) -> Document:
     Raises:
         RecipeError: a type or a parameter that there is not, or two answers to who attacks.
     """
-    found = asked_of_host(document, _SECTION, "attack", ATTACKS, "attack")
+    options = {kind: attack.options for kind, attack in ATTACKS.items()}
+    found = asked_of_host(document, _SECTION, "attack", options, "attack")
     if found is None:
         return document
     kind, given = found

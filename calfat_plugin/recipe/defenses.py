@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from calfat_plugin.errors import listed
 from calfat_plugin.options import describe, yaml_text
@@ -13,13 +13,6 @@ from calfat_plugin.recipe.sections import section_at
 
 _SECTION = "defense_args"
 _AGGREGATOR: KeyPath = ("calfat", "aggregator")
-
-
-class HostPlugin(Protocol):
-    """A defence or an attack of the host's; ``options`` has the keys of its section that it takes."""
-
-    @property
-    def options(self) -> Collection[str]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,8 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
     Raises:
         RecipeError: a type or a parameter that there is not, or two answers to which aggregator it is.
     """
-    asked = asked_of_host(document, _SECTION, "defense", DEFENSES, "defence")
+    options = {kind: found.options for kind, found in DEFENSES.items()}
+    asked = asked_of_host(document, _SECTION, "defense", options, "defence")
     if asked is None:
         return document
     kind, section = asked
@@ -72,8 +66,8 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
             f"'{kind}' selects the aggregator {found.aggregator}, and calfat.aggregator in "
             f"{document.place(_AGGREGATOR)} selects one, too; keep one of the two.",
         )
-    options = {option: section[key] for key, option in found.options.items() if key in section}
-    chosen = {"name": found.aggregator, **options, **found.fixed}
+    given = {option: section[key] for key, option in found.options.items() if key in section}
+    chosen = {"name": found.aggregator, **given, **found.fixed}
     place = document.place((_SECTION,))
     warnings.append(f"{place}: {_SECTION}: FedML's '{kind}' is calfat.aggregator: {yaml_text(chosen)} here.")
     off = document.with_value((_SECTION,), {"enable_defense": False}, place)
@@ -81,14 +75,14 @@ def with_defense(document: Document, warnings: list[str]) -> Document:
 
 
 def asked_of_host(
-    document: Document, name: str, what: str, table: Mapping[str, HostPlugin], word: str
+    document: Document, name: str, what: str, options: Mapping[str, Collection[str]], word: str
 ) -> tuple[str, dict[str, Any]] | None:
     """What a section of the host's asks for; None where it is off.
 
     Args:
         what: ``defense`` of ``enable_defense`` and ``defense_type``.
-        table: by type, what there is here.
-        word: the plugin in messages.
+        options: type to the keys of the section that it takes, of all that there are here.
+        word: a defence or an attack in messages.
 
     Returns:
         (type, key to value of what else the section says).
@@ -102,12 +96,12 @@ def asked_of_host(
     if section.pop(f"enable_{what}", None) is not True:  # the table of the host's keys has the words for the others
         return None
     kind = section.pop(f"{what}_type", None)
-    found = table.get(kind.strip()) if isinstance(kind, str) else None
-    if found is None:
-        text = f"got {describe(kind)}; of FedML's {word}s there are {listed(table)} here."
+    known = options.get(kind.strip()) if isinstance(kind, str) else None
+    if known is None:
+        text = f"got {describe(kind)}; of FedML's {word}s there are {listed(options)} here."
         raise document.error((name, f"{what}_type"), text)
     for key in section:
-        if key not in found.options:
-            known = f"It takes {listed(found.options)}." if found.options else "It takes none."
-            raise document.error((name, key), f"the {word} '{kind}' has no such parameter here. {known}")
+        if key not in known:
+            takes = f"It takes {listed(known)}." if known else "It takes none."
+            raise document.error((name, key), f"the {word} '{kind}' has no such parameter here. {takes}")
     return kind.strip(), section

@@ -148,7 +148,9 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         if path.suffix != ".py" or not path.stem.isidentifier():
             raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
         if not path.is_file():
-            raise PluginError(f"{place}: no such file.{did_you_mean(path.name, _beside(path))}")
+            raise PluginError(
+                f"{place}: no such file.{did_you_mean(path.name, [each.name for each in path.parent.glob('*.py')])}"
+            )
         now = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
     return document
@@ -158,10 +160,6 @@ def _known_plugins() -> Path:
     """The SHA-256 of plugin files that this user has run, one a line."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "calfat-plugin" / "plugins.sha256"
-
-
-def _beside(path: Path) -> list[str]:
-    return [each.name for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
 
 
 def _digest(path: Path) -> str:

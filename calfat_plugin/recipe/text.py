@@ -47,7 +47,7 @@ def read_text(path: Path, kind: str) -> str:
 
 def _instead_of(path: Path) -> str:
     """What a missing file was probably meant to be: one beside it, or one that comes with the package."""
-    near = [str(child) for child in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    near = [str(child) for child in path.parent.glob("*.y*ml")]
     shipped = shipped_files()
     if not near and path.stem in shipped:
         return f" The one that comes with the package is called '{path.stem}', without a folder and an ending."

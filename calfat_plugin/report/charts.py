@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,11 @@ def render(chart: Chart, folder: Path) -> Drawing:
                 figure.set_layout_engine(None)  # the first one's layout stays: finding it again costs a draw each
     source = f"data:image/svg+xml;base64,{base64.b64encode(inline.getvalue()).decode()}"
     return Drawing(chart.title, chart.caption, chart.height > _TALL, source)
+
+
+def drawn(charts: Iterable[Chart | None], folder: Path) -> list[Drawing]:
+    """The charts that there are, each as :func:`render` returns it."""
+    return [render(chart, folder) for chart in charts if chart is not None]
 
 
 def legend_name(name: str) -> str:
@@ -367,17 +372,22 @@ def per_class(
             _draw_profile(axes, values, style)
             return
         (_draw_bars if few else _draw_dots)(axes, values, style)
-        axes.set_yticks(range(len(classes)), list(map(_short, classes)))
         axes.set_ylim(len(classes) - 0.45, -0.55)
         axes.set_xlim(0 if few else -2, 112 if few else 103)
-        axes.set_xticks(range(0, 101, 20))
-        axes.set_xlabel("accuracy (%)")
-        axes.grid(axis="x")
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
+        name_rows(axes, list(map(_short, classes)))
 
     each = 0.12 * len(values) + 0.1 if few else 0.3
     return Chart(name, title, caption, 0.75 + each * len(classes) if named else 3.1, draw)
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows with these names, from top to bottom, beside an axis of accuracies."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("accuracy (%)")
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def _draw_bars(axes: Axes, values: Mapping[str, PerClass], style: Mapping[str, int]) -> None:

@@ -13,11 +13,10 @@ from calfat_plugin.maths.intervals import Score, with_rivals
 from calfat_plugin.report import labels
 from calfat_plugin.report.charts import (
     Chart,
-    Drawing,
     compared,
+    drawn,
     label_distribution,
     per_class,
-    render,
     spread_sentence,
     tsne_chart,
 )
@@ -69,7 +68,7 @@ class Group:
 
     def score(self, label: str) -> Score:
         """The final accuracy of the finished runs."""
-        found = {run.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
+        found = {run.recipe.seed: e for run in self.runs for e in run.evaluations if e["label"] == label}
         numbers = {evaluation.get("num_examples") for evaluation in found.values()}
         return Score(
             {seed: float(evaluation["accuracy"]) for seed, evaluation in found.items()},
@@ -115,8 +114,9 @@ def group_runs(runs: Sequence[RunFiles], root: Path | None = None) -> list[Group
         cell = cells.get(run.path.resolve())
         key = f"cell {order.index(cell.name)}" if cell else repr(sorted(settings_of(run.settings).items()))
         seeds = together.setdefault(key, {})
-        if run.seed not in seeds or run.finished or not seeds[run.seed].finished:
-            seeds[run.seed] = run
+        seed = run.recipe.seed
+        if seed not in seeds or run.finished or not seeds[seed].finished:
+            seeds[seed] = run
     members = [tuple(found[seed] for seed in sorted(found)) for found in together.values()]
     names = setting_names([group[0] for group in members])
     groups = []
@@ -175,7 +175,16 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
     """
     measured = {group.name: {label: m.on_any_data() for label, m in group.measures().items()} for group in groups}
     columns = _columns(list(measured.values()), suite.headings)
-    blocks = {problem: _rows(block, list(columns), measured) for problem, block in _blocks(groups).items()}
+    alike: dict[str, list[Group]] = {}  # what sets a problem apart from the others, to the groups that solve it
+    problems = problem_names([problem_of(group.runs[0].settings) for group in groups])
+    for problem, group in zip(problems, groups, strict=True):
+        alike.setdefault(problem, []).append(group)
+    blocks = {problem: _rows(block, list(columns), measured) for problem, block in alike.items()}
+    evaluations = [(run, one) for group in groups for run in group.runs for one in run.evaluations]
+    measured_as = {
+        heading: [each for each in evaluations if final(*each).on_any_data() == column]
+        for column, heading in columns.items()
+    }
     sources = list(dict.fromkeys(group.source for group in groups if group.reported and group.source))
     reported = any(group.reported for group in groups)
     return {
@@ -183,7 +192,7 @@ def results_table(groups: Sequence[Group], suite: SuiteFiles) -> dict[str, Any]:
         "blocks": [{"problem": problem, "rows": rows} for problem, rows in blocks.items()],
         "several": len(blocks) > 1,
         "paired": any(score["rival"] for of in blocks.values() for row in of for score in row["scores"]),
-        "examples": on_examples((heading, _measured_as(column, groups)) for column, heading in columns.items()),
+        "examples": on_examples(measured_as.items()),
         "abridged": any(group.name.endswith(MORE) for group in groups),
         "reported": (labels.listing(sources) or "as the recipe says") if reported else "",
         "judged": any(group.tolerable for group in groups),
@@ -195,15 +204,6 @@ def _columns(measured: Sequence[Mapping[str, Measure]], headings: Mapping[str, s
     labels = dict.fromkeys((*headings, *(label for of in measured for label in of)))
     found = [of[label] for label in labels for of in measured if label in of]
     return with_examples(titles(found, lambda label: headings.get(label, label)))
-
-
-def _blocks(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups by the problem that they solve, under what sets it apart from the other problems."""
-    problems = [problem_of(group.runs[0].settings) for group in groups]
-    blocks: dict[str, list[Group]] = {}
-    for name, group in zip(problem_names(problems), groups, strict=True):
-        blocks.setdefault(name, []).append(group)
-    return blocks
 
 
 def _rows(
@@ -243,12 +243,6 @@ def _is_in(column: Measure, columns: Sequence[Measure], measured: Mapping[str, M
     return column == (measured.get(column.label) or next(other for other in columns if other.label == column.label))
 
 
-def _measured_as(column: Measure, groups: Sequence[Group]) -> list[tuple[RunFiles, Mapping[str, Any]]]:
-    """(run, entry of its final evaluation) of all that a column is about."""
-    found = [(run, evaluation) for group in groups for run in group.runs for evaluation in run.evaluations]
-    return [one for one in found if final(*one).on_any_data() == column]
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -264,13 +258,17 @@ def comparison_page(
         suite: the suite that the groups are the cells of, for its axes and headings.
         notes: sentences about runs that are not shown.
     """
-
-    def drawn(charts: Sequence[Chart | None]) -> list[Drawing]:
-        return [render(chart, figures) for chart in charts if chart is not None]
-
     runs = [run for group in groups for run in group.runs]
-    whose = {run.path: f"{g.name}, seed {run.seed}" if len(g.runs) > 1 else g.name for g in groups for run in g.runs}
+    whose = {
+        run.path: f"{group.name}, seed {run.recipe.seed}" if len(group.runs) > 1 else group.name
+        for group in groups
+        for run in group.runs
+    }
     columns = differences(groups)
+    features = (
+        tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
+        for index, group in enumerate(groups)
+    )
     return render_page(
         "comparison.html",
         title=title,
@@ -279,16 +277,11 @@ def comparison_page(
         figures=figures.name,
         sections={
             "results": {**results_table(groups, suite), "notes": notes},
-            "front": drawn([front_chart(suite.front)]),
-            "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings)),
-            "classes": drawn(_classes(groups[:MOST_LINES], suite.headings)),
-            "labels": drawn(_distributions(groups)),
-            "features": drawn(
-                [
-                    tsne_chart(next((run.tsne for run in group.runs if run.tsne), {}), f"tsne_{index}", group.name)
-                    for index, group in enumerate(groups)
-                ]
-            ),
+            "front": drawn([front_chart(suite.front)], figures),
+            "rounds": drawn(_curves(groups[:MOST_LINES], suite.headings), figures),
+            "classes": drawn(_classes(groups[:MOST_LINES], suite.headings), figures),
+            "labels": drawn(_distributions(groups), figures),
+            "features": drawn(features, figures),
             "settings": columns and {"names": [group.name for group in groups], "columns": columns},
             "recipe": _common(runs),
             "versions": environment(runs[-1]),

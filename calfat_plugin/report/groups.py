@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
 from calfat_plugin.report.charts import Chart, Line, line_chart
@@ -58,18 +57,18 @@ def ranges(ids: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, ends)) for ends in found)
 
 
-def group_curves(run: RunFiles) -> list[Chart | None]:
+def group_curves(run: RunFiles) -> list[Chart]:
     """What ``rounds.csv`` has of groups, round by round: a chart each, with a line a group."""
-    return [_curves(run, what, words) for what, words in _WORDS.items()]
-
-
-def _curves(run: RunFiles, what: str, words: str) -> Chart | None:
-    found = [(name, run.curve(f"group/{name}/{what}")) for name in run.recipe.group_names]
-    lines = [Line(name, index, points) for index, (name, points) in enumerate(found) if points]
-    if all(len(line.points) < 2 for line in lines):
-        return None
-    last: dict[str, Any] = {line.name: f"{line.points[-1][1]:.3g}" for line in lines}
-    caption = f"Mean over each group's clients of a round. Last: {', '.join(f'{n} {v}' for n, v in last.items())}."
-    if what == "update_cosine":
-        caption += " With the coordinate-wise median of the round's updates."
-    return line_chart(f"groups_{what}", f"{words[:1].upper()}{words[1:]}, by group", caption, lines, words)
+    charts = []
+    for what, words in _WORDS.items():
+        found = [(name, run.curve(f"group/{name}/{what}")) for name in run.recipe.group_names]
+        lines = [Line(name, index, points) for index, (name, points) in enumerate(found) if points]
+        if all(len(line.points) < 2 for line in lines):
+            continue
+        last = ", ".join(f"{line.name} {line.points[-1][1]:.3g}" for line in lines)
+        caption = f"Mean over each group's clients of a round. Last: {last}."
+        if what == "update_cosine":
+            caption += " With the coordinate-wise median of the round's updates."
+        title = f"{words[:1].upper()}{words[1:]}, by group"
+        charts.append(line_chart(f"groups_{what}", title, caption, lines, words))
+    return charts

@@ -92,8 +92,8 @@ def headline(run: RunFiles) -> str:
     in_groups = f" ({listing(run.recipe.group_names)})" if run.recipe.clients else ""
     return (
         f"{method(run)} with {run.recipe.aggregator.name} on {run.recipe.dataset.name} ({partition(run)}): "
-        f"{counted(run.recipe.num_clients, 'client')}{in_groups}, {counted(run.num_rounds, 'round')}, "
-        f"seed {run.seed}"
+        f"{counted(run.recipe.num_clients, 'client')}{in_groups}, {counted(run.recipe.num_rounds, 'round')}, "
+        f"seed {run.recipe.seed}"
     )
 
 
@@ -115,12 +115,12 @@ def highlights(run: RunFiles) -> dict[str, str]:
         "Partition": f"{partition(run)}{_options(recipe.partition.plain_options())}",
         "Model": f"{recipe.model.name}{_options(recipe.model.plain_options())}",
         "Clients": f"{recipe.num_clients}, {'all' if per_round == recipe.num_clients else per_round} in each round",
-        "Rounds": f"{run.num_rounds}, {work}, batches of {train.batch_size}",
+        "Rounds": f"{recipe.num_rounds}, {work}, batches of {train.batch_size}",
         f"Local {_OPTIMIZERS[train.client_optimizer]}": _optimizer(train),
         "Threat": f"{threat.norm}, ε = {plain(to_plain(threat.eps))}, {searched}"
         f"{', others in groups' * any('threat' in group.changed for group in recipe.clients)}",
         "Groups": groups(recipe),
-        "Seed": str(run.seed),
+        "Seed": str(recipe.seed),
         "Security": UNPROTECTED if _is_unprotected(run) else "",
     }
     return {term: value for term, value in found.items() if value}

@@ -76,16 +76,6 @@ class RunFiles:
         return str(self.results.get("recipe") or self.path.resolve().parent.name)
 
     @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.recipe.seed
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds asked for."""
-        return self.recipe.num_rounds
-
-    @property
     def finished(self) -> bool:
         """Whether the final evaluation is there."""
         return bool(self.results)

@@ -12,8 +12,8 @@ from calfat_plugin.maths.intervals import of_accuracy
 from calfat_plugin.report import labels, theme
 from calfat_plugin.report.charts import (
     Chart,
-    Drawing,
     PerClass,
+    drawn,
     eps_chart,
     final_per_class,
     heterogeneity,
@@ -22,9 +22,9 @@ from calfat_plugin.report.charts import (
     learning_rate,
     losses,
     mean_of,
+    name_rows,
     own_metrics,
     per_class,
-    render,
     spread_sentence,
     tsne_chart,
 )
@@ -56,35 +56,30 @@ def run_page(run: RunFiles, figures: Path) -> str:
     Args:
         run: what to show; parts that the run does not have (yet) are left out.
     """
-
-    def drawn(*charts: Chart | None) -> list[Drawing]:
-        return [render(chart, figures) for chart in charts if chart is not None]
-
+    of_clients = (label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run))
     return render_page(
         "run.html",
         title=run.name,
         lead=labels.headline(run),
         tiles=_tiles(run),
-        progress="" if run.finished else f"{len(run.rounds)} of {counted(run.num_rounds, 'round')}",
+        progress="" if run.finished else f"{len(run.rounds)} of {counted(run.recipe.num_rounds, 'round')}",
         alarms=alarms_of(run),
         figures=figures.name,
         sections={
             "results": some(
                 final=_final(run),
-                figures=drawn(learning_curves(run), final_per_class(run), *own_metrics(run)),
+                figures=drawn((learning_curves(run), final_per_class(run), *own_metrics(run)), figures),
                 rounds=_rounds(run),
             ),
             "clients": some(
-                figures=drawn(
-                    label_distribution(run), heterogeneity(run), losses(run), learning_rate(run), *group_curves(run)
-                ),
+                figures=drawn(of_clients, figures),
                 groups=groups_table(run),
                 counts=_counts(run),
             ),
             "attacks": attacks_view(run.attacks, figures),
             "trust": trust_view(run.trust, figures),
             "per-class": per_class_view(run.per_class, figures),
-            "features": drawn(tsne_chart(run.tsne)),
+            "features": drawn([tsne_chart(run.tsne)], figures),
             "time": [
                 (title, [("\N{NO-BREAK SPACE}" * 3 * row.depth + row.name, "", cells(row)) for row in rows])
                 for title, rows in spending(run.profile)
@@ -223,21 +218,17 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
         attacks: file name to content of ``attacks/*.json``.
         figures: an existing folder, for those with several eps.
     """
-    shown = []
-    for name, content in attacks.items():
-        evaluations: Sequence[Mapping[str, Any]] = content.get("evaluations") or ()
-        chart = eps_chart(f"attacks_{Path(name).stem}", evaluations, name)
-        shown.append(
-            {
-                "name": name,
-                "checkpoint": Path(str(content.get("checkpoint"))).stem,
-                "round": content.get("round"),
-                "selected_on": content.get("selected_on"),
-                "rows": list(map(evaluation_row, evaluations)),
-                "figures": [render(chart, figures)] if chart else [],
-            }
-        )
-    return shown
+    return [
+        {
+            "name": name,
+            "checkpoint": Path(str(content.get("checkpoint"))).stem,
+            "round": content.get("round"),
+            "selected_on": content.get("selected_on"),
+            "rows": list(map(evaluation_row, content["evaluations"])),
+            "figures": drawn([eps_chart(f"attacks_{Path(name).stem}", content["evaluations"], name)], figures),
+        }
+        for name, content in attacks.items()
+    ]
 
 
 def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
@@ -267,7 +258,7 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
     methods: Mapping[str, Sequence[Mapping[str, Any]]] = content["methods"]
     classes = [str(name) for name in content["class_names"]]
     shown = len(classes) if len(classes) <= _MANY_CLASSES else 0  # columns of classes, while they fit on a page
-    drawn, tables = [], []
+    charts, tables = [], []
     for label in map(str, content["evaluators"]):
         title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
         if label != NATURAL and "format" not in content:  # of a version that counted as the release does
@@ -275,8 +266,7 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
         found = {method: [client[label] for client in clients] for method, clients in methods.items()}
         means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
         caption = spread_sentence(means, classes)
-        chart = per_class(f"clients_{label}", f"{title} per class, mean over clients", caption, means, classes)
-        drawn.append(render(chart, figures))
+        charts.append(per_class(f"clients_{label}", f"{title} per class, mean over clients", caption, means, classes))
         blocks = []
         for index, client in enumerate(next(iter(methods.values()))):
             rows = [_row(method, of[index], shown) for method, of in found.items()]
@@ -288,7 +278,7 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
         "round": content["round"],
         "methods": labels.listing(list(methods)),
         "classes": classes[:shown],
-        "figures": drawn,
+        "figures": drawn(charts, figures),
         "tables": tables,
     }
 
@@ -307,7 +297,6 @@ def trust_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | No
     if not content:
         return None
     verdict = content["verdict"]
-    charts = (_curve(content), _bars(content))
     return {
         "verdict": verdict["text"],
         "sentence": verdict["sentence"],
@@ -317,7 +306,7 @@ def trust_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] | No
         "examples": counted(content["examples"], "test image"),
         "finished": content["finished"],
         "rows": list(_rows(content)),
-        "figures": [render(chart, figures) for chart in charts if chart is not None],
+        "figures": drawn((_curve(content), _bars(content)), figures),
     }
 
 
@@ -325,16 +314,15 @@ def _rows(content: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
     """Check and attack, its budget, and its numbers."""
     for check in content["checks"]:
         for row in check["rows"]:
-            budget = labels.budget({"norm": content["threat"]["norm"], "eps": row["eps"]})
-            found = of_accuracy((row["accuracy"],), row["examples"])
-            numbers = [
-                bare_percent(row["accuracy"]),
-                NOTHING if found is None else interval(*found),
-                bare_percent(row.get("left")),
-                f"{row['examples']:,}",
-                f"{row['seconds']:.1f}",
-            ]
-            yield f"{check['check']}: {row['attack']}", budget, numbers
+            evaluation = {
+                "label": f"{check['check']}: {row['attack']}",
+                "accuracy": row["accuracy"],
+                "accuracy_release": row.get("left"),  # this table has it in the place of that one
+                "num_examples": row["examples"],
+                "seconds": row["seconds"],
+                "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
+            }
+            yield evaluation_row(evaluation)
 
 
 def _curve(content: Mapping[str, Any]) -> Chart | None:
@@ -364,16 +352,11 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
         axes = figure.subplots()
         lengths = [100 * accuracy for _, accuracy in bars]
         colours = [theme.series(0)] * len(rows) + [theme.series(1)]
-        drawn = axes.barh(range(len(bars)), lengths, 0.7, color=colours)
-        axes.bar_label(drawn, [f"{length:.1f}" for length in lengths], padding=3, fontsize=8, color=theme.MUTED.light)
-        axes.set_yticks(range(len(bars)), [attack for attack, _ in bars])
+        shown = axes.barh(range(len(bars)), lengths, 0.7, color=colours)
+        axes.bar_label(shown, [f"{length:.1f}" for length in lengths], padding=3, fontsize=8, color=theme.MUTED.light)
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0, 112)
-        axes.set_xticks(range(0, 101, 20))
-        axes.set_xlabel("accuracy (%)")
-        axes.grid(axis="x")
-        axes.tick_params(axis="y", length=0)
-        axes.spines["left"].set_visible(False)
+        name_rows(axes, [attack for attack, _ in bars])
 
     budget = labels.budget(content["threat"])
     caption = f"{budget}: right clean and under the attack; the last bar under all of them."

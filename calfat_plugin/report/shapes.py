@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RunError
 from calfat_plugin.exact import parse_number
 from calfat_plugin.options import describe
 
-#: A checker; a list of one shape; or a mapping from key to shape, where ``key?`` may be absent or null, and ``*`` is
-#: any other key.
+#: A :class:`Kind`; a list of one shape; or a mapping from key to shape, where ``key?`` may be absent or null, and ``*``
+#: is any other key, which else may hold anything.
 Shape = Any
 
 
-class WrongError(Exception):
-    """A value that is not as it should be; the text says what was expected."""
+class Kind(NamedTuple):
+    """A kind of value: what is expected, in words, and whether a value is one."""
 
-
-def _is(wanted: str, holds: Callable[[Any], bool]) -> Callable[[Any], None]:
-    def check(value: Any) -> None:
-        if not holds(value):
-            raise WrongError(wanted)
-
-    return check
+    wanted: str
+    holds: Callable[[Any], bool]
 
 
 def _number(value: Any) -> bool:
@@ -40,68 +35,52 @@ def _exact(value: Any) -> bool:
         return False
 
 
-ANYTHING = _is("", lambda value: True)
-TEXT = _is("a text", lambda value: isinstance(value, str))
-FLAG = _is("true or false", lambda value: isinstance(value, bool))
-COUNT = _is("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63)
-NUMBER = _is("a number", lambda value: _number(value) and abs(value) < 1e15)
-FRACTION = _is("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
-PER_CLASS = _is("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
-METRIC = _is("a number, or null", lambda value: value is None or _number(value))
-EPS = _is("a number such as 8/255", _exact)
+ANYTHING = Kind("", lambda value: True)
+TEXT = Kind("a text", lambda value: isinstance(value, str))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+COUNT = Kind("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**63)
+NUMBER = Kind("a number", lambda value: _number(value) and abs(value) < 1e15)
+FRACTION = Kind("a number from 0 to 1", lambda value: _number(value) and 0 <= value <= 1)
+PER_CLASS = Kind("a number from 0 to 1, or null", lambda value: value is None or (_number(value) and 0 <= value <= 1))
+METRIC = Kind("a number, or null", lambda value: value is None or _number(value))
+EPS = Kind("a number such as 8/255", _exact)
 
-_ANY_MAPPING = {"*": ANYTHING}
-_WORST = {"accuracy": FRACTION, "ids": [COUNT], "*": ANYTHING}
+_WORST = {"accuracy": FRACTION, "ids": [COUNT]}
 _EVALUATION = {
     "label": TEXT,
     "accuracy": FRACTION,
     "accuracy_release?": FRACTION,
     "num_examples?": COUNT,
     "per_class?": [PER_CLASS],
-    "settings?": {"eps?": EPS, "norm?": TEXT, "*": ANYTHING},
+    "settings?": {"eps?": EPS, "norm?": TEXT},
     "seconds?": NUMBER,
     "metrics?": {"*": METRIC},
     "worst_class?": _WORST,
     "worst_clients?": _WORST,
-    "*": ANYTHING,
 }
-_ALARMS = [{"code?": TEXT, "text?": TEXT, "*": ANYTHING}]
-_SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT, "*": ANYTHING}
+_ALARMS = [{"code?": TEXT, "text?": TEXT}]
+_SELECTED = {"evaluator?": TEXT, "accuracy?": FRACTION, "round?": COUNT}
 RESULTS = {
     "format?": COUNT,
     "recipe?": TEXT,
     "metrics?": {"*": METRIC},
     "evaluations?": [_EVALUATION],
     "alarms?": _ALARMS,
-    "citations?": [{"text": TEXT, "bibtex?": TEXT, "*": ANYTHING}],
+    "citations?": [{"text": TEXT, "bibtex?": TEXT}],
     "test_selected?": {"*": _SELECTED},
     "validation_selected?": {"*": _SELECTED},
-    "*": ANYTHING,
 }
-ENVIRONMENT = {
-    "command?": [ANYTHING],
-    "versions?": _ANY_MAPPING,
-    "plugins?": [ANYTHING],
-    "plugins_not_loaded?": [ANYTHING],
-    "*": ANYTHING,
-}
+ENVIRONMENT = {"command?": [ANYTHING], "versions?": {}, "plugins?": [ANYTHING], "plugins_not_loaded?": [ANYTHING]}
 _SPANS = [{"path": [TEXT], "seconds": NUMBER, "calls": COUNT}]
 _PART = {"name": TEXT, "seconds": NUMBER, "spans": _SPANS, "workers?": {"number": COUNT, "spans": _SPANS}}
 PROFILE = {"method?": TEXT, "parts": [_PART]}
-PARTITION = {
-    "class_names?": [TEXT],
-    "class_counts?": [[COUNT]],
-    "groups?": {"*": [COUNT]},
-    "attackers?": [COUNT],
-    "*": ANYTHING,
-}
+PARTITION = {"class_names?": [TEXT], "class_counts?": [[COUNT]], "groups?": {"*": [COUNT]}, "attackers?": [COUNT]}
 PER_CLASS_FILE = {
     "checkpoint": TEXT,
     "round": COUNT,
     "class_names": [TEXT],
     "evaluators": [TEXT],
-    "methods": {"*": [{"client": COUNT, "*": ANYTHING}]},
-    "*": ANYTHING,
+    "methods": {"*": [{"client": COUNT}]},
 }
 TSNE = {
     **dict.fromkeys(("round", "seed"), COUNT),
@@ -110,81 +89,47 @@ TSNE = {
     "class_names": [TEXT],
     "labels": [COUNT],
     "points": [[NUMBER]],
-    "*": ANYTHING,
 }
 ATTACKS = {
+    "format?": COUNT,
     "checkpoint?": TEXT,
     "round?": COUNT,
     "selected_on?": TEXT,
     "evaluations?": [{**_EVALUATION, "num_examples": COUNT, "settings": _EVALUATION["settings?"]}],
     "alarms?": _ALARMS,
-    "*": ANYTHING,
 }
+_ROW = {"attack": TEXT, "eps": EPS, "accuracy": FRACTION, "left?": FRACTION, "examples": COUNT, "seconds": NUMBER}
 TRUST = {
     "attack": TEXT,
     "checkpoint?": TEXT,
     "round?": COUNT,
     "examples": COUNT,
     "finished": FLAG,
-    "threat": {"norm": TEXT, "eps": EPS, "*": ANYTHING},
+    "threat": {"norm": TEXT, "eps": EPS},
     "verdict": {
         **dict.fromkeys(("word", "text", "sentence"), TEXT),
         "causes": [TEXT],
         "natural?": FRACTION,
         "usable?": FLAG,
-        "*": ANYTHING,
     },
-    "checks": [
-        {
-            "check": TEXT,
-            "rows": [
-                {
-                    "attack": TEXT,
-                    "eps": EPS,
-                    "accuracy": FRACTION,
-                    "left?": FRACTION,
-                    "examples": COUNT,
-                    "seconds": NUMBER,
-                    "*": ANYTHING,
-                }
-            ],
-            "*": ANYTHING,
-        }
-    ],
-    "*": ANYTHING,
+    "checks": [{"check": TEXT, "rows": [_ROW]}],
 }
+_POINT = {"curve": TEXT, "name": TEXT, "cost": NUMBER, "mean": FRACTION, "interval?": [FRACTION], "on_front": FLAG}
 SUITE = {
     "title?": TEXT,
-    "axes?": [{"name": TEXT, "*": ANYTHING}],
-    "metrics?": [{"label": TEXT, "heading": TEXT, "*": ANYTHING}],
+    "axes?": [{"name": TEXT}],
+    "metrics?": [{"label": TEXT, "heading": TEXT}],
     "cells?": [
         {
             "name": TEXT,
             "source?": TEXT,
-            "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG, "*": ANYTHING}},
-            "runs?": [{"directory": TEXT, "*": ANYTHING}],
-            "choice?": {"text": TEXT, "tried": TEXT, "*": ANYTHING},
-            "*": ANYTHING,
+            "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG}},
+            "runs?": [{"directory": TEXT}],
+            "choice?": {"text": TEXT, "tried": TEXT},
         }
     ],
-    "choose?": {"how": TEXT, "*": ANYTHING},
-    "front?": {
-        "cost": TEXT,
-        "reached": TEXT,
-        "points": [
-            {
-                "curve": TEXT,
-                "name": TEXT,
-                "cost": NUMBER,
-                "mean": FRACTION,
-                "interval?": [FRACTION],
-                "on_front": FLAG,
-                "*": ANYTHING,
-            }
-        ],
-        "*": ANYTHING,
-    },
-    "*": ANYTHING,
+    "choose?": {"how": TEXT},
+    "front?": {"cost": TEXT, "reached": TEXT, "points": [_POINT]},
 }
 
 
@@ -205,11 +150,8 @@ def check_shape(value: Any, shape: Shape, path: Path, where: str = "") -> None:
             check_shape(item, shape[0], path, f"{where}[{index}]")
     elif isinstance(shape, Mapping):
         _check_mapping(value, shape, path, where)
-    else:
-        try:
-            shape(value)
-        except WrongError as wrong:
-            damaged(path, where, f"is {describe(value)}, expected {wrong}")
+    elif not shape.holds(value):
+        damaged(path, where, f"is {describe(value)}, expected {shape.wanted}")
 
 
 def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: str) -> None:
@@ -223,8 +165,7 @@ def _check_mapping(value: Any, shape: Mapping[str, Shape], path: Path, where: st
             damaged(path, where, f"has no '{name}'")
         if name in value and not (value[name] is None and name != key):
             check_shape(value[name], of_key, path, f"{where}.{name}".removeprefix("."))
-    known = {key.removesuffix("?") for key in shape}
-    for name in value.keys() - known:
+    for name in value.keys() - {key.removesuffix("?") for key in shape} if "*" in shape else ():
         check_shape(value[name], shape["*"], path, f"{where}.{name}".removeprefix("."))
 
 

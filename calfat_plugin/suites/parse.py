@@ -7,9 +7,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,13 +274,10 @@ def _front(document: Document, axes: Axes, metrics: Mapping[str, str]) -> Front 
 
 def _skip(document: Document, axes: Axes) -> dict[Selector, str]:
     skips = {}
-    for text in mapping_at(document, ("skip",), "{ImageNet-12/FedRBN: it needs batch normalisation}"):
-        selector = Selector(text)
-        if problem := check_selector(selector, axes):
-            raise document.error(("skip", text), problem)
-        reason = document.get(("skip", text))
+    for selector in _selectors(document, ("skip",), axes, "{ImageNet-12/FedRBN: it needs batch normalisation}"):
+        reason = document.get(("skip", selector.text))
         if not isinstance(reason, str) or not reason.strip():
-            raise document.error(("skip", text), f"got {describe(reason)}, expected the reason as a text.")
+            raise document.error(("skip", selector.text), f"got {describe(reason)}, expected the reason as a text.")
         skips[selector] = reason.strip()
     return skips
 
@@ -325,15 +321,12 @@ def parse_choose(document: Document, axes: Axes, settings: Sequence[Setting]) ->
     if by not in ("last", "best"):
         what = f"got {describe(by)}, expected last (the last round's value) or best (any round's)."
         raise document.error((*CHOOSE, "by"), what)
-    choose = Choose(
-        metric=metric,
-        by=by,
-        seeds=seeds_at(document, (*CHOOSE, "seeds")),
-        grid=_grid(document, (*CHOOSE, "grid")),
-        own=_own(document, axes),
-        finalists=_finalists(document),
-    )
-    choose = replace(choose, extend=_extend(document, choose))
+    seeds, grid_of_all = seeds_at(document, (*CHOOSE, "seeds")), _grid(document, (*CHOOSE, "grid"))
+    at: KeyPath = (*CHOOSE, "own")
+    selectors = _selectors(document, at, axes, "{CalFAT: {calfat.trainer.prior_weight: [0.1, 1]}}")
+    own = {selector: _grid(document, (*at, selector.text)) for selector in selectors}
+    finalists, extend = _finalists(document, seeds), _extend(document, (grid_of_all, *own.values()))
+    choose = Choose(metric, by, seeds, grid_of_all, own, finalists, extend)
     in_axes = [(f"axes.{axis}", each) for axis in axes for changes in axes[axis].values() for each in changes]
     _refuse_set_elsewhere(document, choose, [("set", each) for each in settings] + in_axes)
     _check_sizes(document, choose, grid(axes))
@@ -350,7 +343,7 @@ def _metric(document: Document) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _finalists(document: Document) -> int | None:
+def _finalists(document: Document, seeds: Sequence[int]) -> int | None:
     path = (*CHOOSE, "finalists")
     if not document.has(path):
         return None
@@ -359,7 +352,7 @@ def _finalists(document: Document) -> int | None:
         raise document.error(
             path, f"got {describe(number)}, expected how many values reach the seeds after the first, >= 1."
         )
-    if len(seeds_at(document, (*CHOOSE, "seeds"))) == 1:
+    if len(seeds) == 1:
         raise document.error(path, "there is one seed only, so there is no final; add seeds, or remove this key.")
     return number
 
@@ -385,26 +378,15 @@ def _grid(document: Document, path: KeyPath) -> Grid:
     return found
 
 
-def _own(document: Document, axes: Axes) -> dict[Selector, Grid]:
-    path = (*CHOOSE, "own")
-    found = {}
-    for text in mapping_at(document, path, "{CalFAT: {calfat.trainer.prior_weight: [0.1, 1]}}"):
-        selector = Selector(text)
-        if problem := check_selector(selector, axes):
-            raise document.error((*path, text), problem)
-        found[selector] = _grid(document, (*path, text))
-    return found
-
-
-def _extend(document: Document, choose: Choose) -> dict[KeyPath, float]:
+def _extend(document: Document, grids: Sequence[Grid]) -> dict[KeyPath, float]:
     path = (*CHOOSE, "extend")
     found: dict[KeyPath, float] = {}
-    tried = [grid[key] for grid in (choose.grid, *choose.own.values()) for key in grid]
+    tried = [settings for grid in grids for settings in grid.values()]
     for setting in settings_at(document, path):
         at = (*path, setting.key)
-        values = [each for grid in tried for each in grid if each.path == setting.path]
+        values = [each for settings in tried for each in settings if each.path == setting.path]
         if not values:
-            known = dict.fromkeys(dotted(grid[0].path) for grid in tried)
+            known = dict.fromkeys(settings[0].key for settings in tried)
             raise document.error(at, f"no grid has this key.{did_you_mean(setting.key, known)} Known: {listed(known)}.")
         factor = setting.value
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not LEAST_FACTOR <= factor <= MOST_FACTOR:
@@ -466,6 +448,14 @@ def check_selector(selector: Selector, axes: Axes) -> str:
     names = labels if len(parts) == 1 else ["/".join(cell) for cell in cells]
     hint = did_you_mean(selector.text, names) or f" Labels: {', '.join(dict.fromkeys(labels))}."
     return f"'{selector.text}' matches no cell.{hint}"
+
+
+def _selectors(document: Document, path: KeyPath, axes: Axes, example: str) -> Iterator[Selector]:
+    """The keys of the mapping at ``path``, each of which must match a cell."""
+    for text in mapping_at(document, path, example):
+        if problem := check_selector(selector := Selector(text), axes):
+            raise document.error((*path, text), problem)
+        yield selector
 
 
 def mapping_at(document: Document, path: KeyPath, example: str) -> Mapping[str, Any]:

@@ -268,15 +268,13 @@ def seconds_left(plan: SuitePlan) -> float | None:
     """
     choosing = plan.choosing
     per_round = _rates((*choosing.runs, *plan.runs), plan.suite.seconds_per_round)
-    costs = [per_round(run.cell.name, run.cell.tried != "") for run in (*choosing.left, *plan.left)]
-    rounds = [_rounds_left(run) for run in (*choosing.left, *plan.left)]
+    left = [(run.cell.name, run.cell.tried != "", _rounds_left(run)) for run in (*choosing.left, *plan.left)]
     for cell in plan.cells:
         if cell.experiment is not None and cell.name in plan.waiting and cell.name in plan.selected:
-            costs.append(per_round(cell.name, False))
-            rounds.append(len(plan.seeds) * cell.experiment.num_rounds)
-            costs.append(per_round(cell.name, True))
-            rounds.append(plan.choices[cell.name].finals * cell.experiment.num_rounds)
-    known = [cost * number for cost, number in zip(costs, rounds, strict=True) if cost is not None]
+            left.append((cell.name, False, len(plan.seeds) * cell.experiment.num_rounds))
+            left.append((cell.name, True, plan.choices[cell.name].finals * cell.experiment.num_rounds))
+    costs = [(per_round(cell, choosing), rounds) for cell, choosing, rounds in left]
+    known = [cost * rounds for cost, rounds in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
 
 
@@ -285,16 +283,10 @@ def _rates(runs: Sequence[PlannedRun], figure: float | None) -> Callable[[str, b
     known = [(run.cell.name, run.cell.tried != "", rate) for run in runs if (rate := _rate(run)) is not None]
 
     def per_round(cell: str, choosing: bool) -> float | None:
-        wanted: tuple[Callable[[str, bool], bool], ...] = (
-            lambda name, kind: name == cell and kind == choosing,
-            lambda name, kind: kind == choosing,
-            lambda name, kind: True,
-        )
-        for fits in wanted:
-            rates = [rate for name, kind, rate in known if fits(name, kind)]
-            if rates:
-                return sum(rates) / len(rates)
-        return figure
+        alike = [(name, rate) for name, kind, rate in known if kind == choosing]
+        own = [rate for name, rate in alike if name == cell]
+        rates = own or [rate for _, rate in alike] or [rate for *_, rate in known]
+        return sum(rates) / len(rates) if rates else figure
 
     return per_round
 

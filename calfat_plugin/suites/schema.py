@@ -154,11 +154,6 @@ class Choose:
             found |= grid if selector.matches(labels) else {}
         return found
 
-    @property
-    def metric_text(self) -> str:
-        """``pgd20``, or ``mean(natural, pgd20)``."""
-        return self.metric[0] if len(self.metric) == 1 else f"mean({', '.join(self.metric)})"
-
 
 @dataclass(frozen=True)
 class Compare:

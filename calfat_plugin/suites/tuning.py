@@ -146,9 +146,23 @@ def choice_of(
         measuring = _measuring(suite, choose, experiment)
     except CalfatError as error:
         raise in_cell(error, cell.name, suite) from None
+
+    def tried(point: tuple[Setting, ...]) -> Try:
+        texts = texts_of(point)
+        name = ", ".join(f"{key} {value}" for key, value in texts.items())
+        settings = (*cell.settings, *point, *measuring)
+        made = resolve(suite, registry, f"{cell.name}, {name}", settings, overrides)
+        trying = Cell(cell.labels, settings, made, tried=name)
+        folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
+        runs = [PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds]
+        found = look_again(suite.record, *runs)
+        return Try(point, found, tuple(value_of_try(run, choose) for run in found))
+
     grid: Grid | None = choose.grid_of(cell.labels)
     while grid is not None:
-        choice = _choice(suite, choose, registry, cell, grid, measuring, overrides)
+        tries = tuple(map(tried, itertools.product(*grid.values())))
+        _refuse_twins(suite, cell, tries)
+        choice = _with_finalists(Tuning(grid, tries, len(choose.seeds)), choose.finalists)
         grid = _extended(choice, choose)
     return choice
 
@@ -169,32 +183,6 @@ def _extended(choice: Tuning, choose: Choose) -> Grid | None:
             further[setting.path] = (*choice.grid[setting.path], added)
     grid = {**choice.grid, **further}
     return grid if further and math.prod(map(len, grid.values())) <= MOST_TRIES else None
-
-
-def _choice(
-    suite: Suite,
-    choose: Choose,
-    registry: Registry,
-    cell: Cell,
-    grid: Grid,
-    measuring: tuple[Setting, ...],
-    overrides: Sequence[str],
-) -> Tuning:
-    """The choice from one grid; ``measuring`` makes a run a choice run."""
-    tries = []
-    for point in itertools.product(*grid.values()):
-        texts = texts_of(point)
-        tried = ", ".join(f"{key} {value}" for key, value in texts.items())
-        settings = (*cell.settings, *point, *measuring)
-        made = resolve(suite, registry, f"{cell.name}, {tried}", settings, overrides)
-        trying = Cell(cell.labels, settings, made, tried=tried)
-        folder = suite.runs_directory / cell.folder / FOLDER / _folder(suite, point, texts)
-        runs = look_again(
-            suite.record, *(PlannedRun(trying, made, seed, folder / f"seed-{seed}", "new") for seed in choose.seeds)
-        )
-        tries.append(Try(point, runs, tuple(value_of_try(run, choose) for run in runs)))
-    _refuse_twins(suite, cell, tries)
-    return _with_finalists(Tuning(grid, tuple(tries), len(choose.seeds)), choose.finalists)
 
 
 def _with_finalists(choice: Tuning, number: int | None) -> Tuning:

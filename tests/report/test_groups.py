@@ -23,7 +23,7 @@ def runs(folder: Path, *settings: tuple[str, ...]) -> list[RunFiles]:
 
 def test_seeds_of_one_recipe_are_one_group_with_mean_and_sample_deviation(tmp_path: Path) -> None:
     (group,) = group_runs(runs(tmp_path, *[(f"common_args.random_seed={seed}",) for seed in (2, 0, 1)]))
-    assert [run.seed for run in group.runs] == [0, 1, 2]
+    assert [run.recipe.seed for run in group.runs] == [0, 1, 2]
     score = group.score("natural")
     assert score.mean == pytest.approx(0.6)
     assert score.std == pytest.approx(0.1)

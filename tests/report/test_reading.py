@@ -26,7 +26,7 @@ REMEDY = f"The file is damaged or was changed by hand. {RESTORE}"
 
 def test_everything_of_a_finished_run(tmp_path: Path) -> None:
     run = read_run(made_run(tmp_path / "runs" / "made" / "0-x", final={"natural": 0.9, "pgd20": 0.4}))
-    assert (run.name, run.seed, run.num_rounds, run.finished) == ("made", 0, 4, True)
+    assert (run.name, run.recipe.seed, run.finished) == ("made", 0, True)
     assert run.monitored == ("natural", "pgd20")
     assert run.robust_label == "pgd20"
     assert run.curve("natural") == [(1, 0.2), (2, 0.4), (3, 0.6000000000000001), (4, 0.8)]

@@ -106,7 +106,7 @@ def test_twins_choose_learning_rates_by_the_same_rules(name, registry):
     """Every row tries the same rates; choice runs use other seeds than the table, and a validation split."""
     plan = plan_of(name, registry)
     choose = plan.suite.choose
-    assert (choose.metric_text, choose.by, choose.own) == ("mean(natural, pgd20)", "last", {})
+    assert (choose.metric, choose.by, choose.own) == (("natural", "pgd20"), "last", {})
     assert (choose.seeds, choose.finalists) == ((100, 101, 102), 2)
     assert not set(choose.seeds) & set(plan.suite.seeds)
     (rates,) = {tuple(each.point[0].value for each in choice.tries) for choice in plan.choices.values()}

@@ -26,6 +26,7 @@ from calfat_plugin.evaluators.base import (
     finite,
     narrowed,
     refuse_training_mode,
+    share,
 )
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.maths.attacks import attack_mode
@@ -211,7 +212,7 @@ class _Run:
             self.file.save(state)
             self._report(state.position, state.batch * self._batch_share)
         spent = time.perf_counter() - self.started - sum(row["seconds"] for row in state.finished)
-        row = {"name": name, "accuracy": int(state.robust.sum()) / len(state.robust), "attacked": len(where)}
+        row = {"name": name, "accuracy": share(state.robust), "attacked": len(where)}
         state.finished.append({**row, "restarts": self.attacks.restarts, "seconds": spent})
         if name == self.names[-1]:
             state.warnings += self._last_warnings()
@@ -235,8 +236,10 @@ class _Run:
 
     def _last_warnings(self) -> list[dict[str, str]]:
         """Findings that show only when everything has run."""
-        clean = int(self.task.clean_correct.sum()) / len(self.state.robust)
-        after = {"clean": clean, **{row["name"]: row["accuracy"] for row in self.state.finished}}
+        after = {
+            "clean": share(self.task.clean_correct),
+            **{row["name"]: row["accuracy"] for row in self.state.finished},
+        }
         text = (
             "starts of APGD's DLR loss had a gradient of exactly zero, from which gradient attacks cannot move. "
             "Trust Square more than the others here."
