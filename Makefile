@@ -26,8 +26,9 @@ BIN = $(VENV)/bin
 FLOWER_TESTS := hypothesis psutil pytest pytest-timeout pytest-xdist
 SETUP_FILES := setup.cfg pyproject.toml constraints.txt
 # A file's tests share what is expensive to start, so one worker runs them all. The order stays: files with many tests
-# are not the long ones.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# are not the long ones. Where no bytecode may be written, hundreds of processes would each compile the package again.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_FLOWER = PYTHONDONTWRITEBYTECODE= $(FLOWER_VENV)/bin/python -m pytest
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Only needed where somebody had unlinked it.
 LINK = @$(BIN)/calfat link-fedml >/dev/null
@@ -54,10 +55,10 @@ run-flower: $(FLOWER_VENV)/.installed
 	$(FLOWER_VENV)/bin/calfat run $(RECIPE) --host flower $(ARGS)
 
 test-flower: $(FLOWER_VENV)/.installed
-	$(FLOWER_VENV)/bin/python -m pytest -m "not slow" tests/flower
+	$(PYTEST_FLOWER) -m "not slow" tests/flower
 
 slow-flower: $(FLOWER_VENV)/.installed
-	$(FLOWER_VENV)/bin/python -m pytest -m slow tests/flower
+	$(PYTEST_FLOWER) -m slow tests/flower
 
 cifar10: $(VENV)/.installed
 	$(BIN)/calfat download cifar10 --to $(DATA)
@@ -98,7 +99,7 @@ $(VENV)/.installed-dev: $(SETUP_FILES) | $(BIN)/python
 	$(LINK)
 	@touch $(VENV)/.installed $@
 
-# By uv, which links gigabytes of CUDA libraries where pip would copy them.
+# By uv, which links gigabytes of CUDA libraries where pip would copy them. Unlike pip it compiles only when told to.
 $(FLOWER_VENV)/.installed: VENV := $(FLOWER_VENV)
 $(FLOWER_VENV)/.installed: BROUGHT := 3.12
 $(FLOWER_VENV)/.installed: $(SETUP_FILES)
@@ -110,7 +111,7 @@ else
 	@$(BRING_PYTHON) || $(call cannot,uv could not fetch it)
 endif
 	$(PIP_INSTALL) uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[flower,tls]' $(FLOWER_TESTS)
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -c constraints.txt -e '.[flower,tls]' $(FLOWER_TESTS)
 	@touch $@
 
 # The pip that comes with Python may be years old: the pinned one is a quarter faster at this set-up.
