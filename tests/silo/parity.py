@@ -35,6 +35,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedRBN": {"trainer": {"name": "fedrbn"}},
     "Fed-LAT": {"trainer": {"name": "fedlat", "clean_rounds": 1}},
     "Groups": {
+        "aggregator": {"name": "scaffold"},
         "clients": [
             {"ids": 0, "trainer": {"name": "standard", "awp": {"warmup": 1}, "label_smoothing": 0.1}, "epochs": 2},
             {"smallest": 1, "threat": {"eps": 0.05}, "learning_rate": 0.02},
