@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ class Sources:
         self.files = {".".join(path.relative_to(root).with_suffix("").parts): path for path in paths}
         self.trees = {module: ast.parse(path.read_text()) for module, path in self.files.items()}
         self.root = root
+        self.referred = cache(lambda place: list(self._referred(place)))
 
     @cached_property
     def definitions(self) -> dict[str, dict[str, ast.AST]]:
@@ -109,7 +110,7 @@ class Sources:
         conftests = [".".join((*folders[:depth], "conftest")) for depth in range(len(folders), 0, -1)]
         return next((found for each in (module, *conftests) if (found := self.place(each, name))), None)
 
-    def referred(self, place: Place) -> Iterator[Place]:
+    def _referred(self, place: Place) -> Iterator[Place]:
         """What a definition mentions: names, attributes of imported modules, fixtures."""
         module = place.module
         for node in ast.walk(self.definitions[module][place.name]):
@@ -149,6 +150,7 @@ class Sources:
                     yield Offence(test, str(self.files[place.module].relative_to(self.root)), text, trained.name)
 
 
+@cache
 def trains(definition: ast.AST) -> bool:
     """Whether it calls what trains, or has the words of a command that does."""
     for node in ast.walk(definition):
@@ -169,12 +171,16 @@ def _is_name(word: ast.expr) -> bool:
     return isinstance(word, ast.Constant) and str(word.value).isidentifier()
 
 
-def judgements(definition: ast.AST) -> Iterator[str]:
+@cache
+def judgements(definition: ast.AST) -> list[str]:
     """Comparisons in its assertions that say how good a model is."""
-    for node in ast.walk(definition):
-        for found in ast.walk(node.test) if isinstance(node, ast.Assert) else ():
-            if isinstance(found, ast.Compare) and QUALITY.search(text := ast.unparse(found)) and _judges(found):
-                yield text
+    return [
+        text
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Assert)
+        for found in ast.walk(node.test)
+        if isinstance(found, ast.Compare) and QUALITY.search(text := ast.unparse(found)) and _judges(found)
+    ]
 
 
 def _judges(comparison: ast.Compare) -> bool:
