@@ -57,7 +57,8 @@ run-flower: $(FLOWER_VENV)/.installed
 test-flower: $(FLOWER_VENV)/.installed
 	$(PYTEST_FLOWER) -m "not slow" tests/flower
 
-slow-flower: $(FLOWER_VENV)/.installed
+# Parity runs on FedML as well, in its own environment.
+slow-flower: $(VENV)/.installed $(FLOWER_VENV)/.installed
 	$(PYTEST_FLOWER) -m slow tests/flower
 
 cifar10: $(VENV)/.installed
