@@ -32,6 +32,10 @@ TRUE_OF_EVERY_MODEL = {
     "tests/runs/test_outputs.py: fgsm['accuracy'] <= min(natural['accuracy'], fgsm['accuracy_release'])": (
         "what counts as robust is right on the clean image, too"
     ),
+    "tests/suites/test_trust.py: [[run['verdict'] for run in cell['runs']] for cell in cells] == "
+    "[['holds', None], [None, None]]": "the test wrote the verdict",
+    "tests/suites/test_trust.py: [(row['cell'], row['seed'], row['verdict']) for row in recorded] == "
+    "[('CalFAT', '0', 'holds'), ('CalFAT', '1', '')]": "the test wrote the verdict",
 }
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.suites.schema import Front
-from calfat_plugin.suites.summary import SuiteSummary, values_of
+from calfat_plugin.suites.summary import CellSummary, SuiteSummary, values_of
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True)
+class Point:
     """A row.
 
     Attributes:
@@ -21,6 +23,7 @@ class Point(NamedTuple):
         on_front: whether no row that costs at most as much has a higher mean.
     """
 
+    row: CellSummary
     curve: str
     name: str
     cost: float
@@ -38,12 +41,15 @@ def points(summary: SuiteSummary) -> list[Point]:
     for row in summary.cells:
         cost, reached = row.scores[front.cost].mean, Score(dict(values_of(row, front.reached)))
         if cost is not None and reached.mean is not None:
-            found.append((cost, reached.mean, [*row.cell.labels], reached))
-    placed = []
-    for cost, mean, labels, reached in sorted(found, key=lambda each: each[0]):
+            found.append((cost, reached.mean, row, reached))
+
+    def point(cost: float, mean: float, row: CellSummary, reached: Score) -> Point:
         beaten = any(other <= cost and higher > mean for other, higher, *_ in found)
-        placed.append(Point(labels.pop(place), ", ".join(labels), cost, reached, not beaten))
-    return placed
+        labels = row.cell.labels
+        name = ", ".join((*labels[:place], *labels[place + 1 :]))
+        return Point(row, labels[place], name, cost, reached, not beaten)
+
+    return sorted((point(*each) for each in found), key=lambda each: each.cost)
 
 
 def as_json(front: Front, headings: Mapping[str, str], of: Sequence[Point]) -> dict[str, Any]:

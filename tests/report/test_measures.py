@@ -32,8 +32,7 @@ def charts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str]]:
         found[chart.name] = chart.title, chart.caption
         return Drawing(chart.title, chart.caption, False, "data:,")
 
-    for module in ("comparison", "run_page"):
-        monkeypatch.setattr(f"calfat_plugin.report.{module}.render", note)
+    monkeypatch.setattr("calfat_plugin.report.charts.render", note)
     return found
 
 

@@ -31,8 +31,7 @@ FINAL = {"natural": 0.6, "pgd20": 0.3}
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without figures, where the test is about something else."""
     drawing = Drawing("title", "caption", False, "data:,")
-    for page in ("run_page", "comparison"):
-        monkeypatch.setattr(f"calfat_plugin.report.{page}.render", lambda chart, figures: drawing)
+    monkeypatch.setattr("calfat_plugin.report.charts.render", lambda chart, figures: drawing)
 
 
 def calfat(*arguments: str) -> tuple[int, str]:
