@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,9 @@ class Reader:
 
     def _type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
+        if words[0] == "cd":
+            os.chdir(words[1])  # the first change was the fixture's, which goes back
+            return
         path = [self._folder / words.pop(0).partition("=")[2]] if line.startswith("PYTHONPATH=") else []
         assert words.pop(0) == "calfat", f"nothing is known about the command {line}"
         with self._new_process(*path):
