@@ -35,6 +35,7 @@ class Reader:
         self._recipe = RECIPES / "calfat_digits.yaml"
         monkeypatch.chdir(folder)
         monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
+        monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # figures on pages, none beside them
 
     def follow(self, block: Block) -> None:
         """Do what one block says."""
