@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
 from calfat_plugin.report.charts import Drawing
 from calfat_plugin.report.reading import RunFiles
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 GENERATOR = "calfat_plugin"
 
@@ -21,6 +25,13 @@ def render_page(template: str, **view: Any) -> str:
         template: a file in ``templates/``.
         view: values for it, plain text and numbers; jinja2 escapes them.
     """
+    return _template(template).render(
+        generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
+    )
+
+
+@cache
+def _template(name: str) -> Template:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -32,9 +43,7 @@ def render_page(template: str, **view: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.tests["last_alone"] = last_alone
-    return environment.get_template(template).render(
-        generator=GENERATOR, version=__version__, colours=theme.PAGE, dark_filter=theme.DARK_FILTER, **view
-    )
+    return environment.get_template(name)
 
 
 def last_alone(figures: Sequence[Drawing]) -> bool:

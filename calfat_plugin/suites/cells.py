@@ -110,7 +110,9 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
         RunError: another recipe was run in a directory of theirs, or is recorded; a damaged record.
     """
     rows = {} if record is None else read_record(record)
-    runs = tuple(dataclasses.replace(run, recorded=_row(run, rows, record)) for run in runs)
+    recorded = {id(run.experiment): run.experiment for run in runs if run.key in rows}  # the seeds of a cell share it
+    digests = {number: digest(experiment) for number, experiment in recorded.items()}
+    runs = tuple(dataclasses.replace(run, recorded=_row(run, rows, digests, record)) for run in runs)
     states = [_state(run) for run in runs]
     changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
     if changed:
@@ -124,16 +126,19 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
     return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
 
 
-def _row(run: PlannedRun, rows: Mapping[Key, Recorded], record: Path | None) -> Recorded | None:
-    """The run's row, unless it is on this machine, too."""
+def _row(
+    run: PlannedRun, rows: Mapping[Key, Recorded], digests: Mapping[int, str], record: Path | None
+) -> Recorded | None:
+    """The run's row, unless it is on this machine, too; ``digests`` are by the experiment's ``id``."""
     row = rows.get(run.key)
     if row is None or run.lost.exists() or RunDirectory(run.directory).recipe.exists():
         return None
-    if row.recipe != digest(run.experiment):
+    now = digests[id(run.experiment)]
+    if row.recipe != now:
         raise RunError(
             f"{record}: {run.name} is recorded with another recipe than the suite has now (recipe {row.recipe} then, "
-            f"{digest(run.experiment)} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove "
-            "that row to run it again."
+            f"{now} now; recorded by calfat-plugin {row.calfat_plugin}). Undo the change, or remove that row to run it "
+            "again."
         )
     return row
 

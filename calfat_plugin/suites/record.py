@@ -68,14 +68,15 @@ def digest(experiment: Experiment) -> str:
     The seed does not count, nor what a resumed run may change, nor a value that equals its default: so a key that a
     later version adds changes no digest.
     """
-    names = _names(experiment.as_run())
-    run, plain = _settings(experiment.as_run()), _defaults(names, experiment.registry)
+    recipe = experiment.as_run()
+    names = _names(recipe)
+    run, plain = _settings(recipe), _defaults(names, experiment.registry)
     said = {key: value for key, value in run.items() if key not in plain or plain[key] != value}
     return hashlib.sha256(json.dumps([names, said], sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Dotted key to value of what a digest is about; evaluators by their labels."""
+    """Dotted key to value of what a digest is about; evaluators by their labels, also in ``recipe`` itself."""
     section = recipe["calfat"]
     for lists in (section, section["monitor"]):
         lists["evaluators"] = {pick.get("label", pick["name"]): pick for pick in lists["evaluators"]}
@@ -152,13 +153,18 @@ def read_record(path: Path) -> dict[Key, Recorded]:
         RunError: the file cannot be read, or a row is damaged; with its line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read ({error}). Restore it from a copy.") from None
+    return dict(_parsed(path, text))
+
+
+@lru_cache(maxsize=4)  # a plan looks at its record again for each value that each cell tries
+def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
     rows: dict[Key, Recorded] = {}
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(text.splitlines())
     try:
         for row in reader:
             if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:

@@ -17,7 +17,7 @@ from calfat_plugin.rounds_csv import COST_COLUMNS
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
 from tests.api.test_notebook import RECIPE
-from tests.cli.runner import COMMAND, python
+from tests.cli.runner import calfat as command_line
 from tests.snapshot import TextSnapshot
 
 SECTIONS: dict[str, Any] = parse_document(RECIPE, "small.yaml").data
@@ -29,10 +29,18 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> calfat.Run:
     return calfat.run(SECTIONS, seed=3, set=TWO, run_dir=tmp_path_factory.mktemp("runs") / "run", progress=False)
 
 
-def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path) -> None:
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without a page."""
+    monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     command = ["run", "recipe.yaml", "--seed", "3", "--set", "train_args.comm_round=2", "--run-dir", "again"]
-    ended = python(COMMAND, *command, cwd=tmp_path)
+    ended = command_line(*command)
     assert (ended.code, ended.err) == (0, "")
     again = calfat.load_run(tmp_path / "again")
     assert again.recipe == done.recipe
@@ -83,6 +91,7 @@ def test_a_run_shows_its_results(done: calfat.Run) -> None:
     assert done.results["pgd20"].num_examples == 20
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(
     done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,12 +81,13 @@ def test_a_bad_recipe_is_refused_without_importing_the_host(tmp_path: Path) -> N
 
 LINES = [["version"], ["run", "list", "--help"], ["--help"], ["run", "lsit"]]
 ANSWERS = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
+from calfat_plugin.cli.fedml import main
 from calfat_plugin.compat import make_torchvision_importable
 make_torchvision_importable()
-{get_main}
-answers = []
-for line in {lines!r}:
+from fedml.cli.cli import cli
+
+def answer(main, line):
     sys.argv = ["fedml", *line]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -94,30 +95,33 @@ for line in {lines!r}:
             main()
         except SystemExit as stop:
             code = stop.code
-    answers.append([code, out.getvalue(), "" if "pkg_resources is deprecated" in err.getvalue() else err.getvalue()])
-print(json.dumps(answers))
-from fedml.cli.cli import cli
+    return [code, out.getvalue(), "" if "pkg_resources is deprecated" in err.getvalue() else err.getvalue()]
+
+lines = LINES
+if os.fork() == 0:
+    print(json.dumps([answer(main, line) for line in [*lines, ["run", "--help"]]]), flush=True)
+    os._exit(0)
+os.wait()
+print(json.dumps([answer(cli, line) for line in lines]))
 run = cli.commands["run"]
 options = [name for option in run.params if not option.is_flag for name in option.opts]
 print(json.dumps([sorted(options), sorted(run.commands)]))
-"""
+""".replace("LINES", repr(LINES))
 
 
 def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
-    """One test of two processes, because importing fedml takes some six seconds."""
-    home = {"HOME": str(tmp_path)}
-    ours, host = (
-        python(ANSWERS.format(get_main=get_main, lines=LINES), cwd=tmp_path, **home)
-        for get_main in (
-            "from calfat_plugin.cli.fedml import main",
-            "from fedml.cli.cli import cli as main",
-        )
-    )
-    assert ours.code == host.code == 0, ours.err + host.err
-    *_, said, known = ours.out.splitlines()
-    answers = json.loads(said)
-    assert answers == json.loads(host.out.splitlines()[-2])
-    assert json.loads(known) == [sorted(fedml._HOST_OPTIONS), sorted(fedml._HOST_COMMANDS)]
+    """Two processes, but fedml is imported once, because that takes some six seconds."""
+    ended = python(ANSWERS, cwd=tmp_path, HOME=str(tmp_path))
+    assert ended.code == 0, ended.err
+    (*answers, (code, shown, error)), host, known = map(json.loads, ended.out.splitlines()[-3:])
+    assert answers == host
+    assert known == [sorted(fedml._HOST_OPTIONS), sorted(fedml._HOST_COMMANDS)]
+    assert (code, error) == (0, "")
+    recipes, between, run = shown.partition("\nWithout a recipe, fedml run is FedML's own command:\n")
+    assert between
+    assert recipes.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
+    assert "Resume the newest unfinished run of this recipe" in recipes
+    assert "Usage: fedml run [OPTIONS]" in run
     version, listing, helping, misspelt = answers
     assert version == [0, f"fedml version: {metadata.version('fedml')}\n", ""]
     assert listing[1].startswith("Usage: fedml run list [OPTIONS]")

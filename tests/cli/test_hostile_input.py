@@ -196,17 +196,6 @@ def test_a_suite_given_to_run_is_pointed_to_its_command() -> None:
     assert calfat("run", str(suite)) == refused(f"{suite}: this is a suite. Run it with: calfat suite {suite}")
 
 
-def test_the_help_of_fedml_run_speaks_of_recipes(tmp_path: Path) -> None:
-    program = "import sys; sys.argv[0] = 'fedml'; from calfat_plugin.cli.fedml import main; main()"
-    ended = python(program, "run", "--help", cwd=tmp_path, HOME=str(tmp_path))
-    assert ended.code == 0, ended.err
-    ours, between, host = ended.out.partition("\nWithout a recipe, fedml run is FedML's own command:\n")
-    assert between
-    assert ours.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
-    assert "Resume the newest unfinished run of this recipe" in ours
-    assert "Usage: fedml run [OPTIONS]" in host
-
-
 # --- plugins ----------------------------------------------------------------------------------------------------------
 
 

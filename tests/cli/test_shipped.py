@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from tests.cli.runner import RECIPES, ROOT, Ended, calfat
 from tests.snapshot import TextSnapshot
 
 SUITES = ROOT / "suites"
+read_once, load_once = functools.cache(read_document), functools.cache(load_suite)  # shipped files do not change
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("calfat_plugin.cli.recipes.read_document", read_once)
+    monkeypatch.setattr("calfat_plugin.cli.recipes.load_suite", load_once)
 
 
 def refused(message: str) -> Ended:
@@ -133,7 +137,7 @@ def test_init_copies_a_recipe_as_it_is(snapshot: TextSnapshot) -> None:
 def test_a_copied_suite_is_the_same_suite(name: str) -> None:
     started = f"{name}.yaml: written. Start it with: calfat suite {name}.yaml\n"
     assert calfat("init", name) == Ended(0, started, "")
-    copy, shipped = (load_suite(located(written)) for written in (f"{name}.yaml", name))
+    copy, shipped = load_suite(located(f"{name}.yaml")), load_once(located(name))
     assert {**copy.document.data, "base": ""} == {**shipped.document.data, "base": ""}
     assert copy.base_document.data == shipped.base_document.data
 

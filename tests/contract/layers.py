@@ -6,7 +6,8 @@ A part is a module or a package at the package's top level. ``python tests/contr
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +57,17 @@ def part_of(file: Path, package: Path = PACKAGE) -> str:
     return file.relative_to(package).parts[0].removesuffix(".py")
 
 
-def imported(file: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imported(file: Path) -> Sequence[tuple[int, str]]:
     """(line, dotted name) of every import anywhere in a file, also of those for the type checker and in functions."""
+    found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: imports are written in full"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
 
 
 def imports(package: Path = PACKAGE) -> list[Import]:

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands, as a reader types them, in a new environment."""
+"""docs/tutorial.md: its commands in their order, those that need an installation in a new environment."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import shutil
 from pathlib import Path
 
 import click
+import pytest
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.cli.new_plugin import KINDS, render
 from tests.cli.runner import ROOT
 from tests.contract.new_environment import NewEnvironment
 from tests.docs.pages import blocks, text_of
+from tests.docs.reader import Reader
 
 CONTEXT = click.Context(main, info_name="calfat")
 BLOCKS = [block for block in blocks("tutorial.md") if block.is_run]
-SCRIPT = "".join(block.text for block in BLOCKS if block.language == "sh")
+COMMANDS = [block for block in BLOCKS if block.language == "sh"]
+SCRIPT = "".join(block.text for block in COMMANDS)
+INSTALLED = "python -m pytest\n"  # from here on
 
 
 def test_every_command_is_understood() -> None:
@@ -38,10 +42,15 @@ def test_the_method_on_the_page_is_the_one_that_is_written() -> None:
     assert all(f"`{kind}`" in text_of("tutorial.md") for kind in KINDS)
 
 
-def test_the_commands_work_in_this_order(tmp_path: Path) -> None:
+def test_the_commands_work_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before the tests with smaller runs, in this process."""
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    reader = Reader(tmp_path, monkeypatch)
+    first = [block.text for block in COMMANDS].index(INSTALLED)
+    for block in COMMANDS[:first]:
+        reader.follow(block)
     environment = NewEnvironment.make(tmp_path / "environment")
-    done = environment.shell(SCRIPT, tmp_path)
+    done = environment.shell("".join(block.text for block in COMMANDS[first:]), Path.cwd())
     assert done.code == 0, done.out + done.err
     assert (tmp_path / "runs" / "comparison.html").exists()
     assert (tmp_path / "my-fat" / "runs" / "mostly" / "results.json").exists()

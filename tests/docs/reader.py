@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ class Reader:
         self._recipe = RECIPES / "calfat_digits.yaml"
         monkeypatch.chdir(folder)
         monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
+        monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # figures on pages, none beside them
 
     def follow(self, block: Block) -> None:
         """Do what one block says."""
@@ -53,6 +55,9 @@ class Reader:
 
     def _type(self, line: str) -> None:
         words = shlex.split(line, comments=True)
+        if words[0] == "cd":
+            os.chdir(words[1])  # the first change was the fixture's, which goes back
+            return
         path = [self._folder / words.pop(0).partition("=")[2]] if line.startswith("PYTHONPATH=") else []
         assert words.pop(0) == "calfat", f"nothing is known about the command {line}"
         with self._new_process(*path):

@@ -244,6 +244,7 @@ def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
     assert "round natural % pgd20 % natural, worst class % natural, worst clients % pgd20, worst class %" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a", final={"natural": 0.5, "personalised": 0.25})
     natural, personalised = json.loads((path / "results.json").read_text())["evaluations"]
@@ -256,6 +257,7 @@ def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> 
     ) in Page.read(write_run_report(path)).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
     assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text
@@ -315,6 +317,7 @@ def test_secrets_stay_in_the_run_directory(bare_page: Path) -> None:
     assert "tracking_args.wandb_key=…" in source
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_not_finished_says_so(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", "train_args.comm_round=9"))).text
     assert "This run is not finished. 4 of 9 rounds are done; the final evaluation is not there yet." in text
@@ -331,8 +334,9 @@ def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path: Path) -> Non
     assert "0 of 4 rounds are done" in page.text
 
 
-def test_many_clients_and_classes_stay_readable(tmp_path: Path) -> None:
+def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 clients, 100 classes: a matrix instead of histograms, a profile instead of bars; and a page of sane size."""
+    monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     path = made_run(
         tmp_path / "a",
         "train_args.client_num_in_total=100",
@@ -386,7 +390,8 @@ def test_many_alarms_are_listed_by_code_and_reported_in_full_below(comparison: P
     assert "What was seen aa-above-pgd: calfat, seed 0: AutoAttack <above> PGD. flattened-logits: calfat" in text
 
 
-def test_seven_methods_are_dots_with_a_legend(tmp_path: Path) -> None:
+def test_seven_methods_are_dots_with_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # files beside the page: not looked at
     for number in range(7):
         made_run(tmp_path / "s" / str(number), f"calfat.trainer.scale={number + 1}", final=FINAL)
     page = Page.read(write_comparison([tmp_path / "s"]))

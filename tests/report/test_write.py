@@ -18,20 +18,13 @@ from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, Drawing, legend_name, render
+from calfat_plugin.report.charts import Chart, legend_name, render
 from tests.environment import bare
 from tests.report.made import made_run
 from tests.snapshot import TextSnapshot
 
 ROOT = Path(__file__).parents[2]
 FINAL = {"natural": 0.6, "pgd20": 0.3}
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, where the test is about something else."""
-    drawing = Drawing("title", "caption", False, "data:,")
-    monkeypatch.setattr("calfat_plugin.report.charts.render", lambda chart, figures: drawing)
 
 
 def calfat(*arguments: str) -> tuple[int, str]:

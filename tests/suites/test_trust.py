@@ -74,21 +74,18 @@ def test_trust_judges_the_rows_that_are_asked_for(judged):
     assert found["FedPGD"] == "holds (seed 0)"
 
 
-@pytest.mark.parametrize(
-    ("left", "text"),
-    [
+def test_what_a_row_says():
+    call()
+    said(str(FIRST).format("fedpgd"))
+    for left, text in (
         ({"text": "overstated by 10.4 points"}, "overstated by 10.4 points (seed 0)"),
         ({"text": "not shown", "usable": False}, "not shown, no usable number (seed 0)"),
         ({"finished": False}, "-"),
         ({"eps": "0.2"}, "-"),
-    ],
-)
-def test_what_a_row_says(left, text):
-    call()
-    said(str(FIRST).format("calfat"), **left)
-    said(str(FIRST).format("fedpgd"))
-    found = rows(call())
-    assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
+    ):
+        said(str(FIRST).format("calfat"), **left)
+        found = rows(call())
+        assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
 
 
 def test_every_form_of_the_table_has_the_verdict():
