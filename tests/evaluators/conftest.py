@@ -12,6 +12,7 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 from tests import stored_models
@@ -51,6 +52,13 @@ def colour_digits() -> ImageData:
 def colour_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """A small network for CIFAR's shape, trained on painted digits."""
     return stored_model("colour")
+
+
+@pytest.fixture
+def few_targets(monkeypatch: pytest.MonkeyPatch) -> int:
+    """AutoAttack's targeted sub-attacks aim at so many classes instead of nine: in a quarter of the passes."""
+    monkeypatch.setitem(PUBLISHED, "targets", 2)
+    return PUBLISHED["targets"]
 
 
 @pytest.fixture

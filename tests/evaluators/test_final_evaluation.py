@@ -28,13 +28,19 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 1}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  threat: {norm: linf, eps: 0.1, step_size: eps, steps: 1}
   evaluators:
     - natural
     - {name: pgd, steps: 2, max_examples: 40}
     - {name: autoattack, iterations: 2, queries: 5, max_examples: 40}
   evaluation: {batch_size: 16}
+  monitor: {evaluators: [natural]}
 """
+
+
+@pytest.fixture(autouse=True)
+def quick(few_targets: int) -> None:
+    """AutoAttack is no part of what is tested here."""
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def test_a_final_evaluation_continues_where_it_was_killed(experiment, digits_mod
     assert sum(done) == sum(row["attacked"] for row in whole.details["sub_attacks"])  # nothing twice
 
 
-def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch):
+def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page):
     """The whole way: ``run``, killed in its last evaluator's second batch, and ``run`` again."""
     recipe, run_dir = tmp_path / "mine.yaml", tmp_path / "run"
     recipe.write_text(RECIPE)
