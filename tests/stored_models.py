@@ -116,18 +116,5 @@ def drop_unused_channels(model: nn.Module) -> None:
             layer.weight[:, USED * layer.weight.shape[1] // 32 :] = 0
 
 
-def narrowed(model: nn.Module) -> nn.Module:
-    """The same network without the channels that are not used: it answers in a part of the time."""
-    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    for layer in convolutions:
-        kept = USED * len(layer.weight) // 32
-        layer.weight = nn.Parameter(layer.weight[:kept].detach().clone())
-        layer.bias = nn.Parameter(layer.bias[:kept].detach().clone())
-    for layer in (*convolutions[1:], model.classifier):
-        kept = USED * layer.weight.shape[1] // 32
-        layer.weight = nn.Parameter(layer.weight[:, :kept].detach().clone())
-    return model
-
-
 if __name__ == "__main__":
     main()

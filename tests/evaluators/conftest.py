@@ -16,6 +16,7 @@ from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 from tests import stored_models
+from tests.evaluators.trust_models import narrowed
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +34,7 @@ def digits() -> ImageData:
 @pytest.fixture(scope="session")
 def digits_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """About 99 % natural and 80 % under PGD-20 at eps 0.1."""
-    return stored_models.narrowed(stored_model("robust"))
+    return narrowed(stored_model("robust"))
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +46,7 @@ def cnn_small(stored_model: Callable[[str], nn.Module]) -> nn.Module:
 @pytest.fixture(scope="session")
 def plain_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """Trained on clean images alone: about 95 % natural."""
-    return stored_model("plain")
+    return narrowed(stored_model("plain"))
 
 
 @pytest.fixture(scope="session")
