@@ -49,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process ends without its page: drawing the figures takes most of a short run's time."""
+    monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path / "report.html")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked as needing a program is skipped, or fails, before its fixtures look for that program."""

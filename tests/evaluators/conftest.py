@@ -12,9 +12,11 @@ from torch import nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED
 from calfat_plugin.interfaces import EvaluationTask
 from calfat_plugin.threat import ThreatModel
 from tests import stored_models
+from tests.evaluators.trust_models import narrowed
 
 
 @pytest.fixture(scope="session")
@@ -32,13 +34,19 @@ def digits() -> ImageData:
 @pytest.fixture(scope="session")
 def digits_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """About 99 % natural and 80 % under PGD-20 at eps 0.1."""
+    return narrowed(stored_model("robust"))
+
+
+@pytest.fixture(scope="session")
+def cnn_small(stored_model: Callable[[str], nn.Module]) -> nn.Module:
+    """The same, with all of the tensors that recipes' ``cnn_small`` has."""
     return stored_model("robust")
 
 
 @pytest.fixture(scope="session")
 def plain_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """Trained on clean images alone: about 95 % natural."""
-    return stored_model("plain")
+    return narrowed(stored_model("plain"))
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +59,13 @@ def colour_digits() -> ImageData:
 def colour_model(stored_model: Callable[[str], nn.Module]) -> nn.Module:
     """A small network for CIFAR's shape, trained on painted digits."""
     return stored_model("colour")
+
+
+@pytest.fixture
+def few_targets(monkeypatch: pytest.MonkeyPatch) -> int:
+    """AutoAttack's targeted sub-attacks aim at so many classes instead of nine: in a quarter of the passes."""
+    monkeypatch.setitem(PUBLISHED, "targets", 2)
+    return PUBLISHED["targets"]
 
 
 @pytest.fixture

@@ -45,13 +45,13 @@ SHAPES = "in_channels=1, image_size=(8, 8), num_classes=10"
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dir(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory with a trained checkpoint; the current directory is above it."""
     monkeypatch.chdir(tmp_path)
     experiment = assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
     run = RunDirectory.create(experiment, Path("run"))
     run.write_recipe(experiment)
-    state = {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}
+    state = {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}
     save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
     save_checkpoint(run.checkpoint("best-robust"), Snapshot(5, state), {"selected_on": "test split"})
     run.results.write_text("the run's own\n")
@@ -255,7 +255,7 @@ def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):
 
 
 @pytest.fixture
-def own(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path: Path, cnn_small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A module with factories, and the digits model's weights as ``weights.safetensors``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -266,7 +266,7 @@ def own(tmp_path: Path, digits_model: nn.Module, monkeypatch: pytest.MonkeyPatch
         "def plain(**shapes):\n    return CNNSmall(**shapes)\n"
         "class Soft(CNNSmall):\n    def forward(self, x):\n        return super().forward(x).softmax(1)\n"
     )
-    save_file(dict(digits_model.state_dict()), tmp_path / "weights.safetensors")
+    save_file(dict(cnn_small.state_dict()), tmp_path / "weights.safetensors")
     return Path(f"{name}")
 
 
@@ -274,7 +274,7 @@ def own_model(own: Path, factory: str = "plain", weights: str = "weights.safeten
     return "--model", f"{own}:{factory}", "--weights", weights, "--dataset", "digits"
 
 
-def test_any_module_is_attacked(own, digits_model, tmp_path):
+def test_any_module_is_attacked(own, cnn_small, tmp_path):
     code, out, err = call(*own_model(own), "--attacks", "pgd4", "--eps", "0.1", "--examples", 40)
     assert (code, err) == (0, "")
     content = json.loads((tmp_path / "weights-attacks.json").read_text())
@@ -286,8 +286,8 @@ def test_any_module_is_attacked(own, digits_model, tmp_path):
     assert out.endswith("results: weights-attacks.json\n")
 
 
-def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, digits_model, tmp_path):
-    state = digits_model.state_dict()
+def test_state_dicts_of_torch_save_are_read_however_they_are_packed(own, cnn_small, tmp_path):
+    state = cnn_small.state_dict()
     torch.save(state, "plain.pt")
     torch.save({"epoch": 3, "state_dict": {f"module.{name}": tensor for name, tensor in state.items()}}, "nested.pth")
     found = []
@@ -368,8 +368,8 @@ def test_a_checkpoint_of_another_model_is_refused_by_tensor(run_dir):
     )
 
 
-def test_weights_that_are_not_finite_are_refused_by_tensor(run_dir, digits_model):
-    state = {name: tensor.clone() for name, tensor in digits_model.state_dict().items()}
+def test_weights_that_are_not_finite_are_refused_by_tensor(run_dir, cnn_small):
+    state = {name: tensor.clone() for name, tensor in cnn_small.state_dict().items()}
     state["classifier.bias"][3] = float("nan")
     save_checkpoint(run_dir / "checkpoints/last.safetensors", Snapshot(7, state), {})
     code, _, err = call(run_dir, "--attacks", "fgsm")
@@ -442,8 +442,8 @@ def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
 
 def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir):
     command = (
-        "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=4",
-        "--set", "autoattack.queries=40", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
+        "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=2",
+        "--set", "autoattack.queries=10", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
     )  # fmt: skip
     attacks = run_dir / "attacks"
     process = subprocess.Popen([sys.executable, *command], env=_environment(), stdout=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from calfat_plugin.builtin import calfat_evaluators
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.errors import BudgetError, ModelError, OptionError
 from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttackOptions
-from calfat_plugin.evaluators.autoattack.subattacks import SubAttacks, playable
+from calfat_plugin.evaluators.autoattack.subattacks import PUBLISHED, SubAttacks, playable
 from calfat_plugin.options import parse_options
 from calfat_plugin.threat import ThreatModel
 
@@ -44,6 +44,8 @@ def by_hand(
     )
     for part in (attack.apgd, attack.apgd_targeted, attack.fab):
         part.n_iter = part.n_iter_orig = changes.get("iterations", part.n_iter)
+    for part in (attack.apgd_targeted, attack.fab):
+        part.n_target_classes = min(part.n_target_classes, changes.get("targets", 9))
     attack.square.n_queries = changes.get("queries", attack.square.n_queries)
     x_adv, _ = attack.run_standard_evaluation(data.x, data.y, batch_size=batch_size)
     with torch.no_grad():
@@ -78,25 +80,28 @@ def task_in(task, scratch):
     ],
 )
 def test_the_verdicts_are_pyautoattacks_on_digits(
-    norm, eps, version, attacks, digits_model, digits, make_task, tmp_path
+    norm, eps, version, attacks, digits_model, digits, make_task, tmp_path, few_targets
 ):
     data = digits.subset(range(30))
     threat = ThreatModel(norm, eps, 0.05)
-    task = make_task(digits_model, data, threat=threat, batch_size=8)
+    task = make_task(digits_model, data, threat=threat, batch_size=16)
     verdicts, result = through_us(task, tmp_path, version=version, attacks=attacks, **QUICK)
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
 
-    assert verdicts == by_hand(digits_model, data, threat, 8, version, attacks=names, **QUICK)
+    assert verdicts == by_hand(digits_model, data, threat, 16, version, attacks=names, targets=few_targets, **QUICK)
     assert result.accuracy == result.accuracy_release == sum(verdicts) / len(verdicts)
     assert 0 < sum(verdicts) < int(task.clean_correct.sum())
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_the_verdicts_are_pyautoattacks_on_colour_images(norm, colour_model, colour_digits, make_task, tmp_path):
+@pytest.mark.parametrize(("norm", "targets"), [("linf", 9), ("l2", 2), ("l1", 2)])
+def test_the_verdicts_are_pyautoattacks_on_colour_images(
+    norm, targets, colour_model, colour_digits, make_task, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(PUBLISHED, "targets", targets)
     threat = ThreatModel(norm, {"linf": "8/255", "l2": 0.5, "l1": 3}[norm], "2/255")
     task = make_task(colour_model, colour_digits, threat=threat, batch_size=12)
     verdicts, _ = through_us(task, tmp_path, **QUICK)
-    assert verdicts == by_hand(colour_model, colour_digits, threat, 25, "standard", **QUICK)
+    assert verdicts == by_hand(colour_model, colour_digits, threat, 25, "standard", targets=targets, **QUICK)
     assert 0 < sum(verdicts) < int(task.clean_correct.sum())
 
 
@@ -126,7 +131,9 @@ def test_stored_bytes_and_stored_floats_give_the_same_verdicts(colour_model, col
     assert first == second
 
 
-def test_torchs_global_stream_and_the_tracer_are_left_as_they_were(digits_model, digits, make_task, tmp_path):
+def test_torchs_global_stream_and_the_tracer_are_left_as_they_were(
+    digits_model, digits, make_task, tmp_path, few_targets
+):
     def tracer(frame, event, argument):
         return None
 
@@ -240,19 +247,23 @@ class Odd(nn.Module):
         return self.answer(self.model, x)
 
 
-def test_probabilities_are_reported(digits_model, digits, make_task):
+def test_probabilities_are_reported(digits_model, digits, make_task, few_targets):
     found = codes(Odd(digits_model, lambda model, x: model(x).softmax(1)), digits.subset(range(6)), make_task)
     assert found["probabilities"].startswith("the model returns probabilities, not logits")
 
 
-def test_a_randomised_model_is_reported_unless_the_version_is_for_it(digits_model, digits, make_task, snapshot):
+def test_a_randomised_model_is_reported_unless_the_version_is_for_it(
+    digits_model, digits, make_task, snapshot, few_targets
+):
     odd = Odd(digits_model, lambda model, x: model(x + 0.05 * torch.randn_like(x)))
     data = digits.subset(range(6))
     snapshot(codes(odd, data, make_task)["randomised"])
     assert "randomised" not in codes(odd, data, make_task, version="rand", iterations=2)
 
 
-def test_a_dynamic_model_is_reported_and_the_next_one_is_not_blamed_for_it(digits_model, digits, make_task):
+def test_a_dynamic_model_is_reported_and_the_next_one_is_not_blamed_for_it(
+    digits_model, digits, make_task, few_targets
+):
     def purify(model, x):
         with torch.enable_grad():
             inner = x.detach().clone().requires_grad_()
@@ -370,26 +381,28 @@ def interrupted_after(task, scratch, batches, **options):
         SubAttacks.perturb = whole
 
 
-@pytest.mark.parametrize("stops", [(1,), (3, 2, 4), (6, 1, 1, 1)])
-def test_it_continues_after_the_last_batch(stops, digits_model, digits, make_task, tmp_path):
-    task = make_task(digits_model, digits.subset(range(30)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=8)
+def test_it_continues_after_the_last_batch(digits_model, digits, make_task, tmp_path, few_targets):
+    task = make_task(
+        digits_model, digits.subset(range(30)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=16
+    )
     _, (verdicts, result), all_batches = interrupted_after(task, tmp_path / "whole", None, **QUICK)
-    pieces = []
-    for stop in stops:
-        count, found, done = interrupted_after(task, tmp_path / "pieces", stop, **QUICK)
-        assert (count, found) == (stop, None)
-        pieces += done
-    _, found, done = interrupted_after(task, tmp_path / "pieces", None, **QUICK)
-    again, resumed = found
-    assert pieces + done == all_batches  # no batch twice, none left out, each of the same examples
-    assert again == verdicts
-    assert resumed.per_class == result.per_class
-    assert resumed.details["warnings"] == result.details["warnings"]
-    strip = [{key: row[key] for key in row if key != "seconds"} for row in result.details["sub_attacks"]]
-    assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.details["sub_attacks"]] == strip
+    for stops in ((1,), (2, 1, 1)):
+        scratch, pieces = tmp_path / f"{len(stops)} stops", []
+        for stop in stops:
+            count, found, done = interrupted_after(task, scratch, stop, **QUICK)
+            assert (count, found) == (stop, None)
+            pieces += done
+        _, found, done = interrupted_after(task, scratch, None, **QUICK)
+        again, resumed = found
+        assert pieces + done == all_batches  # no batch twice, none left out, each of the same examples
+        assert again == verdicts
+        assert resumed.per_class == result.per_class
+        assert resumed.details["warnings"] == result.details["warnings"]
+        strip = [{key: row[key] for key in row if key != "seconds"} for row in result.details["sub_attacks"]]
+        assert [{key: row[key] for key in row if key != "seconds"} for row in resumed.details["sub_attacks"]] == strip
 
 
-def test_what_depends_on_the_order_survives_an_interruption(digits_model, digits, make_task, tmp_path):
+def test_what_depends_on_the_order_survives_an_interruption(digits_model, digits, make_task, tmp_path, few_targets):
     # fab after fab-t has one restart, also when another process did fab-t.
     options = {"version": "custom", "attacks": "fab-t, fab", **QUICK}
     task = make_task(digits_model, digits.subset(range(16)), threat=ThreatModel(eps=0.15, step_size=0.05), batch_size=8)
@@ -401,7 +414,7 @@ def test_what_depends_on_the_order_survives_an_interruption(digits_model, digits
     assert [row["restarts"] for row in result.details["sub_attacks"]] == [1, 1]
 
 
-def test_a_finished_attack_is_not_repeated(digits_model, digits, make_task, tmp_path):
+def test_a_finished_attack_is_not_repeated(digits_model, digits, make_task, tmp_path, few_targets):
     task = make_task(digits_model, digits.subset(range(10)))
     first, _ = through_us(task, tmp_path, **QUICK)
     _, (second, _), done = interrupted_after(task, tmp_path, None, **QUICK)
@@ -458,7 +471,9 @@ def test_a_damaged_state_is_left_aside(damage, digits_model, digits, make_task, 
     assert "cannot be used" in caplog.text
 
 
-def test_nothing_is_written_without_a_scratch_folder(digits_model, digits, make_task, tmp_path, monkeypatch):
+def test_nothing_is_written_without_a_scratch_folder(
+    digits_model, digits, make_task, tmp_path, monkeypatch, few_targets
+):
     monkeypatch.chdir(tmp_path)
     AutoAttack(AutoAttackOptions(**QUICK)).evaluate(make_task(digits_model, digits.subset(range(4))), "aa")
     assert list(tmp_path.iterdir()) == []

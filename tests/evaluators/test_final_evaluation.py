@@ -28,13 +28,19 @@ model_args: {model: cnn_small}
 train_args: {client_num_in_total: 2, comm_round: 1}
 calfat:
   trainer: {name: calfat, preset: release}
-  threat: {norm: linf, eps: 0.1, step_size: 0.025, steps: 10}
+  threat: {norm: linf, eps: 0.1, step_size: eps, steps: 1}
   evaluators:
     - natural
     - {name: pgd, steps: 2, max_examples: 40}
     - {name: autoattack, iterations: 2, queries: 5, max_examples: 40}
   evaluation: {batch_size: 16}
+  monitor: {evaluators: [natural]}
 """
+
+
+@pytest.fixture(autouse=True)
+def quick(few_targets: int) -> None:
+    """AutoAttack is no part of what is tested here."""
 
 
 @pytest.fixture
@@ -42,9 +48,9 @@ def experiment() -> Experiment:
     return assemble(parse_document(RECIPE, "mine.yaml"), Registry.load(entry_points=False))
 
 
-def test_a_final_evaluation_continues_where_it_was_killed(experiment, digits_model, tmp_path, monkeypatch):
+def test_a_final_evaluation_continues_where_it_was_killed(experiment, cnn_small, tmp_path, monkeypatch):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
-    server.begin(Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()}))
+    server.begin(Snapshot(1, {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()}))
     whole = server.final_evaluation()[-1]
     done: list[int] = []
     perturb = SubAttacks.perturb
@@ -69,7 +75,7 @@ def test_a_final_evaluation_continues_where_it_was_killed(experiment, digits_mod
     assert sum(done) == sum(row["attacked"] for row in whole.details["sub_attacks"])  # nothing twice
 
 
-def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch):
+def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page):
     """The whole way: ``run``, killed in its last evaluator's second batch, and ``run`` again."""
     recipe, run_dir = tmp_path / "mine.yaml", tmp_path / "run"
     recipe.write_text(RECIPE)
@@ -93,7 +99,7 @@ def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch):
     assert sum(done) == sum(attacked)  # nothing twice
 
 
-def test_findings_are_written_and_the_state_continuesce_the_results_are_there(experiment, digits_model, tmp_path):
+def test_findings_are_written_and_the_state_continuesce_the_results_are_there(experiment, cnn_small, tmp_path):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
     run = RunDirectory.create(experiment, tmp_path / "run")
     evaluations = server.final_evaluation(run.evaluation)
@@ -108,8 +114,8 @@ def test_findings_are_written_and_the_state_continuesce_the_results_are_there(ex
     } in alarms
 
 
-def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, digits_model, tmp_path):
-    snapshot = Snapshot(1, {name: tensor.detach() for name, tensor in digits_model.state_dict().items()})
+def test_calfat_attack_repeats_the_numbers_of_the_run(experiment, cnn_small, tmp_path):
+    snapshot = Snapshot(1, {name: tensor.detach() for name, tensor in cnn_small.state_dict().items()})
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
     server.begin(snapshot)
     run = RunDirectory.create(experiment, tmp_path / "run")

@@ -52,10 +52,12 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
+    """A finished run, without its page."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "source.yaml").write_text(RECIPE)
-    calfat_plugin.run(folder / "source.yaml", run_dir=folder / "run", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calfat_plugin.report.write_run_report", lambda path: path / "report.html")
+        calfat_plugin.run(folder / "source.yaml", run_dir=folder / "run", progress=False)
     return folder / "run"
 
 
@@ -89,7 +91,7 @@ def test_the_images_are_those_of_the_source_and_the_verdicts_of_the_model(weight
     assert result.accuracy_release == float(right.double().mean())
 
 
-def test_a_run_has_the_digest_of_its_source(source: Path, tmp_path: Path) -> None:
+def test_a_run_has_the_digest_of_its_source(source: Path, tmp_path: Path, no_page: None) -> None:
     """In its recipe and in the result's settings; and the source is a run whose own recipe says what model it is."""
     path = tmp_path / "mine.yaml"
     path.write_text(RECIPE.replace("[natural, pgd2]", f"[natural, {{name: transfer2, source: {source}}}]"))
@@ -151,7 +153,7 @@ def test_without_a_source(tmp_path: Path, snapshot: TextSnapshot) -> None:
 
 
 def test_a_run_goes_on_with_the_source_that_it_was_started_with(
-    source: Path, tmp_path: Path, snapshot: TextSnapshot, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, snapshot: TextSnapshot, monkeypatch: pytest.MonkeyPatch, no_page: None
 ) -> None:
     """Whether it is resumed with the user's recipe, or with its own."""
     copy, path, run = tmp_path / "copy", tmp_path / "mine.yaml", tmp_path / "run"

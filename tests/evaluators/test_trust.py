@@ -42,13 +42,14 @@ from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
+from tests.evaluators.trust_models import narrowed
 from tests.snapshot import TextSnapshot
 
 HERE = Path(__file__).parent
 RECIPE = """\
 common_args: {training_type: simulation, random_seed: 3}
 data_args: {dataset: digits}
-model_args: {model: cnn_small}
+model_args: {model: 'trust_models:Honest'}
 train_args: {client_num_in_total: 2, comm_round: 7}
 calfat:
   trainer: {name: fedpgd}
@@ -59,7 +60,7 @@ QUICK = AutoAttackCheck(iterations=5, queries=20)
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, few_targets: int) -> None:
     """AutoAttack, Square and a surrogate in a second: too weak to publish, enough to end a battery."""
     monkeypatch.setattr(BlackBox, "queries", 200)
     monkeypatch.setattr(surrogate, "EPOCHS", 3)
@@ -76,7 +77,7 @@ def folder(tmp_path: Path, digits_model: nn.Module, plain_model: nn.Module, monk
     """The current directory, with the weights of both networks."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(HERE))
-    large = CNNSmall(in_channels=1, image_size=(28, 28), num_classes=10)
+    large = narrowed(CNNSmall(in_channels=1, image_size=(28, 28), num_classes=10))
     for name, model in (("robust", digits_model), ("plain", plain_model), ("of-large-images", large)):
         state = {f"net.{key}": value.contiguous() for key, value in model.state_dict().items()}
         save_file(state, tmp_path / f"{name}.safetensors")
@@ -150,7 +151,8 @@ def test_a_saturated_softmax_is_named(folder: Path, quick: None) -> None:
     assert "\n  also: the gradient of the cross-entropy is exactly zero for " in out
 
 
-def test_a_quantiser_is_gradient_masking(folder: Path) -> None:
+def test_a_quantiser_is_gradient_masking(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surrogate, "EPOCHS", 3)
     assert call(*own("Quantised", "plain", examples=60))[0] == 0
     content = judged("plain-trust.json")
     verdict = content["verdict"]
@@ -197,7 +199,7 @@ NO_SLOPE = "of the images the gradient is not the slope of the logits: attacks a
 def test_no_number_is_usable_of_a_model_that_hides_from_attacks(
     kind: str, causes: tuple[str, ...], folder: Path, quick: None
 ) -> None:
-    code, out, err = call(*own(kind, eps="0.15", examples=60))
+    code, out, err = call(*own(kind, eps="0.15", examples=40))
     assert (code, err) == (0, "")
     verdict = judged()["verdict"]
     assert verdict["word"] in ("overstated", "not shown")
@@ -410,11 +412,13 @@ class StoppedError(Exception):
     """Stands for a kill in the middle of AutoAttack."""
 
 
-def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Module, tmp_path: Path) -> None:
-    check = AutoAttackCheck(None, iterations=3, queries=50)
+def test_autoattack_remembers_what_a_killed_process_broke(
+    digits_model: nn.Module, tmp_path: Path, few_targets: int
+) -> None:
+    check = AutoAttackCheck(None, iterations=3, queries=20)
 
     def fresh(scratch: Path) -> Trial:
-        found = on_trial(digits_model, 60)
+        found = on_trial(digits_model, 30)
         found.scratch = scratch
         return found
 
@@ -422,7 +426,7 @@ def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Modul
     (expected,) = check.run(whole).rows
 
     def stop(label: str, done: int, total: int, correct: int) -> None:
-        if done > 60:  # the second sub-attack has begun
+        if done > 30:  # the second sub-attack has begun
             raise StoppedError
 
     killed = fresh(tmp_path / "killed")
@@ -431,7 +435,7 @@ def test_autoattack_remembers_what_a_killed_process_broke(digits_model: nn.Modul
         check.run(killed)
     resumed = fresh(tmp_path / "killed")
     (row,) = check.run(resumed).rows
-    assert (row.accuracy, row.left, row.examples) == (expected.accuracy, expected.left, 60)
+    assert (row.accuracy, row.left, row.examples) == (expected.accuracy, expected.left, 30)
     assert torch.equal(resumed.robust, whole.robust)
     assert row.left is not None
     assert 0 < row.accuracy <= row.left < 1
@@ -447,7 +451,7 @@ def run_dir(folder: Path, digits_model: nn.Module, plain_model: nn.Module) -> Pa
     for name, model in {"run": digits_model, "other": plain_model}.items():
         run = RunDirectory.create(experiment, Path(name))
         run.write_recipe(experiment)
-        state = {key: tensor.detach() for key, tensor in model.state_dict().items()}
+        state = {f"net.{key}": tensor.detach() for key, tensor in model.state_dict().items()}
         save_checkpoint(run.checkpoint("last"), Snapshot(7, state), {})
     return Path("run")
 
