@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from calfat_plugin.judging import examine as examining
 from calfat_plugin.judging import surrogate
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
-from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox
+from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise
 from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.intervals import wilson
@@ -43,6 +44,7 @@ from calfat_plugin.runs.checkpoints import save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.threat import ThreatModel
 from tests.evaluators.trust_models import narrowed
+from tests.report.made import change_json
 from tests.snapshot import TextSnapshot
 
 HERE = Path(__file__).parent
@@ -360,6 +362,22 @@ def test_a_battery_killed_inside_a_long_attack_continues_there(
     assert not states[0].parent.exists()
     assert call(*words, "--output", "whole.json")[0] == 0
     assert numbers(resumed) == numbers(judged("whole.json"))
+
+
+def test_a_battery_that_continues_keeps_what_was_broken(
+    folder: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no later attack breaks that image again."""
+    words = own("Honest", eps="0.01", examples=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(RandomNoise, "run", Mock(side_effect=KeyboardInterrupt))
+        assert call(*words)[0] == 130
+    file = Path("robust-trust.json")
+    left = judged(str(file))["robust"].replace("1", "0", 1)
+    assert "1" in left
+    change_json(file, robust=left)
+    assert call(*words)[0] == 0
+    assert judged(str(file))["robust"] == left
 
 
 def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> None:
