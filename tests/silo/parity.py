@@ -57,7 +57,6 @@ PARTICIPATION: Mapping[str, Mapping[str, int]] = {
     "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2},
 }
 NUM_ROUNDS = 4  # of 2 of 3 clients: only then does one return that has sat out
-JOB_SIZES = (3, 4)  # processes of the MPI jobs that these take
 ACROSS_SILOS = {"common_args": {"training_type": "cross_silo"}}
 SIMULATION = {"common_args": {"training_type": "simulation"}}
 
@@ -68,6 +67,11 @@ class Case:
 
     method: str
     participation: str
+
+    @property
+    def num_parties(self) -> int:
+        """The server and the clients: processes of an MPI job."""
+        return 1 + PARTICIPATION[self.participation]["client_num_in_total"]
 
     def federation(self, folder: Path, **changes: Any) -> Federation:
         """Its recipe in a folder, with these changes."""
@@ -108,16 +112,19 @@ def simulator(case: Case, folder: Path, tools: Tools) -> Path:
 
 
 def mpi_simulator(case: Case, folder: Path, tools: Tools) -> Path:
-    return _in_job(case.federation(folder, comm_args={"backend": "MPI"}, **SIMULATION), tools.job(3))
+    """On as many processes as across silos, for a job takes long to start."""
+    return _in_job(case, folder, tools, **SIMULATION)
 
 
 def mpi(case: Case, folder: Path, tools: Tools) -> Path:
-    federation = case.federation(folder, comm_args={"backend": "MPI"}, **ACROSS_SILOS)
-    return _in_job(federation, tools.job(federation.num_clients + 1))
+    return _in_job(case, folder, tools, **ACROSS_SILOS)
 
 
-def _in_job(federation: Federation, job: Job) -> Path:
-    job.run(["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))])
+def _in_job(case: Case, folder: Path, tools: Tools, **training_type: Any) -> Path:
+    federation = case.federation(folder, comm_args={"backend": "MPI"}, **training_type)
+    tools.job(case.num_parties).run(
+        ["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))]
+    )
     return federation.directory(0)
 
 
@@ -184,9 +191,10 @@ def main() -> int:
     print(f"{'method':<10}{'clients':<10}" + "".join(f"{name:<15}" for name in runtimes), flush=True)
     started, disagree = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as place, Tools(Path(place)) as tools:
-        for size in JOB_SIZES:
-            tools.job(size)  # it imports while others run
-        for case in (Case(method, participation) for method in METHODS for participation in PARTICIPATION):
+        cases = [Case(method, participation) for method in METHODS for participation in PARTICIPATION]
+        for case in cases:
+            tools.job(case.num_parties)  # it imports while others run
+        for case in cases:
             print(f"{case.method:<10}{case.participation:<10}", end="", flush=True)
             row = []
             for runtime in runtimes:
