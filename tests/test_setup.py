@@ -206,6 +206,29 @@ def test_ci_runs_nothing_that_the_page_for_contributors_leaves_out() -> None:
     assert {needed, *checks} <= set(commands("CONTRIBUTING.md"))
 
 
+STEPS = (".venv/.installed-dev", ".venv-flower/.installed", "lint", "run-flower", "test-flower", "test")
+
+
+@pytest.mark.parametrize("broken", [None, *STEPS])
+def test_ci_fails_with_each_of_its_steps(broken: str | None, tmp_path: Path) -> None:
+    """Also with those in the background, whose output it shows then; pytest's closing line ends that of a good one."""
+    for name in (".ci", "programs"):
+        (tmp_path / name).mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    for name in ("make", "mosquitto", "chromium"):
+        (tmp_path / "programs" / name).write_text(f'#!/bin/sh\necho "made $1"; test "$1" != {broken or "-"}\n')
+        (tmp_path / "programs" / name).chmod(0o755)
+    path = f"{tmp_path / 'programs'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", tmp_path / ".ci" / "run"], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == int(broken is not None)
+    if broken is None:
+        assert done.stdout.splitlines()[-1] == "made test"
+    else:
+        assert f"made {broken}" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(("variables", "outcome"), [({}, "1 skipped"), ({"CALFAT_CI": "1"}, "1 error")])
 def test_a_missing_program_fails_in_ci_and_is_skipped_elsewhere(
     variables: dict[str, str], outcome: str, tmp_path: Path
@@ -299,6 +322,23 @@ def test_make_installs_once_and_again_after_a_changed_pin(tmp_path: Path) -> Non
     (tmp_path / "constraints.txt").write_text("rich==15.0.0\n")
     checkout.make("run")
     assert checkout.calls() == [INSTALL, LINK, RUN]
+
+
+def test_nothing_is_compiled_again_by_every_process(tmp_path: Path) -> None:
+    """Where PYTHONDONTWRITEBYTECODE is set, PyTorch and Ray were: Flower's first round took 45 s, not 21."""
+    planned = Checkout(tmp_path).make("--dry-run", "test", "slow-flower", "FLOWER_PYTHON=./python").stdout
+    tests = [line.partition(" -m pytest")[0] for line in lines(planned) if " -m pytest" in line]
+    assert tests == [f"PYTHONDONTWRITEBYTECODE= {folder}/bin/python" for folder in (".venv", ".venv-flower")]
+    (flower,) = (line for line in lines(planned) if "uv pip install" in line)
+    assert "--compile-bytecode" in flower
+
+
+def test_the_slow_tests_of_flower_set_up_the_host_that_parity_compares_with(tmp_path: Path) -> None:
+    planned = Checkout(tmp_path).make("--dry-run", "slow-flower", "FLOWER_PYTHON=./python").stdout
+    assert {line.split()[-1] for line in lines(planned) if line.startswith("touch")} == {
+        ".venv/.installed",
+        ".venv-flower/.installed",
+    }
 
 
 @pytest.mark.parametrize("page", ["../README.md", "install.md"])
