@@ -288,8 +288,8 @@ class Checkout:
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["make", "--no-print-directory", "PYTHON=./python", *arguments]
-        # Without the MAKEFLAGS of the `make test` that may be running this.
-        environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+        # Without the MAKEFLAGS, and the WORKERS, of the `make test` that may be running this.
+        environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "WORKERS"}
         return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
 
     def calls(self) -> list[str]:
