@@ -29,13 +29,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> calfat.Run:
     return calfat.run(SECTIONS, seed=3, set=TWO, run_dir=tmp_path_factory.mktemp("runs") / "run", progress=False)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without a page."""
-    monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path)
-
-
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_page")
 def test_it_is_the_run_of_the_command_line(done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
@@ -91,7 +85,7 @@ def test_a_run_shows_its_results(done: calfat.Run) -> None:
     assert done.results["pgd20"].num_examples == 20
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_page")
 def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(
     done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
