@@ -50,13 +50,13 @@ def test_attackers(name: str) -> None:
     testing.check_attacker(name, registry=registry())
 
 
-QUICK = {"iterations", "queries"}  # of AutoAttack and its parts
+QUICK = {"iterations": 2, "queries": 2, "steps": 5}  # those of AutoAttack and its parts, and those of gradient attacks
 
 
 @pytest.mark.parametrize("name", names(entries.EvaluatorEntry, "transfer"))  # it needs a source: tests/evaluators
 def test_evaluators(name: str) -> None:
     entry, _ = registry().find(entries.EvaluatorEntry, name)
-    few = {info.name: 2 for info in describe_options(entry.config) if info.name in QUICK}
+    few = {info.name: QUICK[info.name] for info in describe_options(entry.config) if info.name in QUICK}
     testing.check_evaluator(name, registry=registry(), **few)
 
 

@@ -41,7 +41,7 @@ from calfat_plugin.federation.server import Server
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.trainers.base import AdversarialTrainer
-from tests.cli.runner import COMMAND, python
+from tests.cli.runner import calfat
 from tests.contract.distributions import install
 from tests.methods import helpers
 from tests.methods.helpers import RECIPE, Federation
@@ -293,7 +293,9 @@ def test_an_own_optimiser_is_refused_beside_a_correction_that_needs_sgd(snapshot
         Federation(dataclasses.replace(run, aggregator=scaffold)).play()
 
 
-def test_a_command_ends_with_the_text_and_2(tmp_path: Path, snapshot: TextSnapshot) -> None:
+def test_a_command_ends_with_the_text_and_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
+) -> None:
     source = """
     from calfat_plugin import AdversarialTrainer, TrainerEntry, hookimpl
 
@@ -307,7 +309,9 @@ def test_a_command_ends_with_the_text_and_2(tmp_path: Path, snapshot: TextSnapsh
     """
     install(tmp_path, "my-wrong", "0.3", {"my_wrong": source}, my_wrong="my_wrong")
     (tmp_path / "test.yaml").write_text(RECIPE.replace("calfat:\n", "calfat:\n  trainer: wrong\n"))
-    ended = python(COMMAND, "run", "test.yaml", "--run-dir", "run", cwd=tmp_path, path=(tmp_path,))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ended = calfat("run", "test.yaml", "--run-dir", "run")
     assert ended.code == 2
     snapshot(ended.err.splitlines()[0])
     assert "Traceback" not in ended.err

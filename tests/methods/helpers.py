@@ -184,7 +184,7 @@ class ToyFederation:
 
 RECIPE = """
 data_args: {dataset: digits}
-model_args: {model: cnn_small}
+model_args: {model: "calfat_plugin.testing.tiny:build_tiny_model"}
 train_args: {client_num_in_total: 3, comm_round: 2, batch_size: 16, learning_rate: 0.05}
 calfat:
   threat: {eps: 0.1, step_size: 0.05, steps: 2}

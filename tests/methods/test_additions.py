@@ -256,7 +256,8 @@ def test_a_loop_of_its_own_is_refused(added: dict[str, Any], snapshot: TextSnaps
 @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
 def test_the_average_weighs_each_round_by_the_decay_of_its_age(decay: float) -> None:
     """Also statistics of batch normalisation, in a model that has some; counters are rounded."""
-    federation = Federation(experiment("standard", calfat__ema={"decay": decay}, calfat__model__norm="batch"))
+    settings = {"calfat__ema": {"decay": decay}, "model_args__model": "cnn_small", "calfat__model__norm": "batch"}
+    federation = Federation(experiment("standard", **settings))
     states = []
     for done in range(1, 4):
         federation.play()

@@ -37,7 +37,6 @@ def pairwise(cells):
 
 
 QUICK = pairwise(CELLS)
-TINY = "calfat_plugin.testing.tiny:build_tiny_model"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_every_cell_runs_two_rounds(method, loss, aggregator):
         trainer["clean_rounds"] = 1
     options = describe_options(registry().find(entries.AggregatorEntry, aggregator)[0].config)
     wanted = {"f": 0} if "f" in {info.name for info in options} else {}
-    federation = Federation(experiment(trainer, {"name": aggregator, **wanted}, model_args__model=TINY))
+    federation = Federation(experiment(trainer, {"name": aggregator, **wanted}))
     before = federation.server.state
     for _ in range(2):
         record = federation.play()

@@ -278,9 +278,11 @@ def test_a_method_without_an_attack_remembers_nothing() -> None:
 
 
 @pytest.mark.parametrize("inner", ["atas", "free"])
-@pytest.mark.parametrize("trainer", ["calfat", "fedtrades", "fedmart", "mixfat"])
-@pytest.mark.parametrize("aggregator", ["scaffold", "sfat", "median"])
-def test_with_methods_and_aggregators(inner: str, trainer: Any, aggregator: str) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "aggregator"),
+    [("calfat", "scaffold"), ("fedtrades", "sfat"), ("fedmart", "median"), ("mixfat", "scaffold")],
+)
+def test_with_methods_and_aggregators(inner: str, trainer: str, aggregator: str) -> None:
     """Two rounds, and the same bits when they are resumed."""
     threat = {"eps": "0.1", "inner": inner}
     check_federation(tiny_experiment(registry(), trainer=trainer, aggregator=aggregator, threat=threat))

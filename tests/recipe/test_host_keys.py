@@ -16,7 +16,7 @@ from calfat_plugin.options import describe_options
 from calfat_plugin.recipe.host_keys import BY_NAME, HOST_KEYS, Effect
 from calfat_plugin.recipe.schema import HOST_SECTIONS
 from calfat_plugin.report import write_run_report
-from tests.cli.runner import RECIPES, ROOT, Ended, calfat
+from tests.cli.runner import RECIPES, Ended, calfat
 from tests.recipe.test_bad_recipes import GOOD, SAID_OF_GOOD, Bad, blocks
 from tests.report.made import made_run
 
@@ -24,7 +24,6 @@ OURS = {info.name for config in HOST_SECTIONS.values() for info in describe_opti
 PAGE = (Path(__file__).parent / "host_keys.txt").read_text()
 GIVEN = list(blocks(PAGE))
 ACCEPTED = [each for each in GIVEN if not each.message]
-SHIPPED = sorted((*RECIPES.glob("*.yaml"), *(ROOT / "suites").glob("*.yaml")))
 
 # --- the table against the installed host -----------------------------------------------------------------------------
 
@@ -134,8 +133,9 @@ def test_a_key_without_effect_is_named_and_then_left_out(given: Bad) -> None:
     assert passed_on == expected
 
 
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.name)
 def test_a_shipped_recipe_draws_no_warning(file: Path) -> None:
+    """Suites: ``tests/suites/test_shipped.py``."""
     ended = calfat("check", str(file), "--strict")
     assert (ended.code, ended.err) == (0, "")
 
