@@ -43,17 +43,28 @@ def test_the_method_on_the_page_is_the_one_that_is_written() -> None:
 
 
 def test_the_commands_work_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those before the tests with smaller runs, in this process."""
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    reader = Reader(tmp_path, monkeypatch)
-    first = [block.text for block in COMMANDS].index(INSTALLED)
-    for block in COMMANDS[:first]:
-        reader.follow(block)
-    environment = NewEnvironment.make(tmp_path / "environment")
-    done = environment.shell("".join(block.text for block in COMMANDS[first:]), Path.cwd())
-    assert done.code == 0, done.out + done.err
+    """With smaller runs, in this process, up to those for an installed plugin."""
+    follow_first(tmp_path, monkeypatch)
     assert (tmp_path / "runs" / "comparison.html").exists()
     assert (tmp_path / "my-fat" / "runs" / "mostly" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_an_installed_plugin_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = follow_first(tmp_path, monkeypatch)
+    done = NewEnvironment.make(tmp_path / "environment").shell("".join(rest), Path.cwd())
+    assert done.code == 0, done.out + done.err
     assert "2 passed in " in done.out
     assert "my-fat (local trainer), offered by my-fat 0.1 (my-fat)" in done.out
     assert done.out.rstrip().splitlines()[-1].startswith("my_fat.yaml: good. my-fat with fedavg on digits")
+
+
+def follow_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Work as the page says, and return the commands that are left: those that need an environment."""
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    reader = Reader(folder, monkeypatch)
+    commands = [block.text for block in COMMANDS]
+    first = commands.index(INSTALLED)
+    for block in COMMANDS[:first]:
+        reader.follow(block)
+    return commands[first:]

@@ -151,7 +151,8 @@ def test_a_suite_is_as_strict(tmp_path: Path) -> None:
     assert ended.err.splitlines()[-1] == "error: s.yaml: 2 warnings; --strict allows none."
 
 
-def test_nothing_without_effect_is_on_the_page(tmp_path: Path) -> None:
+def test_nothing_without_effect_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calfat_plugin.report.charts.FORMATS", {})  # figures on the page, none beside it
     page = write_run_report(
         made_run(
             tmp_path / "run",
