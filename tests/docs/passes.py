@@ -9,8 +9,10 @@ from pathlib import Path
 
 from calfat_plugin.maths.intervals import Difference, holm, paired, paired_p_value
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.charts import render
+from calfat_plugin.report.front import front_chart
 from calfat_plugin.suites import load_suite
-from calfat_plugin.suites.front import points
+from calfat_plugin.suites.front import as_json, points
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
 from calfat_plugin.suites.summary import CellSummary, SuiteSummary, summarise, values_of
@@ -36,6 +38,17 @@ def summary(data: str) -> SuiteSummary:
 def rows(data: str) -> dict[str, CellSummary]:
     """Name to row, of those with finished runs."""
     return {row.cell.name: row for row in summary(data).cells if row.finished}
+
+
+def figure(data: str, folder: Path) -> str:
+    """Every row with its interval, drawn as on the suite's page; an SVG, whose files are left in ``folder``."""
+    suite = summary(data).suite
+    assert suite.front is not None
+    chart = front_chart(as_json(suite.front, suite.metrics, points(summary(data))))
+    assert chart is not None
+    title = f"{ {'digits': 'Digits', 'fmnist': 'Fashion-MNIST'}[data] }: AutoAttack accuracy against passes"
+    render(replace(chart, title=title), folder)
+    return (folder / f"{chart.name}.svg").read_text(encoding="utf-8")
 
 
 def results(data: str) -> Table:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
+
 import pytest
 
 from calfat_plugin.suites.record import read_record
@@ -11,6 +15,23 @@ from tests.docs.blocks import check_tables
 
 def test_the_tables_are_what_the_records_say(request: pytest.FixtureRequest) -> None:
     check_tables(passes.PAGE, "passes", passes.TABLES, update=request.config.getoption("--update-snapshots"))
+
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+@pytest.mark.parametrize("data", passes.DATA)
+def test_the_figures_are_what_the_records_say(data: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """To a hundredth of a point: a processor's rounding may show in the last digits of an SVG."""
+    file = passes.PAGE.parent / "images" / f"passes_{data}.svg"
+    assert f"](images/{file.name})" in passes.PAGE.read_text()
+    drawn = passes.figure(data, tmp_path)
+    if request.config.getoption("--update-snapshots"):
+        file.write_text(drawn)
+    committed = file.read_text()
+    assert NUMBER.split(committed) == NUMBER.split(drawn), "pytest with --update-snapshots draws the figures anew"
+    pairs = zip(NUMBER.findall(committed), NUMBER.findall(drawn), strict=True)
+    assert all(math.isclose(float(one), float(other), rel_tol=0, abs_tol=0.01) for one, other in pairs)
 
 
 def test_every_row_of_the_front_is_beaten_by_nothing_cheaper() -> None:
