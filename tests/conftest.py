@@ -55,6 +55,14 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calfat_plugin.report.write_run_report", lambda path: path / "report.html")
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of this process lists figures that nobody has drawn, which would take most of its time."""
+    from calfat_plugin.report import charts
+
+    monkeypatch.setattr(charts, "render", lambda chart, _: charts.Drawing(chart.title, chart.caption, False, ""))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked as needing a program is skipped, or fails, before its fixtures look for that program."""

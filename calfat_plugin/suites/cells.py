@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
 from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.recipe.document import read_document
+from calfat_plugin.recipe.text import read_text
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.compute import with_resolved_precision
 from calfat_plugin.runs.directory import RunDirectory
@@ -153,7 +155,7 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     if not directory.recipe.exists():
         return "new", ""
     try:
-        then = assemble(read_document(directory.recipe), experiment.registry).as_run()
+        then = _as_started(directory.recipe, read_text(directory.recipe, "recipe"), experiment.registry)
     except CalfatError as error:
         return "unfinished", f"its recipe can no longer be read: {error}"
     now = with_resolved_precision(experiment).as_run()
@@ -166,6 +168,16 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     if keys:
         return "unfinished", changes(then, now, keys, "then")
     return ("finished" if directory.finished and asked == done else "unfinished"), ""
+
+
+@lru_cache(1024)
+def _as_started(file: Path, text: str, registry: Registry) -> Mapping[str, Any]:
+    """The recipe that a run was started with: a plan looks at each again and again, and most of it is reading YAML.
+
+    Args:
+        text: what is in the file, which is read anew when that has changed.
+    """
+    return assemble(read_document(file), registry).as_run()
 
 
 def resolve(

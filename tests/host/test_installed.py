@@ -88,7 +88,8 @@ def test_checks_and_views_need_no_host(without_fedml: pytest.MonkeyPatch) -> Non
         ["recipes"],
         ["suite", "digits_table3", "--dry-run"],
     ):
-        assert (calfat(*words).code, calfat(*words).err) == (0, ""), words
+        ended = calfat(*words)
+        assert (ended.code, ended.err) == (0, ""), words
 
 
 def test_doctor_warns_without_a_host(without_fedml: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,7 @@ def scaled_round(run: Experiment, factor: float) -> Any:
     return federation.server.finish_round(1, uploads), federation.server.snapshot()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_update_scaled_by_100_is_used_and_found(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     record, _ = scaled_round(experiment(train_args__client_num_in_total=3), 100.0)
@@ -273,6 +274,7 @@ def test_an_update_scaled_by_100_is_used_and_found(caplog: pytest.LogCaptureFixt
     assert f"round 1: {record.alarms[0]}" in caplog.messages
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_update_scaled_by_100_is_reported_everywhere(tmp_path: Path) -> None:
     run = experiment(train_args__client_num_in_total=3)
     record, snapshot = scaled_round(run, 100.0)
@@ -299,6 +301,7 @@ def test_honest_updates_raise_no_alarm() -> None:
     assert record.alarms == ()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_page_leaves_out_a_loss_that_no_client_can_have(tmp_path: Path) -> None:
     run = experiment(train_args__client_num_in_total=3)
     directory = RunDirectory.create(run, tmp_path / "run")

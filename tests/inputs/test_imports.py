@@ -21,18 +21,20 @@ def test_importing_leaves_heavy_packages_out(module):
     assert done.stdout.strip() == "[]"
 
 
-def test_digits_are_scikit_learns_without_its_import():
-    code = (
-        "import sys; from calfat_plugin.datasets.digits import load_digits; data = load_digits(); "
-        "assert 'sklearn' not in sys.modules; "
-        "from sklearn import datasets; import torch; bunch = datasets.load_digits(); "
-        "known = {(tuple(x), y) for x, y in zip(bunch.data.tolist(), bunch.target.tolist())}; "
-        "parts = [data.train, data.test]; "
-        "x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]); "
-        "print(x.shape, {(tuple(i), j) for i, j in zip((x * 16).flatten(1).tolist(), y.tolist())} == known, len(known))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("torch.Size([1797, 1, 8, 8]) True 1797\n", "")
+def test_digits_are_scikit_learns_without_its_import(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "sklearn", raising=False)
+        data = digits.load_digits()
+        assert "sklearn" not in sys.modules
+
+    import torch
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    known = {(tuple(x), y) for x, y in zip(bunch.data.tolist(), bunch.target.tolist(), strict=True)}
+    x, y = (torch.cat([getattr(part, name) for part in (data.train, data.test)]) for name in ("x", "y"))
+    assert (x.shape, len(known)) == ((1797, 1, 8, 8), 1797)
+    assert {(tuple(i), j) for i, j in zip((x * 16).flatten(1).tolist(), y.tolist(), strict=True)} == known
 
 
 def test_a_scikit_learn_without_digits_is_named(monkeypatch, tmp_path):

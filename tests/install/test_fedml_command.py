@@ -42,7 +42,14 @@ LINKED = [OURS, host("run -v test list"), host("version")]
 NOT_LINKED = [host("run missing.yaml"), *LINKED[1:]]
 
 
-@pytest.mark.parametrize("order", [pytest.param("fedml first", marks=pytest.mark.slow), "fedml last", "together"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param("fedml first", marks=pytest.mark.slow),
+        "fedml last",
+        pytest.param("together", marks=pytest.mark.slow),
+    ],
+)
 def test_recipes_run_in_whatever_order_both_are_installed(
     order: str, environment: Environment, wheel: Path, fedml: Path
 ) -> None:
@@ -56,13 +63,16 @@ def test_recipes_run_in_whatever_order_both_are_installed(
     assert [file.name for file in environment.site.glob("*calfat*")] == []
 
 
-def test_reinstalling_and_upgrading_either_changes_nothing(
-    environment: Environment, wheel: Path, fedml: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_reinstalling_either_changes_nothing(environment: Environment, wheel: Path, fedml: Path) -> None:
     environment.install(wheel, fedml)
     for again in (fedml, wheel):
         environment.install(again, again=True)
         assert answers(environment) == LINKED
+
+
+def test_upgrading_either_changes_nothing(environment: Environment, wheel: Path, fedml: Path, tmp_path: Path) -> None:
+    environment.install(wheel, fedml)
     environment.install(of_version(wheel, "0.9.0", tmp_path))
     assert answers(environment) == LINKED
     environment.install(fedml_wheel(tmp_path, "0.9.7"))

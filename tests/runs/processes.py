@@ -98,10 +98,10 @@ class WarmServer:
             text=True,
         )
 
-    def start(self, *arguments: str, cwd: Path, **env: str) -> WarmProcess:
-        """Start ``calfat`` with these arguments in ``cwd``."""
+    def start(self, *arguments: str, cwd: Path, out: Path | None = None, **env: str) -> WarmProcess:
+        """Start ``calfat`` with these arguments in ``cwd``; ``out``: where it prints."""
         number = next(self._numbers)
-        out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
+        out, err = out or self._folder / f"{number}.out", self._folder / f"{number}.err"
         order = {
             "arguments": arguments,
             "cwd": str(cwd),

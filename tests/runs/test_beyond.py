@@ -97,9 +97,8 @@ def test_what_a_client_keeps_is_used(folder: Path) -> None:
     assert outcome(forgetful)[1][2] != outcome(whole)[1][2]
 
 
-def test_page_and_results_show_what_was_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: TextSnapshot
-) -> None:
+@pytest.mark.usefixtures("no_figures")
+def test_page_and_results_show_what_was_measured(folder: Path, snapshot: TextSnapshot) -> None:
     (folder / "site" / "measuring.py").write_text(MEASURING)
     info = next((folder / "site").glob("*.dist-info"))
     points = (info / "entry_points.txt").read_text()
@@ -127,7 +126,6 @@ def test_page_and_results_show_what_was_measured(
     (run / "results.json").unlink()  # as if killed in the final evaluation: no round is left to this process
     go(str(folder / "run"), 0, "calfat.aggregator=watching", evaluators, monitored, resume=True)
     assert json.loads((run / "results.json").read_text())["metrics"] == found
-    monkeypatch.undo()  # reports are drawn again
     page = write_run_report(run).read_text()
     for shown in ("train/gap", "server/best", "fog/change", f"change = {fog['metrics']['change']:.4g}"):
         assert shown in page

@@ -40,6 +40,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_csv, "COLUMNS", (*COLUMNS, USED))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_it_is_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = made_run(tmp_path / "run", final={"natural": 0.5})

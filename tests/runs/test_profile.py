@@ -86,6 +86,7 @@ def test_each_border_of_a_round_is_measured(runs: tuple[Path, Finished, Finished
     assert [span["path"] for span in final["spans"] if len(span["path"]) == 1] == [["evaluation"]]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_stopped_run_keeps_what_it_measured_and_the_page_shows_it(
     warm: WarmServer, recipe: Path, tmp_path: Path
 ) -> None:

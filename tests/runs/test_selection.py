@@ -52,6 +52,7 @@ def test_best_robust_is_by_the_last_attack(
 BOTH = [{label: row[label] for label in ("natural", "pgd20")} for row in ROUNDS[:2]]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_a_validation_split_selected_is_called_so(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "data_args.validation_share=0.1", rounds=BOTH, final={"natural": 0.6})
     results = json.loads((run / "results.json").read_text())
@@ -65,6 +66,7 @@ def test_what_a_validation_split_selected_is_called_so(tmp_path: Path) -> None:
     assert "On the validation split." in page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_the_test_split_selected_is_no_fair_result(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", rounds=BOTH, final={"natural": 0.6})
     page = write_run_report(run).read_text()

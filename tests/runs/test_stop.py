@@ -29,6 +29,11 @@ def resume_command(text: str) -> list[str]:
     return command[command.index("run") :]
 
 
+def test_importing_what_runs_need_starts_no_thread_and_no_gpu(warm: WarmServer) -> None:
+    """What a suite's warm process does before it forks, too."""
+    assert warm.ask({"imported": True}) == [1, 1, False, True]
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_stopped_in_a_round_says_how_to_resume(warm: WarmServer, recipe: Path, name: str) -> None:
     arguments = (
@@ -110,26 +115,18 @@ def test_a_run_under_nohup_outlives_its_terminal(warm: WarmServer, recipe: Path)
 def test_a_closed_pipe_ends_the_run_with_a_hint(warm: WarmServer, recipe: Path) -> None:
     """As ``calfat run RECIPE | head -2``: the rounds that were finished are kept, and the hint goes to stderr."""
     arguments = ("run", "tiny.yaml", "--set", "train_args.comm_round=200", "--run-dir", "run")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
-        cwd=recipe.parent,
-        env=environment(recipe.parent / "home"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert [process.stdout.readline()[:6] for _ in range(2)] == ["tiny: ", "round "]
-    process.stdout.close()
-    said = process.stderr.read()
-    assert process.wait(TIMEOUT) == 2
-    process.stderr.close()
-    command = f"{sys.executable} -m calfat_plugin.cli.main run tiny.yaml --set train_args.comm_round=200"
-    assert said == (
+    pipe = recipe.parent / "pipe"
+    os.mkfifo(pipe)
+    started = warm.start(*arguments, cwd=recipe.parent, out=pipe)
+    with pipe.open() as shown:
+        assert [shown.readline()[:6] for _ in range(2)] == ["tiny: ", "round "]
+    pipe.unlink()
+    ended = started.wait()
+    assert ended.code == 2
+    assert ended.err == (
         "error: standard output cannot be written (Broken pipe).\n"
         "stopped. Finished rounds are kept in run. Resume with:\n"
-        f"  {command} --resume --run-dir run\n"
+        "  calfat run tiny.yaml --set train_args.comm_round=200 --resume --run-dir run\n"
     )
     rounds = len(read_rounds(recipe.parent / "run" / "rounds.csv"))
     more = ("--set", f"train_args.comm_round={rounds + 1}", "--resume")

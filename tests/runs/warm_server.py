@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from typing import Any, NoReturn
 
 
 def import_everything() -> None:
-    """What a run imports; nothing of it starts a thread, so forking is safe."""
+    """What a run imports, as a suite's warm process does, and scikit-learn."""
     import sklearn.datasets  # noqa: F401
 
-    import calfat_plugin.cli.progress
-    import calfat_plugin.cli.run
-    import calfat_plugin.host.simulation
-    import calfat_plugin.runs.session
-    import calfat_plugin.trainers.loop  # noqa: F401
+    from calfat_plugin.cli.suite_run import _import_what_runs_need
 
-    if len(os.listdir("/proc/self/task")) != 1:
-        raise RuntimeError("an import started threads; forking would lose them")
+    _import_what_runs_need()
 
 
 def child(order: dict[str, Any]) -> NoReturn:
@@ -63,6 +59,15 @@ def wait(pid: int, seconds: float) -> int | None:
     return None
 
 
+def seen() -> list[Any]:
+    """Of what makes a fork worse than a fresh process: threads, as Python and as the system count them, and a GPU in
+    use; and whether drawing has been imported."""
+    import torch
+
+    drawing = "matplotlib.backends.backend_pdf" in sys.modules
+    return [threading.active_count(), len(os.listdir("/proc/self/task")), torch.cuda.is_initialized(), drawing]
+
+
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
@@ -72,6 +77,8 @@ def serve() -> None:
             if pid == 0:
                 child(order)
             answer: Any = pid
+        elif "imported" in order:
+            answer = seen()
         else:
             answer = wait(order["wait"], order["seconds"])
         print(json.dumps(answer), file=answers, flush=True)

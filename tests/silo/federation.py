@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
     raise AssertionError(f"{what}: not within {patience} s")
 
 
-def assert_they_sleep(pids: Iterable[int], seconds: float = 4.0) -> None:
+def assert_they_sleep(pids: Iterable[int], seconds: float = 2.0) -> None:
     """That these processes, once they have started up, use under 5 % of a core each while they wait."""
     import psutil
 

@@ -39,7 +39,7 @@ class Job:
 
     def __exit__(self, *exc: object) -> None:
         try:
-            if self._process.poll() is None and exc == (None, None, None):
+            if not self.has_ended() and exc == (None, None, None):
                 self.begin([])
                 self._process.wait(PATIENCE)
         finally:
@@ -63,13 +63,16 @@ class Job:
     def finish(self) -> None:
         """Wait for the good end of the command under way."""
         done = [self.folder / f"done-{self._number}-{rank}" for rank in range(self.size)]
-        wait_for(lambda: self._process.poll() is not None or all(file.exists() for file in done), "the job's run ends")
+        wait_for(lambda: self.has_ended() or all(file.exists() for file in done), "the job's run ends")
         assert all(file.exists() for file in done), self.output()
 
     def run(self, words: Sequence[str]) -> None:
         """Run a command to its good end."""
         self.begin(words)
         self.finish()
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def exit_status(self) -> int:
         """Wait for the end of the whole job."""
@@ -83,7 +86,7 @@ class Job:
     def pid(self, rank: int) -> int:
         """Process id, once all that a run needs has been imported."""
         file = self.folder / f"ready-{rank}"
-        wait_for(lambda: self._process.poll() is not None or (file.exists() and file.read_text()), f"rank {rank}")
+        wait_for(lambda: self.has_ended() or (file.exists() and file.read_text()), f"rank {rank}")
         return int(file.read_text())
 
     def output(self) -> str:

@@ -57,6 +57,7 @@ PARTICIPATION: Mapping[str, Mapping[str, int]] = {
     "2 of 3": {"client_num_in_total": 3, "client_num_per_round": 2},
 }
 NUM_ROUNDS = 4  # of 2 of 3 clients: only then does one return that has sat out
+NUM_PROCESSES = 3  # of an MPI simulation: the server and two workers
 ACROSS_SILOS = {"common_args": {"training_type": "cross_silo"}}
 SIMULATION = {"common_args": {"training_type": "simulation"}}
 
@@ -90,12 +91,14 @@ class Tools(ExitStack):
         self.hashes: dict[tuple[str, Case], str] = {}
         self._folder = folder
         self._jobs: dict[int, Job] = {}
+        self._count = 0
         self._services: dict[str, Any] = {}
 
     def job(self, size: int) -> Job:
-        """The job of so many processes."""
-        if size not in self._jobs:
-            self._jobs[size] = self.enter_context(Job(self._folder / f"job-{size}", size))
+        """The job of so many processes: the one under way, if its last command has not ended it."""
+        if size not in self._jobs or self._jobs[size].has_ended():
+            self._count += 1
+            self._jobs[size] = self.enter_context(Job(self._folder / f"job-{self._count}", size))
         return self._jobs[size]
 
     def services(self) -> dict[str, Any]:
@@ -112,19 +115,16 @@ def simulator(case: Case, folder: Path, tools: Tools) -> Path:
 
 
 def mpi_simulator(case: Case, folder: Path, tools: Tools) -> Path:
-    """On as many processes as across silos, for a job takes long to start."""
-    return _in_job(case, folder, tools, **SIMULATION)
+    return _in_job(NUM_PROCESSES, case, folder, tools, **SIMULATION)
 
 
 def mpi(case: Case, folder: Path, tools: Tools) -> Path:
-    return _in_job(case, folder, tools, **ACROSS_SILOS)
+    return _in_job(case.num_parties, case, folder, tools, **ACROSS_SILOS)
 
 
-def _in_job(case: Case, folder: Path, tools: Tools, **training_type: Any) -> Path:
+def _in_job(size: int, case: Case, folder: Path, tools: Tools, **training_type: Any) -> Path:
     federation = case.federation(folder, comm_args={"backend": "MPI"}, **training_type)
-    tools.job(case.num_parties).run(
-        ["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))]
-    )
+    tools.job(size).run(["run", str(federation.recipe), "--plain", "--run-dir", str(federation.directory(0))])
     return federation.directory(0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.silo import parity
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, global_model, wait_for
 from tests.silo.mpi_jobs import MPIEXEC, Job
 from tests.snapshot import TextSnapshot
@@ -22,9 +23,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    with Job(tmp_path_factory.mktemp("mpi") / "job", 3) as job:
-        yield job
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[parity.Tools]:
+    with parity.Tools(tmp_path_factory.mktemp("mpi")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def job(tools: parity.Tools) -> Job:
+    return tools.job(3)
 
 
 def words(federation: Federation, *options: str) -> list[str]:
@@ -48,9 +54,25 @@ def test_a_run_continues_in_the_other_simulator(tmp_path: Path, job: Job, first:
         assert_same_bits(global_model(federation.directory(0)), federation.simulate())
 
 
+@pytest.mark.parametrize(
+    ("runtime", "case"),
+    [
+        ("MPI simulator", parity.Case("Groups", "2 of 3")),
+        ("MPI simulator", parity.Case("Attackers", "2 of 3")),
+        ("MPI", parity.Case("Groups", "all of 2")),
+    ],
+)
+def test_both_runtimes_end_with_the_simulators_model(
+    tmp_path: Path, tools: parity.Tools, runtime: str, case: parity.Case
+) -> None:
+    """The methods that differ most; ``test_parity.py`` has them all."""
+    simulated = parity.model_hash("simulator", case, tmp_path, tools)
+    assert parity.model_hash(runtime, case, tmp_path, tools) == simulated
+
+
 def test_two_workers_share_five_clients(tmp_path: Path, job: Job) -> None:
     """More clients in a round than workers; what clients keep goes to whichever worker trains them next."""
-    for method, changes in {"fedavg": {}, **KEEPING}.items():
+    for method, changes in KEEPING.items():
         of_a_round = {"client_num_in_total": 7, "client_num_per_round": 5, "comm_round": 2}
         federation = Federation(tmp_path / method, train_args=of_a_round, **SIMULATION, **OVER_MPI, **changes)
         federation.reports = False
@@ -95,11 +117,12 @@ def test_a_run_stopped_in_its_final_evaluation(tmp_path: Path, job: Job, trainin
 )
 @pytest.mark.parametrize("training_type", ["simulation", pytest.param("cross_silo", marks=pytest.mark.slow)])
 def test_a_worker_that_fails_ends_the_job(
-    tmp_path: Path, training_type: str, reason: str, status: int, last_line: str
+    tmp_path: Path, job: Job, training_type: str, reason: str, status: int, last_line: str
 ) -> None:
     """The server and the other worker wait for it, and would do so longer than the test waits for them.
 
     In a simulation the other worker may do several rounds alone before rank 1 is there to take a client, but not all.
+    It is the last test that uses the job.
     """
     rounds = 1000
     deadlines = ("start_deadline", "round_deadline", "server_deadline")
@@ -110,11 +133,10 @@ def test_a_worker_that_fails_ends_the_job(
         "train_args": {"comm_round": rounds},
     }
     federation = Federation(tmp_path / "run", **changes, **OVER_MPI)
-    with Job(tmp_path / "job", 3) as job:
-        for rank in range(3):
-            job.pid(rank)  # all have started
-        job.begin(words(federation))
-        assert job.exit_status() == status, job.output()
+    for rank in range(job.size):
+        job.pid(rank)  # all have started
+    job.begin(words(federation))
+    assert job.exit_status() == status, job.output()
     assert job.said(1).splitlines()[-1] == last_line
     assert "error" not in job.said(0) + job.said(2)
     assert len(federation.rounds()) <= (0 if training_type == "cross_silo" else rounds - 1)

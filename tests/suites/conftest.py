@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +32,33 @@ def plan_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry)
     return make
 
 
-@pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`calfat suite tiny.yaml` in the directory of the test, with a stand-in for ``calfat run`` on one thread."""
-    monkeypatch.chdir(tmp_path)
+def use_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`calfat suite tiny.yaml` in a folder, with a stand-in for ``calfat run`` on one thread."""
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(runner, "PROGRAM", FAKE_RUN)
     monkeypatch.setattr(sys, "argv", ["calfat", "suite", "tiny.yaml"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
+    """The same in the directory of the test."""
+    use_stand_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def all_finished(tmp_path_factory: pytest.TempPathFactory, registry: Registry) -> Path:
+    """The runs of :data:`SUITE`, all finished."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_stand_in(folder, monkeypatch)
+        runner.run_all(make_plan(load_suite(write_suite(folder)), registry), 1, runner.SuiteObserver(), [])
+    return folder / "runs"
+
+
+@pytest.fixture
+def finished(tmp_path: Path, all_finished: Path, stand_in: None) -> None:
+    """The directory of the test has that suite and its finished runs."""
+    write_suite(tmp_path)
+    shutil.copytree(all_finished, tmp_path / "runs")

@@ -79,10 +79,8 @@ def test_the_table_of_a_record_is_shown_without_a_run() -> None:
     assert sorted(path.name for path in Path("runs").rglob("*") if path.is_dir()) == ["suites", "tiny"]
 
 
-@pytest.mark.usefixtures("stand_in")
+@pytest.mark.usefixtures("finished")
 def test_what_ended_without_a_row_gets_it_later() -> None:
-    write_suite(Path(), SUITE)
-    assert calfat("suite", "tiny.yaml").code == 0
     assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0
     assert [(row["cell"], row["tried"], row["seed"], row["state"]) for row in rows()] == [
         (cell, "", seed, "finished") for cell in ("CalFAT", "FedPGD") for seed in ("0", "1")
@@ -93,9 +91,8 @@ def test_what_ended_without_a_row_gets_it_later() -> None:
     ]
 
 
-@pytest.mark.usefixtures("stand_in")
+@pytest.mark.usefixtures("finished")
 def test_a_changed_recipe_is_refused_by_name_and_loses_nothing() -> None:
-    write_suite(Path(), SUITE)
     assert calfat("suite", "tiny.yaml", "--record", "runs.csv").code == 0
     shutil.rmtree("runs")
     before, then = RECORD.read_text(), rows()[0]["recipe"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,7 @@ DAMAGED = "The file is damaged or was changed by hand. Restore it from a copy, o
 FIRST = Path("runs/suites/tiny/{}/seed-0")
 
 
-@pytest.fixture(autouse=True)
-def _stand_in(tmp_path, stand_in):
-    write_suite(tmp_path)
+pytestmark = pytest.mark.usefixtures("finished")
 
 
 @pytest.fixture
@@ -75,7 +74,6 @@ def test_trust_judges_the_rows_that_are_asked_for(judged):
 
 
 def test_what_a_row_says():
-    call()
     said(str(FIRST).format("fedpgd"))
     for left, text in (
         ({"text": "overstated by 10.4 points"}, "overstated by 10.4 points (seed 0)"),
@@ -89,7 +87,6 @@ def test_what_a_row_says():
 
 
 def test_every_form_of_the_table_has_the_verdict():
-    call()
     said(str(FIRST).format("calfat"))
     call()
     folder = Path("runs/suites/tiny")
@@ -101,6 +98,7 @@ def test_every_form_of_the_table_has_the_verdict():
 
 
 def test_a_record_carries_the_verdict_to_another_machine(judged, tmp_path, monkeypatch):
+    shutil.rmtree("runs/suites/tiny/fedpgd")
     call("--record", "record.csv", "--trust", "--only", "CalFAT")
     recorded = list(csv.DictReader(Path("record.csv").read_text().splitlines()))
     assert [(row["cell"], row["seed"], row["verdict"]) for row in recorded] == [
@@ -138,7 +136,6 @@ def test_a_record_without_verdicts_is_read(tmp_path):
 
 
 def test_a_damaged_verdict_is_an_error():
-    call()
     path = Path(str(FIRST).format("calfat")) / "trust.json"
     path.write_text('{"attack": "pgd20", "examples": 9, "finished": true}')
     done = CliRunner().invoke(main, ["suite", "tiny.yaml"])
