@@ -172,10 +172,10 @@ def _state(run: PlannedRun) -> tuple[State, str]:
 
 @lru_cache(1024)
 def _as_started(file: Path, text: str, registry: Registry) -> Mapping[str, Any]:
-    """The recipe that a run was started with: a plan looks at each again and again, and most of it is reading YAML.
+    """The recipe that a run was started with: a plan looks at each again and again, and reading YAML takes long.
 
     Args:
-        text: what is in the file, which is read anew when that has changed.
+        text: what is in the file, so that it is read anew when that has changed.
     """
     return assemble(read_document(file), registry).as_run()
 
