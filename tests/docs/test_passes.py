@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin.experiment import assemble, same_but_rounds
+from calfat_plugin.recipe import read_document
+from calfat_plugin.registry import Registry
 from calfat_plugin.suites.record import read_record
 from tests.docs import passes
 from tests.docs.blocks import check_tables
@@ -32,6 +35,19 @@ def test_the_figures_are_what_the_records_say(data: str, tmp_path: Path, request
     assert NUMBER.split(committed) == NUMBER.split(drawn), "pytest with --update-snapshots draws the figures anew"
     pairs = zip(NUMBER.findall(committed), NUMBER.findall(drawn), strict=True)
     assert all(math.isclose(float(one), float(other), rel_tol=0, abs_tol=0.01) for one, other in pairs)
+
+
+def test_the_recommended_recipe_is_that_of_the_row() -> None:
+    """Beyond which images, and what is measured."""
+    best = next(each for each in passes.candidates() if not each.collapsed)
+    row = passes.rows("fmnist")[f"{best.method}/{best.attack}/{passes.DATA['fmnist']}"]
+    file = passes.ROOT / "recipes" / f"{best.method}_{best.attack}_fmnist.yaml".lower()
+    assert f"`{file.relative_to(passes.ROOT)}`" in passes.PAGE.read_text()
+    shipped = assemble(read_document(file), Registry.load(entry_points=False))
+    other = same_but_rounds(shipped.as_run(), row.runs[0].run.experiment.as_run())
+    measured = ("calfat.evaluators", "calfat.monitor.", "calfat.partition.seed", "data_args.max_test_examples")
+    assert [key for key in other if not key.startswith((*measured, "common_args.random_seed"))] == []
+    assert shipped.train.comm_round == row.runs[0].run.experiment.train.comm_round
 
 
 def test_every_row_of_the_front_is_beaten_by_nothing_cheaper() -> None:
