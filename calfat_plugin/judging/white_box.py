@@ -127,14 +127,15 @@ class Strength(Check):
 
     name, title = "strength", "more steps and restarts"
     weakness = "more steps and restarts break more: PGD-20 was too weak"
+    steps, restarts = (5, 100), 5
 
     def cost(self, examples: int) -> float:
-        return (5 + 100 + 5 * STEPS) * STEP * examples
+        return (sum(self.steps) + self.restarts * STEPS) * STEP * examples
 
     def rows(self, trial: Trial) -> Iterator[Row]:
-        for steps in (5, 100):
+        for steps in self.steps:
             yield trial.attack(f"pgd{steps}", PGD(PGDOptions(steps=steps)))
-        yield trial.attack(f"{CLAIM} x 5", PGD(PGDOptions(steps=STEPS, restarts=5)))
+        yield trial.attack(f"{CLAIM} x {self.restarts}", PGD(PGDOptions(steps=STEPS, restarts=self.restarts)))
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
         if found.claimed is None or not rows:

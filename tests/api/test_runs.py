@@ -18,6 +18,7 @@ from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.request import Request
 from tests.api.test_notebook import RECIPE
 from tests.cli.runner import calfat as command_line
+from tests.report.made import draw_nothing
 from tests.snapshot import TextSnapshot
 
 SECTIONS: dict[str, Any] = parse_document(RECIPE, "small.yaml").data
@@ -26,7 +27,9 @@ TWO = {"train_args.comm_round": 2}
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> calfat.Run:
-    return calfat.run(SECTIONS, seed=3, set=TWO, run_dir=tmp_path_factory.mktemp("runs") / "run", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_nothing(patch)
+        return calfat.run(SECTIONS, seed=3, set=TWO, run_dir=tmp_path_factory.mktemp("runs") / "run", progress=False)
 
 
 @pytest.mark.usefixtures("no_page")

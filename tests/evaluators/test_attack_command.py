@@ -419,7 +419,8 @@ def test_torch_is_not_imported_before_the_arguments_are_known_to_be_good(run_dir
         "plan_run(Path('run'), None, AttackRequest(attacks=('fgsm', 'cw20', 'autoattack')))\n"
         "print(sorted({'torch', 'sklearn', 'matplotlib', 'fedml', 'pyautoattack'} & set(sys.modules)))\n"
     )
-    assert _python("-c", program).stdout == "[]\n"
+    done = subprocess.run([sys.executable, "-c", program], env=_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
 # --- stopping and going on --------------------------------------------------------------------------------------------
@@ -440,7 +441,10 @@ def test_ctrl_c_says_how_to_resume(run_dir, monkeypatch):
     )
 
 
-def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir):
+def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monkeypatch):
+    empty_home = run_dir.resolve().parent / "home"
+    empty_home.mkdir()
+    monkeypatch.setenv("HOME", str(empty_home))
     command = (
         "-m", "calfat_plugin.cli.main", "attack", "run", "--attacks", "autoattack", "--set", "autoattack.iterations=2",
         "--set", "autoattack.queries=10", "--examples", "40", "--batch-size", "8", "--eps", "0.15",
@@ -454,12 +458,10 @@ def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir):
     assert state["position"] >= 1
     assert [path.name for path in attacks.iterdir()] == [".last-unfinished"]
 
-    empty_home = run_dir.resolve().parent / "home"
-    empty_home.mkdir()
-    _python(*command, HOME=str(empty_home))
-    resumed = attacks / "last.json"
-    assert call(*command[3:])[0] == 0
-    whole = attacks / "last-2.json"
+    resumed, whole = attacks / "last.json", attacks / "last-2.json"
+    for file in (resumed, whole):
+        assert call(*command[3:])[0] == 0
+        assert file.exists()
     assert numbers(resumed) == numbers(whole)
     first, again = (
         json.loads(path.read_text())["evaluations"][1]["details"]["sub_attacks"] for path in (resumed, whole)
@@ -481,16 +483,8 @@ def _wait_for_state(folder: Path, process: subprocess.Popen[bytes]) -> dict[str,
         time.sleep(0.01)
 
 
-def _environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **changes}
-
-
-def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *arguments], env=_environment(**environment), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 # --- the console ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A page in headless Chromium: laid out at a width, measured by a script that only the test's copy of it has."""
+"""A page in headless Chromium: laid out at some widths, measured by a script that only the test's copy of it has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,14 @@ _MEASURE = """
 # Chromium's own window is never narrower than 500 pixels, a frame in it can be.
 _FRAME = """<!doctype html><title>frame</title><meta name="color-scheme" content="light dark"><body style="margin: 0">
 <script>
-  addEventListener("message", e => { document.getElementById("measured").textContent = e.data; });
+  const seen = [];
+  addEventListener("message", e => {
+    const frames = [...document.querySelectorAll("iframe")];
+    seen[frames.findIndex(frame => frame.contentWindow === e.source)] = JSON.parse(e.data);
+    document.getElementById("measured").textContent = JSON.stringify(seen);
+  });
 </script>
-<iframe src="copy.html" style="border: 0; width: WIDTHpx; height: HEIGHTpx"></iframe>
+<div style="white-space: nowrap">FRAMES</div>
 <pre id="measured"></pre>
 """
 
@@ -124,38 +130,41 @@ class Seen:
     troubles: list[str]
 
 
-def look(page: Path, width: int, *, dark: bool = False) -> Seen:
-    """Lay ``page`` out at ``width`` CSS pixels and measure it."""
+def look(page: Path, *widths: int, dark: bool = False) -> dict[int, Seen]:
+    """Lay ``page`` out at each width in CSS pixels and measure it; troubles are those at any of them."""
     with tempfile.TemporaryDirectory() as folder:
         source = page.read_text(encoding="utf-8").replace("<head>", f"<head>{_LISTEN}", 1)
         copy = source.replace("</body>", f"{_MEASURE}</body>", 1)
-        done = _browse(Path(folder), copy, width, 900, dark, "--enable-logging=stderr", "--dump-dom")
+        done = _browse(Path(folder), copy, widths, 900, dark, "--enable-logging=stderr", "--dump-dom")
     found = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, flags=re.DOTALL)
     assert found is not None, f"the page was not measured\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
-    seen = Seen(**json.loads(html.unescape(found[1])))
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Seen(**{**vars(seen), "troubles": seen.troubles + said})
+    measured = dict(zip(widths, json.loads(html.unescape(found[1])), strict=True))
+    return {width: Seen(**{**seen, "troubles": seen["troubles"] + said}) for width, seen in measured.items()}
 
 
-def picture(page: Path, width: int, height: int, *, dark: bool = False) -> Image.Image:
-    """The top of ``page`` as it looks at ``width`` CSS pixels."""
+def picture(page: Path, *widths: int, height: int, dark: bool = False) -> Image.Image:
+    """The top of ``page`` as it looks at each width in CSS pixels, side by side."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
-        done = _browse(Path(folder), page.read_text(encoding="utf-8"), width, height, dark, f"--screenshot={file}")
+        source = page.read_text(encoding="utf-8")
+        done = _browse(Path(folder), source, widths, height, dark, f"--screenshot={file}")
         assert file.is_file(), done.stderr[-2000:]
         with Image.open(file) as image:
-            return image.convert("RGB").crop((0, 0, width, height))
+            return image.convert("RGB").crop((0, 0, sum(widths), height))
 
 
 def _browse(
-    folder: Path, source: str, width: int, height: int, dark: bool, *options: str
+    folder: Path, source: str, widths: Sequence[int], height: int, dark: bool, *options: str
 ) -> subprocess.CompletedProcess[str]:
     assert CHROMIUM is not None, 'mark the test with @pytest.mark.needs("chromium")'
     (folder / "copy.html").write_text(source, encoding="utf-8")
     frame = folder / "frame.html"
-    frame.write_text(_FRAME.replace("WIDTH", str(width)).replace("HEIGHT", str(height)), encoding="utf-8")
+    style = f"border: 0; height: {height}px"
+    frames = "".join(f'<iframe src="copy.html" style="{style}; width: {width}px"></iframe>' for width in widths)
+    frame.write_text(_FRAME.replace("FRAMES", frames), encoding="utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder}/profile"]
-    command.append(f"--window-size={max(width, 500) + 40},{height + 100}")
+    command.append(f"--window-size={max(sum(widths), 500) + 40},{height + 100}")
     if dark:
         command.append("--blink-settings=preferredColorScheme=0")
     return subprocess.run([*command, *options, frame.as_uri()], capture_output=True, text=True)

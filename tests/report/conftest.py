@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calfat_plugin.report.charts import Drawing
+from tests.report.made import draw_nothing
 from tests.report.real import RealRun, real_run
 
 
@@ -16,6 +16,5 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> RealRun:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, where the test is about something else."""
-    drawing = Drawing("title", "caption", False, "data:,")
-    monkeypatch.setattr("calfat_plugin.report.charts.render", lambda chart, figures: drawing)
+    """For one test."""
+    draw_nothing(monkeypatch)

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import pytest
+
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
+from calfat_plugin.report.charts import Drawing
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
@@ -29,6 +32,62 @@ calfat:
 """
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 COUNTS = ((10, 0, 0, 4, 1, 7, 0, 0, 3, 0), (0, 8, 2, 0, 0, 0, 5, 6, 0, 9))
+
+FINAL = {"natural": 0.6431, "fgsm": 0.3501, "pgd20": 0.3123}
+REPORTED = "calfat.reported={source: 'arXiv:2205.14926, Table 1', natural: 64.69, pgd20: 31.12}"
+PER_CLASS = {
+    "checkpoint": "last",
+    "round": 4,
+    "class_names": list("abcdefghij"),
+    "evaluators": ["natural", "pgd20"],
+    "methods": {
+        method: [
+            {
+                "client": client,
+                "natural": [0.1 * client + 0.05 * index for index in range(9)] + [None],
+                "pgd20": [0.5] * 10,
+            }
+            for client in range(2)
+        ]
+        for method in ("calfat", "fedgairat")
+    },
+}
+TSNE = {
+    "checkpoint": "last",
+    "round": 4,
+    "perplexity": 30.0,
+    "seed": 0,
+    "class_names": list("abcdefghij"),
+    "labels": [0, 1, 2] * 4,
+    "points": [[float(i), float(-i)] for i in range(12)],
+}
+PROFILE = {
+    "method": "calfat",
+    "parts": [
+        {
+            "name": f"round {number}",
+            "seconds": 2.0,
+            "spans": [
+                {"path": ["training", "attack"], "seconds": 1.0, "calls": 10},
+                {"path": ["training"], "seconds": 1.5, "calls": 2},
+                {"path": [], "seconds": 1.5, "calls": 2},
+            ],
+        }
+        for number in range(1, 5)
+    ],
+}
+ATTACKS = {
+    "run": "runs/made/0-x",
+    "checkpoint": "runs/made/0-x/checkpoints/best-robust.safetensors",
+    "round": 3,
+    "selected_on": "test split, pgd20 (test-selected)",
+    "evaluations": [
+        {"label": label, "accuracy": value, "accuracy_release": value + 0.01, "num_examples": 359, "seconds": 2.0}
+        | {"settings": {"norm": "linf", "eps": eps} if eps else {}}
+        for label, eps, value in [("natural", "", 0.8), ("cw20", "0.05", 0.61), ("cw20", "0.1", 0.4321)]
+    ],
+    "alarms": [{"code": "flattened-logits", "text": "CW leaves fewer."}],
+}
 
 
 def experiment(*overrides: str, name: str = "made.yaml", recipe: str = RECIPE) -> Experiment:
@@ -124,6 +183,28 @@ def made_run(
         evaluations = tuple(evaluation(label, accuracy).with_worst_clients(counts) for label, accuracy in final.items())
         writer.run_finished(RunResult(evaluations, len(values), 12.5))
     return path
+
+
+def full_run(path: Path, *overrides: str) -> Path:
+    """A run with everything that a page can show."""
+    made_run(path, REPORTED, *overrides, final=FINAL)
+    change_json(path / "results.json", alarms=[{"code": "aa-above-pgd", "text": "AutoAttack <above> PGD."}])
+    (path / "attacks").mkdir()
+    (path / "attacks" / "just-begun.json").touch()
+    again = {**ATTACKS, "evaluations": ATTACKS["evaluations"][:2], "alarms": []}
+    extras = {"per_class.json": PER_CLASS, "tsne.json": TSNE, "profile.json": PROFILE}
+    extras["attacks/best-robust.json"] = ATTACKS
+    extras["attacks/best-robust-2.json"] = again
+    for name, content in extras.items():
+        (path / name).write_text("{}")
+        change_json(path / name, **content)
+    return path
+
+
+def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without figures, where the test is about something else."""
+    drawing = Drawing("title", "caption", False, "data:,")
+    monkeypatch.setattr("calfat_plugin.report.charts.render", lambda chart, figures: drawing)
 
 
 def change_json(path: Path, **values: object) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from calfat_plugin.report import theme, write_comparison
-from tests.report.browser import look, picture
-from tests.report.made import made_run
+from calfat_plugin.report import theme, write_comparison, write_run_report
+from tests.report.browser import Seen, look, picture
+from tests.report.made import full_run, made_run
 from tests.report.pages import Page
-from tests.report.real import RealRun
 
 pytestmark = pytest.mark.needs("chromium")
-WIDTHS = (390, 768, 1280)
+WIDTHS = (390, 768, 1280, 1920)
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +37,35 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(real: RealRun, wide: Path) -> dict[str, Path]:
-    """The page that a real run wrote at its end, and the wide one."""
-    return {"run": real.directory / "report.html", "comparison": wide}
+def pages(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a run with all that a page can show, and the wide one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calfat_plugin.report.charts.FORMATS", {})
+        return {"run": write_run_report(full_run(tmp_path_factory.mktemp("run") / "made")), "comparison": wide}
+
+
+Look = Callable[[str, bool], dict[int, Seen]]
+
+
+@pytest.fixture(scope="module")
+def seen(pages: dict[str, Path]) -> Look:
+    """A page at each width, light or dark: a browser starts once for all widths."""
+    return functools.cache(lambda which, dark: look(pages[which], *WIDTHS, dark=dark))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["run", "comparison"])
-def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]) -> None:
-    seen = look(pages[which], width)
-    assert seen.inner == width
-    assert seen.scroll == width
-    assert seen.outside == []
-    assert seen.troubles == []
-    assert seen.fetched == []
-    assert seen.broken == 0
-    assert seen.bare == []
-    assert len(seen.figures) == len(Page.read(pages[which]).all("figure")) >= 4
-    for figure in seen.figures:
+def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path], seen: Look) -> None:
+    page = seen(which, False)[width]
+    assert page.inner == width
+    assert page.scroll == width
+    assert page.outside == []
+    assert page.troubles == []
+    assert page.fetched == []
+    assert page.broken == 0
+    assert page.bare == []
+    assert len(page.figures) == len(Page.read(pages[which]).all("figure")) >= 4
+    for figure in page.figures:
         left, wide, right, high = figure["box"]
         assert left >= 0
         assert right <= width
@@ -63,17 +75,21 @@ def test_a_page_fits_and_is_whole(which: str, width: int, pages: dict[str, Path]
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_table_that_goes_on_beyond_the_edge_has_a_shadow_there(dark: bool, wide: Path) -> None:
+def test_a_table_that_goes_on_beyond_the_edge_has_a_shadow_there(
+    dark: bool, pages: dict[str, Path], seen: Look
+) -> None:
     paper = theme.PAPER.dark if dark else theme.PAPER.light
-    for width, goes_on in ((390, True), (1920, False)):
-        table = look(wide, width, dark=dark).tables[0]
+    narrow, *_, broad = WIDTHS
+    tables = {width: seen("comparison", dark)[width].tables[0] for width in (narrow, broad)}
+    lowest = max(int(table["top"]) + int(table["height"]) for table in tables.values())
+    image = picture(pages["comparison"], narrow, broad, height=lowest + 50, dark=dark)
+    for width, table in tables.items():
         assert table["name"] == "Results"
-        assert (table["hidden"] > 0) is goes_on
-        top, height = int(table["top"]), int(table["height"])
-        image = picture(wide, width, top + height + 50, dark=dark)
-        edge = [image.getpixel((int(table["right"]) - 2, y)) for y in range(top + 2, top + height - 2)]
+        assert (table["hidden"] > 0) is (width == narrow)
+        top, height, left = int(table["top"]), int(table["height"]), 0 if width == narrow else narrow
+        edge = [image.getpixel((left + int(table["right"]) - 2, y)) for y in range(top + 2, top + height - 2)]
         plain = sum(rgb(paper) == f"rgb{pixel}" for pixel in edge) / len(edge)
-        assert plain < 0.1 if goes_on else plain > 0.8  # lines between rows reach the edge
+        assert plain < 0.1 if width == narrow else plain > 0.8  # lines between rows reach the edge
 
 
 def rgb(colour: str) -> str:
@@ -81,8 +97,8 @@ def rgb(colour: str) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_page_follows_the_reader_into_the_dark(dark: bool, pages: dict[str, Path]) -> None:
-    seen = look(pages["run"], 1280, dark=dark)
+def test_a_page_follows_the_reader_into_the_dark(dark: bool, seen: Look) -> None:
+    page = seen("comparison", dark)[1280]
     mode = "dark" if dark else "light"
-    assert (seen.background, seen.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
-    assert {figure["filter"] for figure in seen.figures} == {theme.DARK_FILTER if dark else "none"}
+    assert (page.background, page.color) == (rgb(getattr(theme.PAPER, mode)), rgb(getattr(theme.TEXT, mode)))
+    assert {figure["filter"] for figure in page.figures} == {theme.DARK_FILTER if dark else "none"}

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "a", final=FINAL)
+    run = made_run(tmp_path / "a")
     home = tmp_path / "home"
     home.mkdir()
     code = (
@@ -157,6 +157,17 @@ def test_many_long_names_leave_a_figure_its_room(tmp_path: Path) -> None:
     words = " ".join("".join(text.itertext()) for text in svg.iter("{http://www.w3.org/2000/svg}text"))
     assert all(name in words for name in names)
     assert float(svg.attrib["height"].removesuffix("pt")) > 72 * 2.6 + 32 * 9  # two rows each, nine points high
+
+
+def test_the_files_of_a_figure_are_the_same_twice(tmp_path: Path) -> None:
+    chart = Chart("lines", "Lines", "", 2.6, lines("a", "b"))
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    assert render(chart, folders[0]) == render(chart, folders[1])
+    first, second = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders)
+    assert first == second
+    assert first.keys() == {"lines.svg", "lines.pdf", "lines.png"}
 
 
 @pytest.mark.filterwarnings("error")
