@@ -80,6 +80,32 @@ def test_a_bad_recipe_is_refused_without_importing_the_host(tmp_path: Path) -> N
 
 
 LINES = [["version"], ["run", "list", "--help"], ["--help"], ["run", "lsit"]]
+BETWEEN = "\nWithout a recipe, fedml run is FedML's own command:\n\n"
+
+
+def test_the_host_gets_what_was_typed(tmp_path: Path) -> None:
+    """A stand-in for the host, whose import takes some six seconds."""
+    (tmp_path / "fedml" / "cli").mkdir(parents=True)
+    for file, text in (
+        ("__init__.py", ""),
+        ("cli/__init__.py", ""),
+        ("cli/cli.py", "import sys\n\ndef cli():\n    print('host:', *sys.argv[1:])\n"),
+    ):
+        (tmp_path / "fedml" / file).write_text(text)
+    program = (
+        "import sys\n"
+        "from calfat_plugin.cli.fedml import main\n"
+        f"for line in {[*LINES, ['run', '--help']]}:\n"
+        "    sys.argv = ['fedml', *line]\n"
+        "    main()\n"
+    )
+    ended = python(program, cwd=tmp_path, path=(tmp_path,))
+    assert (ended.code, ended.err) == (0, "")
+    forwarded = "".join(f"host: {' '.join(line)}\n" for line in LINES)
+    assert ended.out.startswith(f"{forwarded}Usage: fedml run [OPTIONS] RECIPE\n")
+    assert ended.out.endswith(f"{BETWEEN}host: run --help\n")
+
+
 ANSWERS = """
 import contextlib, io, json, os, sys
 from calfat_plugin.cli.fedml import main
@@ -109,6 +135,7 @@ print(json.dumps([sorted(options), sorted(run.commands)]))
 """.replace("LINES", repr(LINES))
 
 
+@pytest.mark.slow
 def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
     """Two processes, but fedml is imported once, because that takes some six seconds."""
     ended = python(ANSWERS, cwd=tmp_path, HOME=str(tmp_path))
@@ -117,7 +144,7 @@ def test_the_host_s_commands_answer_as_the_host_s_own(tmp_path: Path) -> None:
     assert answers == host
     assert known == [sorted(fedml._HOST_OPTIONS), sorted(fedml._HOST_COMMANDS)]
     assert (code, error) == (0, "")
-    recipes, between, run = shown.partition("\nWithout a recipe, fedml run is FedML's own command:\n")
+    recipes, between, run = shown.partition(BETWEEN)
     assert between
     assert recipes.startswith("Usage: fedml run [OPTIONS] RECIPE\n")
     assert "Resume the newest unfinished run of this recipe" in recipes

@@ -114,8 +114,11 @@ def test_texts_as_windows_writes_them(encoding: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [("check", str(RECIPE)), ("plugins",), ("--help",)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(("check", str(RECIPE)), ""), (("check", str(RECIPE)), "1"), (("plugins",), ""), (("--help",), "1")],
+    ids=lambda value: value[0] if isinstance(value, tuple) else value,
+)
 def test_an_output_that_cannot_be_written_is_an_error(arguments: tuple[str, ...], unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -17,7 +17,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
-from tests.cli.runner import COMMAND, ROOT, python
+from tests.cli.runner import ROOT, calfat
 from tests.docs.pages import DOCS
 
 PAGE, README = DOCS / "results.md", ROOT / "README.md"
@@ -64,7 +64,7 @@ def published(name: str) -> Published:
     with tempfile.TemporaryDirectory() as folder:
         suite, record = str(ROOT / "suites" / f"{name}.yaml"), str(DOCS / "results" / f"{name}_runs.csv")
         shown = ("--record", record, "--table", "--json", "--out", folder)
-        ended = python(COMMAND, "suite", suite, *shown, cwd=Path(folder))
+        ended = calfat("suite", suite, *shown)
         assert ended.code == 0, ended.err
         first, _, *others = map(rows, TABLE.findall((Path(folder) / f"{name}.md").read_text(encoding="utf-8")))
     found = json.loads(ended.out)

@@ -93,7 +93,9 @@ def test_the_verdicts_are_pyautoattacks_on_digits(
     assert 0 < sum(verdicts) < int(task.clean_correct.sum())
 
 
-@pytest.mark.parametrize(("norm", "targets"), [("linf", 9), ("l2", 2), ("l1", 2)])
+@pytest.mark.parametrize(
+    ("norm", "targets"), [("linf", 9), *(pytest.param(norm, 2, marks=pytest.mark.slow) for norm in ("l2", "l1"))]
+)
 def test_the_verdicts_are_pyautoattacks_on_colour_images(
     norm, targets, colour_model, colour_digits, make_task, tmp_path, monkeypatch
 ):
