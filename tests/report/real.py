@@ -44,11 +44,19 @@ def real_run(folder: Path) -> RealRun:
     return RealRun(folder / "run", home, done.stdout, done.stderr)
 
 
+PROGRAM = """
+from calfat_plugin.cli.main import main
+from calfat_plugin.report import charts
+charts.FORMATS.clear()
+main(prog_name="calfat")
+"""
+
+
 def calfat(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``calfat`` in a process of its own."""
+    """``calfat`` in a process of its own, with figures on the page and none beside it."""
     environment = bare(HOME=str(home), LANG="C.UTF-8", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     return subprocess.run(
-        [sys.executable, "-m", "calfat_plugin.cli.main", *arguments],
+        [sys.executable, "-c", PROGRAM, *arguments],
         env=environment,
         cwd=home.parent,
         capture_output=True,

@@ -32,10 +32,13 @@ from tests.snapshot import TextSnapshot
 FROZEN = "train_args.learning_rate=1e-12"  # a local epoch leaves the model as it was
 
 
+SMALL = "data_args.max_train_examples=500"
+
+
 def run_with_model(path: Path, *overrides: str) -> Path:
     """A run directory whose last checkpoint is an untrained model."""
-    made_run(path, *overrides)
-    run = experiment(*overrides)
+    made_run(path, SMALL, *overrides)
+    run = experiment(SMALL, *overrides)
     model = run.build_model(run.load_dataset(), run.build_trainer())
     save_checkpoint(RunDirectory(path).last_checkpoint, Snapshot(round=4, global_state=dict(model.state_dict())), {})
     return path
@@ -78,7 +81,7 @@ def test_clients_begin_with_what_they_kept_if_the_method_is_the_run_s_own(
 
 def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(frozen: Path) -> None:
     content = compare(frozen, "calfat", "fedgairat")
-    run = experiment(FROZEN)
+    run = experiment(SMALL, FROZEN)
     dataset = run.load_dataset()
     expected = measure(
         run.build_model(dataset, run.build_trainer()).eval(),
