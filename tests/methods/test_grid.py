@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from calfat_plugin import entries
+from calfat_plugin.errors import RecipeError
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import describe_options
 from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.testing.federation import check_federation
+from calfat_plugin.testing.tiny import tiny_experiment
 from tests.methods.helpers import Federation, experiment, registry, same_bits
 
 METHODS = [method for method, _ in registry().offers(entries.TrainerEntry)]
@@ -47,8 +50,7 @@ def test_every_cell_runs_two_rounds(method, loss, aggregator):
     trainer = {"name": method} if loss is None else {"name": method, "loss": loss}
     if method == "fedlat":
         trainer["clean_rounds"] = 1
-    options = describe_options(registry().find(entries.AggregatorEntry, aggregator)[0].config)
-    wanted = {"f": 0} if "f" in {info.name for info in options} else {}
+    wanted = {"f": 0} if "f" in options_of(aggregator) else {}
     federation = Federation(experiment(trainer, {"name": aggregator, **wanted}))
     before = federation.server.state
     for _ in range(2):
@@ -59,6 +61,29 @@ def test_every_cell_runs_two_rounds(method, loss, aggregator):
     after = federation.server.state
     assert all(tensor.isfinite().all() for tensor in after.values())
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregator", [aggregator.name for aggregator in AGGREGATORS])
+@pytest.mark.parametrize("inner", registry().names(entries.InnerAttackEntry))
+@pytest.mark.parametrize("method", [method.name for method in METHODS])
+def test_every_attack_of_training_goes_with_every_method_and_aggregator(method, inner, aggregator):
+    """Two rounds, and the same bits when they are resumed. By default, ``test_remembering_attacks.py`` has some."""
+    if (method, None, aggregator) not in CELLS and (method, "plain", aggregator) not in CELLS:
+        pytest.skip("they conflict")
+    early = {"fedlat": {"clean_rounds": 1}, "fedgairat": {"weighting": "discrete"}}.get(method, {})
+    robust = {"f": 0} if "f" in options_of(aggregator) else {}
+    threat = {"eps": "0.1", "inner": inner}
+    chosen = {"trainer": {"name": method, **early}, "aggregator": {"name": aggregator, **robust}, "threat": threat}
+    if (method, inner) == ("fedawp", "free"):
+        with pytest.raises(RecipeError, match="has its own `backward`, which 'free' leaves no place for"):
+            tiny_experiment(registry(), **chosen)
+    else:
+        check_federation(tiny_experiment(registry(), **chosen))
+
+
+def options_of(aggregator):
+    return {info.name for info in describe_options(registry().find(entries.AggregatorEntry, aggregator)[0].config)}
 
 
 def test_a_method_conflicts_with_one_aggregator_at_most():

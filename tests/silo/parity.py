@@ -38,7 +38,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
         "aggregator": {"name": "scaffold"},
         "clients": [
             {"ids": 0, "trainer": {"name": "standard", "awp": {"warmup": 1}, "label_smoothing": 0.1}, "epochs": 2},
-            {"smallest": 1, "threat": {"eps": 0.05}, "learning_rate": 0.02},
+            {"smallest": 1, "threat": {"eps": 0.05, "inner": {"name": "atas", "warmup": 1}}, "learning_rate": 0.02},
         ],
         "ema": {"decay": 0.5},
     },
