@@ -144,7 +144,15 @@ def matplotlib_at_hand() -> Iterator[Any]:
     """matplotlib itself, with its font cache in a temporary folder unless it has a place already."""
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "matplotlib"
     has_place = "matplotlib" in sys.modules or os.environ.get("MPLCONFIGDIR") or any(usual.glob("fontlist-*.json"))
+    quiet = {
+        "fontTools": logging.WARNING,  # at the level of a run's log, it has a line for each table of a font
+        "matplotlib.font_manager": logging.ERROR,  # on a slow machine, it says in each run that it looks for fonts
+    }
     with ExitStack() as stack:
+        for name, level in quiet.items():
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(level)
         if not has_place:
             os.environ["MPLCONFIGDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="calfat-"))
             stack.callback(os.environ.pop, "MPLCONFIGDIR")
@@ -155,9 +163,6 @@ def matplotlib_at_hand() -> Iterator[Any]:
 
             matplotlib.get_cachedir()
             matplotlib.get_configdir()
-        fonts = logging.getLogger("fontTools")  # at the level of a run's log, it has a line for each table of a font
-        stack.callback(fonts.setLevel, fonts.level)
-        fonts.setLevel(logging.WARNING)
         yield matplotlib
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, legend_name, render
+from calfat_plugin.report.charts import Chart, legend_name, matplotlib_at_hand, render
 from tests.environment import bare
 from tests.report.made import made_run
 from tests.snapshot import TextSnapshot
@@ -145,6 +146,21 @@ def test_drawing_leaves_an_empty_home_empty_and_needs_no_torch(tmp_path: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert list(home.iterdir()) == []
     assert (run / "figures" / "learning_curves.svg").exists()
+
+
+def test_libraries_do_not_speak_while_we_draw(caplog: pytest.LogCaptureFixture) -> None:
+    """matplotlib says after five seconds that it looks for fonts: on a slow machine, at the end of each run."""
+
+    def speak() -> list[str]:
+        caplog.clear()
+        logging.getLogger("matplotlib.font_manager").warning("looking for fonts")
+        logging.getLogger("fontTools.subset").info("a table")
+        return caplog.messages
+
+    caplog.set_level(logging.INFO)
+    with matplotlib_at_hand():
+        assert speak() == []
+    assert speak() == ["looking for fonts", "a table"]
 
 
 @pytest.mark.filterwarnings("error")
