@@ -57,10 +57,10 @@ def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of this process lists figures that nobody has drawn, which would take most of its time."""
-    from calfat_plugin.report import charts
+    """Pages of this process list figures that nobody has drawn."""
+    from tests.report.made import draw_nothing
 
-    monkeypatch.setattr(charts, "render", lambda chart, _: charts.Drawing(chart.title, chart.caption, False, ""))
+    draw_nothing(monkeypatch)
 
 
 @pytest.hookimpl(tryfirst=True)

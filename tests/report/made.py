@@ -15,7 +15,7 @@ from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
-from calfat_plugin.report.charts import Drawing
+from calfat_plugin.report import charts
 from calfat_plugin.results import EvaluationResult, RoundRecord, RunResult
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.writer import RunWriter
@@ -202,9 +202,8 @@ def full_run(path: Path, *overrides: str) -> Path:
 
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, where the test is about something else."""
-    drawing = Drawing("title", "caption", False, "data:,")
-    monkeypatch.setattr("calfat_plugin.report.charts.render", lambda chart, figures: drawing)
+    """Pages of this process list figures that nobody has drawn, which would take most of their time."""
+    monkeypatch.setattr(charts, "render", lambda chart, _: charts.Drawing(chart.title, chart.caption, False, "data:,"))
 
 
 def change_json(path: Path, **values: object) -> None:

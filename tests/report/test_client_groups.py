@@ -78,7 +78,7 @@ def test_curves_have_a_line_a_group(tmp_path: Path) -> None:
     assert drawn[0].caption == "Mean over each group's clients of a round. Last: liars 2.5, weak 1.25, others 0.5."
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: Path) -> None:
     run = grouped(tmp_path)
     results = run.results["evaluations"][0] | {"worst_clients": {"accuracy": 0.25, "ids": [2, 5]}}
@@ -91,7 +91,7 @@ def test_the_page_marks_attackers_and_the_groups_of_the_worst_clients(tmp_path: 
     assert "Measured by the evaluator group" not in page
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_without_groups_has_no_such_rows(tmp_path: Path) -> None:
     run = read_run(made_run(tmp_path / "run", final={"natural": 0.5}))
     assert (members(run), groups_table(run), with_groups(run)) == ({}, [], ())

@@ -173,7 +173,7 @@ def test_whom_a_model_fails_is_in_a_table_of_its_own(run_page: Path) -> None:
     assert "round natural % pgd20 % natural, worst class % natural, worst clients % pgd20, worst class %" in text
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> None:
     path = made_run(tmp_path / "a", final={"natural": 0.5, "personalised": 0.25})
     natural, personalised = json.loads((path / "results.json").read_text())["evaluations"]
@@ -186,7 +186,7 @@ def test_personalised_accuracies_are_in_a_table_of_their_own(tmp_path: Path) -> 
     ) in Page.read(write_run_report(path)).text
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_across_silos_nothing_is_known_of_clients(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", final={"natural": 0.5}, counts=()))).text
     assert "worst clients % clients natural 50.00 41.00 zero \N{EN DASH} \N{EN DASH} Whom" in text
@@ -246,7 +246,7 @@ def test_secrets_stay_in_the_run_directory(bare_page: Path) -> None:
     assert "tracking_args.wandb_key=…" in source
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_is_not_finished_says_so(tmp_path: Path) -> None:
     text = Page.read(write_run_report(made_run(tmp_path / "a", "train_args.comm_round=9"))).text
     assert "This run is not finished. 4 of 9 rounds are done; the final evaluation is not there yet." in text

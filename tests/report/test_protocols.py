@@ -167,7 +167,7 @@ def test_what_is_no_list_of_methods_is_refused(text: str, snapshot: TextSnapshot
         parse_picks(text, "--methods")
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_the_command_writes_the_numbers_and_the_page(frozen: Path) -> None:
     result = CliRunner().invoke(
         main,

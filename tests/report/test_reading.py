@@ -191,7 +191,7 @@ def test_a_recipe_that_no_run_wrote_is_refused_with_its_place(tmp_path: Path) ->
     assert str(caught.value) == f"{recipe}:{line}: train_args.comm_round: {what}"
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_whose_plugins_are_not_installed_still_has_its_page(tmp_path: Path) -> None:
     """Its options are shown as they are written; nothing of the plugin is asked."""
     path = made_run(tmp_path / "a")

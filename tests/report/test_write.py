@@ -34,14 +34,14 @@ def calfat(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_one_run_gets_its_page_where_it_is(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     assert calfat("report", str(run)) == (0, f"report: {run / 'report.html'}\n")
     assert "<h1>" in (run / "report.html").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_folder_of_runs_gets_a_comparison(tmp_path: Path) -> None:
     for seed in (0, 1):
         made_run(tmp_path / "study" / str(seed), f"common_args.random_seed={seed}", final=FINAL)
@@ -49,7 +49,7 @@ def test_a_folder_of_runs_gets_a_comparison(tmp_path: Path) -> None:
     assert "1 setting, 2 runs" in (tmp_path / "study" / "report.html").read_text()
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_several_runs_go_to_the_working_directory_or_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_several_runs_go_to_the_working_directory_or_where_asked(
     assert sorted(path.name for path in Path("pages").iterdir()) == ["two.html", "two_figures"]
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 def test_a_page_that_is_not_ours_is_kept(tmp_path: Path, snapshot: TextSnapshot) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     (run / "report.html").write_text("<h1>my thesis</h1>")
@@ -78,7 +78,7 @@ def test_a_page_that_is_not_ours_is_kept(tmp_path: Path, snapshot: TextSnapshot)
 
 
 def test_a_report_that_fails_leaves_the_older_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     before = write_run_report(run).read_bytes()
@@ -93,7 +93,7 @@ def test_a_report_that_fails_leaves_the_older_one(
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("leads_somewhere", [True, False])
 def test_a_link_in_the_place_of_the_figures_is_not_followed(tmp_path: Path, leads_somewhere: bool) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
@@ -111,7 +111,7 @@ def test_a_link_in_the_place_of_the_figures_is_not_followed(tmp_path: Path, lead
 
 
 def test_runs_that_have_not_begun_are_left_out_with_a_word(
-    tmp_path: Path, undrawn: None, snapshot: TextSnapshot
+    tmp_path: Path, no_figures: None, snapshot: TextSnapshot
 ) -> None:
     for seed in (0, 1):
         made_run(tmp_path / str(seed), f"common_args.random_seed={seed}", final=FINAL)
@@ -208,7 +208,7 @@ def lines(*names: str) -> Callable[[Figure], None]:
 
 
 def test_a_page_after_the_results_fails_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     assert try_report(lambda: write_run_report(run), run, pytest.fail) == run / "report.html"
