@@ -10,6 +10,7 @@ from calfat_plugin import __version__
 from calfat_plugin.recipe.schema import HOSTS
 from calfat_plugin.report import theme
 from calfat_plugin.report.charts import Drawing
+from calfat_plugin.report.numbers import counted
 from calfat_plugin.report.reading import RunFiles
 
 if TYPE_CHECKING:
@@ -82,12 +83,13 @@ def environment(run: RunFiles) -> dict[str, Any] | None:
     found = run.environment
     if not found:
         return None
-    device = found.get("gpu") or found.get("device")
+    words = (("threads", "thread"), ("cpu_count", "core"))
+    counts = [counted(found[key], one) for key, one in words if isinstance(found.get(key), int)]
     versions = {name: version for name, version in (found.get("versions") or {}).items() if version}
     host = HOSTS.get(str(found.get("host")))
     machine = {
         "Host": f"{host.title} {versions.get(host.distribution, '')}" if host else None,
-        "Device": f"{device}, {found.get('threads')} threads, {found.get('cpu_count')} cores",
+        "Device": ", ".join((str(found.get("gpu") or found.get("device")), *counts)),
         "System": f"Python {found.get('python')}, {found.get('platform')}",
         "Commit": found.get("commit"),
         "Plugins": ", ".join(map(str, found.get("plugins") or ())),

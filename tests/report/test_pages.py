@@ -235,6 +235,7 @@ def test_what_was_run_and_what_is_owed(run_page: Path) -> None:
     assert "calfat with fedavg on digits (dirichlet, β = 0.1): 2 clients, 4 rounds, seed 0" in text
     assert "Threat linf, ε = 0.1, 2 training steps of ε/2" in text
     assert "@inproceedings{chen2022calfat" in text
+    assert "cpu, 1 thread, 2 cores" in text
     assert "torch 2.13.0" in text
     assert "mpi4py" not in text
 
