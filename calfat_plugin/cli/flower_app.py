@@ -7,6 +7,7 @@ where it keeps what never leaves it (``folder``), and may say where its data are
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import shlex
@@ -23,7 +24,7 @@ from flwr.superlink.grid import InMemoryGrid
 from rich.console import Console
 
 from calfat_plugin.cli.progress import choose_progress
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import fingerprint
 from calfat_plugin.host.flower.client import any_client, app_that
@@ -57,7 +58,20 @@ def server_app(folder: Path) -> ServerApp:
 
     app = ServerApp()
     app.main()(main)
+    logging.getLogger("flwr").addFilter(_without_traceback)
     return app
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Keep from Flower's log the traceback, with an error or after it, of one that says itself what to do."""
+    error = (record.exc_info or sys.exc_info())[1]
+    while error is not None and not isinstance(error, CalfatError):
+        error = error.__cause__
+    if error is None:
+        return True
+    if record.exc_info:
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error}", (), None
+    return not record.getMessage().startswith("Traceback ")
 
 
 def client_app(folder: Path) -> ClientApp:

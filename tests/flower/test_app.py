@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +14,7 @@ import pytest
 import tomllib
 from flwr.app import Context, Message, RecordDict
 
-from calfat_plugin.errors import HostError
+from calfat_plugin.errors import HostError, RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower import server as flower_server
@@ -132,6 +134,32 @@ def test_a_node_with_another_recipe_is_named(app: ModuleType, tmp_path: Path, sn
     with pytest.raises(HostError) as refused:
         run(app, grid)
     snapshot(str(refused.value))
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("error", [RunError("no 5 of 7"), RuntimeError("a bug of ours")], ids=["to mend", "bug"])
+def test_flower_logs_a_traceback_of_bugs_alone(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """As its SuperLink's process and its simulation do, of which the latter raises another error from ours."""
+    logger = logging.getLogger("flwr")
+    logger.error("%s raised an exception", "ServerApp", exc_info=error)
+    try:
+        try:
+            raise error
+        except Exception as ours:
+            logger.error("An exception occurred !! %s", ours)
+            logger.error(traceback.format_exc())
+            raise RuntimeError("An error was encountered.") from ours
+    except RuntimeError as ended:
+        logger.error("Simulation raised an exception", exc_info=ended)
+    assert f"An exception occurred !! {error}" in caplog.messages
+    if isinstance(error, RunError):
+        assert caplog.messages == [
+            "ServerApp raised an exception: no 5 of 7",
+            "An exception occurred !! no 5 of 7",
+            "Simulation raised an exception: no 5 of 7",
+        ]
+    else:
+        assert caplog.text.count("Traceback (most recent call last)") >= 3
 
 
 def test_the_server_says_who_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: ModuleType) -> None:

@@ -38,6 +38,7 @@ def test_a_node_that_is_killed_ends_the_run_which_resumes_to_the_same_bits(tmp_p
         run.wait(TIMEOUT)
         said = nodes.said("run")
         assert "client 1 has not answered; Flower says: " in said, said
+        assert "Traceback" not in said, said
         assert not (nodes.run_directory / "results.json").exists()
         nodes.start(1)
         said = nodes.run("--run-config", "resume=true")
