@@ -23,7 +23,7 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
     points: Sequence[Mapping[str, Any]] = front.get("points", ())
     if len(points) < 2:
         return None
-    curves = list(dict.fromkeys(str(point["curve"]) for point in points))
+    curves = sorted({str(point["curve"]) for point in points})  # a colour each, whatever the cost
     best = [point for point in points if point["on_front"]]
 
     def draw(figure: Figure) -> None:

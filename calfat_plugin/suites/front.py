@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class Point:
     Attributes:
         curve: its label of the axis that the figure tells apart.
         name: its other labels.
-        cost: the mean over finished seeds, in the metric's unit.
+        cost: the mean over finished seeds, in the metric's unit, or what else was asked for.
         reached: the accuracy; of a run that failed or was lost it is 0.
         on_front: whether no row that costs at most as much has a higher mean.
     """
@@ -31,15 +31,21 @@ class Point:
     on_front: bool
 
 
-def points(summary: SuiteSummary) -> list[Point]:
-    """The rows that have both, from cheap to dear; none without the section ``front``."""
+def points(summary: SuiteSummary, cost_of: Callable[[CellSummary], float] | None = None) -> list[Point]:
+    """The rows that have both, from cheap to dear; none without the section ``front``.
+
+    Args:
+        summary: of the suite.
+        cost_of: a row's cost in the place of that section's.
+    """
     suite, front = summary.suite, summary.suite.front
     if front is None:
         return []
     place = list(suite.axes).index(front.curve)
     found = []
     for row in summary.cells:
-        cost, reached = row.scores[front.cost].mean, Score(dict(values_of(row, front.reached)))
+        cost = row.scores[front.cost].mean if cost_of is None else cost_of(row)
+        reached = Score(dict(values_of(row, front.reached)))
         if cost is not None and reached.mean is not None:
             found.append((cost, reached.mean, row, reached))
 

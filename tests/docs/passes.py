@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from calfat_plugin.maths.intervals import Difference, holm, paired, paired_p_value
 from calfat_plugin.registry import Registry
@@ -22,6 +24,7 @@ from tests.docs.blocks import Table
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "passes.md"
 DATA = {"digits": "40 rounds", "fmnist": "30 rounds"}  # to the label of all rounds
+COSTS = ("passes", "seconds")
 METHODS, ONE_STEP, MANY = ("FedPGD", "CalFAT"), "N-FGSM", "PGD-10"
 ALLOWED = 0.01  # of AutoAttack accuracy: the loss that is to be excluded
 PAIRS = 5  # of a row that may be recommended, on each data set
@@ -42,13 +45,39 @@ def rows(data: str) -> dict[str, CellSummary]:
     return {row.cell.name: row for row in summary(data).cells if row.finished}
 
 
-def figure(data: str, folder: Path) -> str:
+@functools.cache
+def seconds_a_round() -> Mapping[str, Mapping[str, Any]]:
+    """Data set to method and attack to what ``benchmarks.passes`` measured."""
+    content = json.loads((ROOT / "docs" / "results" / "passes_seconds.json").read_text(encoding="utf-8"))
+    numbers: Mapping[str, Mapping[str, Any]] = content["numbers"]
+    return numbers
+
+
+def seconds(data: str, row: CellSummary) -> float:
+    """Of training, without what is evaluated."""
+    method, attack, rounds = row.cell.labels
+    return float(seconds_a_round()[data][f"{method}/{attack}"]["median"]) * int(rounds.split()[0])
+
+
+def megabytes_a_round(data: str) -> float:
+    """That all clients send; the same for every row, but for some bytes."""
+    sent = {
+        mean / int(row.cell.labels[2].split()[0]) / 1e6
+        for row in rows(data).values()
+        if (mean := row.scores["bytes_up"].mean) is not None
+    }
+    assert max(sent) - min(sent) < 1e-3
+    return max(sent)
+
+
+def figure(data: str, cost: str, folder: Path) -> str:
     """Every row with its interval, drawn as on the suite's page; an SVG, whose files are left in ``folder``."""
     suite = summary(data).suite
     assert suite.front is not None
-    chart = front_chart(as_json(suite.front, suite.metrics, points(summary(data))))
+    found = points(summary(data), None if cost == "passes" else functools.partial(seconds, data))
+    chart = front_chart(as_json(suite.front, {**suite.metrics, suite.front.cost: cost}, found))
     assert chart is not None
-    title = f"{ {'digits': 'Digits', 'fmnist': 'Fashion-MNIST'}[data] }: AutoAttack accuracy against passes"
+    title = f"{ {'digits': 'Digits', 'fmnist': 'Fashion-MNIST'}[data] }: AutoAttack accuracy against {cost}"
     render(replace(chart, title=title), folder)
     return (folder / f"{chart.name}.svg").read_text(encoding="utf-8")
 
@@ -56,8 +85,8 @@ def figure(data: str, folder: Path) -> str:
 def results(data: str) -> Table:
     """Every row; on the front are those that nothing cheaper beats."""
     front = {point.row.cell.name: point.on_front for point in points(summary(data))}
-    head = ["method", "attack", "rounds", "rate", "pairs", "passes", "natural", "worst class", "PGD-20", "AutoAttack"]
-    table = [[*head, "front"]]
+    head = ["method", "attack", "rounds", "rate", "pairs", "passes", "seconds"]
+    table = [[*head, "natural", "worst class", "PGD-20", "AutoAttack", "front"]]
     for name, row in rows(data).items():
         scores = row.scores
         means = [f"{100 * (scores[metric].mean or 0):.1f}" for metric in ("natural", "natural:worst-class", "pgd20")]
@@ -70,6 +99,7 @@ def results(data: str) -> Table:
                 chosen_text(row.choice).removeprefix("learning_rate ") if row.choice else "",
                 str(row.finished),
                 f"{scores['passes'].mean:,.0f}",
+                f"{seconds(data, row):,.0f}",
                 *means,
                 f"{100 * (scores['autoattack'].mean or 0):.1f}{ends}",
                 "•" if front[name] else "",

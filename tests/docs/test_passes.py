@@ -24,12 +24,20 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 NAME_BY_HASH = re.compile(r"(?<=[\"#])([mp])[0-9a-f]{10}(?=[\")])")  # of a shape; all digits of its numbers are hashed
 
 
+def test_the_bytes_are_what_the_records_say() -> None:
+    sent = [f"{passes.megabytes_a_round(data):.2f} MB" for data in passes.DATA]
+    assert f"send {sent[0]} a round on digits and {sent[1]} on" in passes.PAGE.read_text()
+
+
+@pytest.mark.parametrize("cost", passes.COSTS)
 @pytest.mark.parametrize("data", passes.DATA)
-def test_the_figures_are_what_the_records_say(data: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_figures_are_what_the_records_say(
+    data: str, cost: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """To a hundredth of a point: a processor's rounding may show in the last digits of an SVG."""
-    file = passes.PAGE.parent / "images" / f"passes_{data}.svg"
+    file = passes.PAGE.parent / "images" / f"{cost}_{data}.svg"
     assert f"](images/{file.name})" in passes.PAGE.read_text()
-    drawn = passes.figure(data, tmp_path)
+    drawn = passes.figure(data, cost, tmp_path)
     if request.config.getoption("--update-snapshots"):
         file.write_text(drawn)
     committed, drawn = (NAME_BY_HASH.sub(r"\1", each) for each in (file.read_text(), drawn))

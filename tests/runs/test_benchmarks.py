@@ -21,6 +21,7 @@ from benchmarks import (
     hosts,
     local_epoch,
     loops,
+    passes,
     round_overhead,
     work,
 )
@@ -123,6 +124,17 @@ def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (passes["pgd"], passes["n-fgsm"]) == (["12", "1 x"], ["3", "4 x"])
     with pytest.raises(SystemExit, match="computes in fp32"):
         local_epoch.main([*sizes, "--parts", "calfat", "--precision", "fp8"])
+
+
+def test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, changes = tmp_path / "seconds.json", ["--set", "data_args.max_train_examples=200"]
+    passes.main(["--suites", "passes_digits", "--repeats", "1", "--json", str(path), *changes])
+    found = {row[0]: float(row[1]) for row in tables(capsys.readouterr().out)["method and attack"]}
+    assert len(found) == 12
+    assert min(found.values()) > 0
+    content = json.loads(path.read_text())
+    assert content["numbers"]["digits"].keys() == found.keys()
+    assert content["machine"]["threads"] == 1
 
 
 @pytest.mark.slow

@@ -69,6 +69,17 @@ def test_the_front_is_what_nothing_cheaper_beats(summary: SuiteSummary) -> None:
     assert points(summary)[2].reached.interval == student((0.5, 0.55))
 
 
+def test_another_cost_makes_another_front(summary: SuiteSummary) -> None:
+    dearer = {"short": 9.0, "long": 1.0}
+    found = points(summary, lambda row: dearer[row.cell.labels[0]])
+    assert [(each.curve, each.name, each.cost, each.on_front) for each in found] == [
+        ("CalFAT", "long", 1.0, False),
+        ("FedPGD", "long", 1.0, True),
+        ("CalFAT", "short", 9.0, False),
+        ("FedPGD", "short", 9.0, False),
+    ]
+
+
 def test_it_is_in_the_table_and_in_json(summary: SuiteSummary, snapshot: TextSnapshot) -> None:
     _, found = markdown(summary).split("\nNo row ")
     snapshot(f"No row {found}")
