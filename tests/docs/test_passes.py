@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,11 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.suites.record import read_record
 from tests.docs import passes
 from tests.docs.blocks import check_tables
+from tests.docs.figures import check_figure
 
 
 def test_the_tables_are_what_the_records_say(request: pytest.FixtureRequest) -> None:
     check_tables(passes.PAGE, "passes", passes.TABLES, update=request.config.getoption("--update-snapshots"))
-
-
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-NAME_BY_HASH = re.compile(r"(?<=[\"#])([mp])[0-9a-f]{10}(?=[\")])")  # of a shape; all digits of its numbers are hashed
 
 
 def test_the_bytes_are_what_the_records_say() -> None:
@@ -34,16 +29,9 @@ def test_the_bytes_are_what_the_records_say() -> None:
 def test_the_figures_are_what_the_records_say(
     data: str, cost: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """To a hundredth of a point: a processor's rounding may show in the last digits of an SVG."""
-    file = passes.PAGE.parent / "images" / f"{cost}_{data}.svg"
-    assert f"](images/{file.name})" in passes.PAGE.read_text()
     drawn = passes.figure(data, cost, tmp_path)
-    if request.config.getoption("--update-snapshots"):
-        file.write_text(drawn)
-    committed, drawn = (NAME_BY_HASH.sub(r"\1", each) for each in (file.read_text(), drawn))
-    assert NUMBER.split(committed) == NUMBER.split(drawn), "pytest with --update-snapshots draws the figures anew"
-    pairs = zip(NUMBER.findall(committed), NUMBER.findall(drawn), strict=True)
-    assert all(math.isclose(float(one), float(other), rel_tol=0, abs_tol=0.01) for one, other in pairs)
+    update = request.config.getoption("--update-snapshots")
+    check_figure(passes.PAGE, f"{cost}_{data}.svg", drawn, update=update)
 
 
 def test_the_recommended_recipe_is_that_of_the_row() -> None:

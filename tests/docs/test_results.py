@@ -14,10 +14,13 @@ import pytest
 
 from calfat_plugin.maths.intervals import prediction
 from calfat_plugin.registry import Registry
+from calfat_plugin.report import theme
+from calfat_plugin.report.charts import Chart, render
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
 from tests.cli.runner import ROOT, calfat
+from tests.docs.figures import check_figure
 from tests.docs.pages import DOCS
 
 PAGE, README = DOCS / "results.md", ROOT / "README.md"
@@ -29,7 +32,8 @@ MARKED = re.compile(r"<!-- (\w+): (accuracies|comparisons) -->\n+((?:\|.*\n)+)")
 SHOWN = [(page, *found) for page in (PAGE, README) for found in MARKED.findall(page.read_text(encoding="utf-8"))]
 PAPER, REFERENCE = "0.1/CalFAT, the paper's constants", "0.1/FedPGD"
 
-NAMES = ("study_fmnist", "study_digits")  # in the order of the page's columns
+NAMES = {"study_fmnist": "Fashion-MNIST", "study_digits": "Digits"}  # in the order of the page's columns
+METHODS = {PAPER: "CalFAT", REFERENCE: "FedPGD", "0.1/standard FL": "standard FL"}
 
 Rows = list[dict[str, str]]
 
@@ -153,6 +157,51 @@ def test_every_hypothesis_has_the_word_that_its_test_allows() -> None:
     ):
         (line,) = re.findall(rf"^\| {hypothesis} \|.*", text, re.MULTILINE)
         assert line.strip("| ").split(" | ")[2:] == [published(name).claim(endpoint) for name in NAMES]
+
+
+def headline(figure: Any) -> None:
+    """Natural accuracy of the worst class against accuracy under AutoAttack, with the intervals of both."""
+    for axes, (name, title) in zip(figure.subplots(1, len(NAMES)), NAMES.items(), strict=True):
+        for index, (cell, label) in enumerate(METHODS.items()):
+            scores = published(name).cells[cell]["scores"]
+            means, ends = [], []
+            for metric in ("autoattack", "natural:worst-class"):
+                mean, (low, high) = scores[metric]["mean"], scores[metric]["interval"]
+                means.append(100 * mean)
+                ends.append([[100 * (mean - low)], [100 * (high - mean)]])
+            style = {"color": theme.series(index), "marker": theme.marker(index), "elinewidth": 1, "capsize": 2}
+            axes.errorbar(*means, xerr=ends[0], yerr=ends[1], label=label, linestyle="", **style)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("under AutoAttack (%)")
+        if name == next(iter(NAMES)):
+            axes.set_ylabel("worst class, natural (%)")
+        axes.set_ylim(0, 100)
+        axes.grid()
+
+
+def test_readmes_figure_is_what_the_records_say(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    render(Chart("study", "The worst class, and all under attack", "", 2.4, headline), tmp_path)
+    drawn = (tmp_path / "study.svg").read_text(encoding="utf-8")
+    check_figure(README, "study.svg", drawn, update=request.config.getoption("--update-snapshots"))
+
+
+HEADLINE = (
+    "On Fashion-MNIST, the class that CalFAT's model knows worst keeps {calfat} % natural accuracy, and that of the "
+    "model of FedPGD, which is adversarial training without calibration, {fedpgd} %: a clear difference. Under "
+    "AutoAttack, ten runs each show neither that one of the two leads nor that they are level. On digits, no difference "
+    "between the two is clear."
+)
+
+
+def test_readmes_headline_has_the_words_that_the_tests_allow() -> None:
+    fmnist, digits = map(published, NAMES)
+    metric = "natural:worst-class"
+    said = HEADLINE.format(calfat=fmnist.mean(PAPER, metric), fedpgd=fmnist.mean(REFERENCE, metric))
+    assert said in " ".join(README.read_text(encoding="utf-8").split())
+    assert fmnist.compared[REFERENCE, metric]["result"] == "clear"
+    assert fmnist.compared[REFERENCE, "autoattack"]["result"] == "not clear"
+    assert {row["result"] for row in digits.comparisons} == {"not clear"}
+    assert {cell["scores"]["autoattack"]["n"] for cell in (fmnist.cells[each] for each in METHODS)} == {10}
 
 
 # Whatever is said with an interval outside a table.
