@@ -188,8 +188,8 @@ def test_readmes_figure_is_what_the_records_say(tmp_path: Path, request: pytest.
 HEADLINE = (
     "On Fashion-MNIST, the class that CalFAT's model knows worst keeps {calfat} % natural accuracy, and that of the "
     "model of FedPGD, which is adversarial training without calibration, {fedpgd} %: a clear difference. Under "
-    "AutoAttack, ten runs each show neither that one of the two leads nor that they are level. On digits, no difference "
-    "between the two is clear."
+    "AutoAttack, ten runs each show neither that one of the two leads nor that they are level. On digits, no "
+    "difference between the two is clear."
 )
 
 
