@@ -6,7 +6,6 @@ file, a ``--set`` on the command line, or a preset. All recipe errors get their 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -98,20 +97,23 @@ class Document:
         Raises:
             RecipeError: when a step on the way is not a section.
         """
-        data = copy.deepcopy(self.data)
+        data = dict(self.data)
         created: dict[KeyPath, str] = {}
         section: Any = data
         for depth, step in enumerate(path[:-1]):
-            here = path[: depth + 1]
-            if section.get(step) is None:
-                section[step] = {}
+            here, found = path[: depth + 1], section.get(step)
+            if found is None:
+                found = {}
                 created[here] = place
-            section = section[step]
-            if not isinstance(section, dict):
+            if not isinstance(found, dict):
                 raise RecipeError(
-                    f"{place}: {dotted(here)} is {describe(section)} in {self.place(here)}, not a section, "
+                    f"{place}: {dotted(here)} is {describe(found)} in {self.place(here)}, not a section, "
                     f"so '{dotted(path)}' cannot be set."
                 )
+            section[step] = dict(
+                found
+            )  # the sections on the way are copied, the others are shared: nobody writes to them
+            section = section[step]
         section[path[-1]] = value
         places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
         return Document(self.file, data, {**places, **created, path: place})
