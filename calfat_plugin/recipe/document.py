@@ -110,9 +110,7 @@ class Document:
                     f"{place}: {dotted(here)} is {describe(found)} in {self.place(here)}, not a section, "
                     f"so '{dotted(path)}' cannot be set."
                 )
-            section[step] = dict(
-                found
-            )  # the sections on the way are copied, the others are shared: nobody writes to them
+            section[step] = dict(found)  # a copy of the sections on the way; nobody writes to the others
             section = section[step]
         section[path[-1]] = value
         places = {known: at for known, at in self.places.items() if known[: len(path)] != path}
