@@ -45,7 +45,7 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
             axes.annotate(point["name"], place, (4, -9), textcoords="offset points", fontsize=7)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:,.6g}")  # the usual one writes powers as mathematics, which is off
+        axes.xaxis.set_major_formatter("{x:,.10g}")  # the usual one writes powers as mathematics, which is off
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(str(front["cost"]))
         axes.set_ylabel(f"{front['reached']} (%)")
