@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import count
 
 import torch
 
@@ -31,14 +32,12 @@ def rounds(experiment: Experiment) -> Callable[[], float]:
     server = Server(experiment, dataset, device, RunObserver())
     server.begin(None)
     worker = Worker(experiment, dataset, shards_of(experiment, dataset, device), device, RunObserver())
-    done = _FIRST - 1
+    numbers = count(_FIRST)
 
     def train() -> float:
-        nonlocal done
-        done += 1
-        began = time.perf_counter()
+        number, downlink, began = next(numbers), server.downlink(), time.perf_counter()
         for client in range(experiment.num_clients):
-            worker.fit(client, done, server.downlink())
+            worker.fit(client, number, downlink)
         return time.perf_counter() - began
 
     train()

@@ -18,7 +18,7 @@ class Point:
     Attributes:
         curve: its label of the axis that the figure tells apart.
         name: its other labels.
-        cost: the mean over finished seeds, in the metric's unit, or what else was asked for.
+        cost: the mean of the section's metric over finished seeds, or what ``cost_of`` gives.
         reached: the accuracy; of a run that failed or was lost it is 0.
         on_front: whether no row that costs at most as much has a higher mean.
     """
