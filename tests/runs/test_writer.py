@@ -15,7 +15,7 @@ import torch
 from calfat_plugin.errors import RunError
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.runs.checkpoints import load_checkpoint
-from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.directory import CHECKPOINTS, RunDirectory
 from calfat_plugin.runs.writer import RunWriter
 from tests.report.made import experiment, record
 from tests.runs.processes import TIMEOUT
@@ -123,6 +123,15 @@ def test_a_round_ends_in_the_order_that_a_crash_survives(directory: RunDirectory
         play(run, 3, 0.6)
     assert disk.events == of_round(3, *best, last)
     assert names(directory.client_states) == ["client-0-round-3.safetensors"]
+
+
+def test_only_the_last_checkpoint_has_the_models_that_clients_sent(directory: RunDirectory) -> None:
+    weights = {"w": torch.ones(1)}
+    with RunWriter(directory, experiment()) as run:
+        round = record(1, {"natural": 0.5, "pgd20": 0.5})  # better than none: every checkpoint is of it
+        run.round_finished(round, Snapshot(1, weights, client_models={3: weights}))
+    kept = {name: [*load_checkpoint(directory.checkpoint(name))[0].client_models] for name in CHECKPOINTS}
+    assert kept == {"last": [3], "best-natural": [], "best-robust": []}
 
 
 def test_the_next_round_trains_while_one_goes_to_disk_and_no_second_one_does(
