@@ -313,7 +313,9 @@ class ModelEntry(Entry):
 
 @dataclass(frozen=True)
 class PartitionEntry(Entry):
-    """A partition. ``build(labels, num_clients, *, seed, **options)`` returns one index array a client.
+    """A partition. ``build(labels, num_clients, **options)`` returns one index array a client.
+
+    An option ``seed`` that the recipe leaves at null is the run's seed.
 
     Attributes:
         uses_alpha: whether the host's ``data_args.partition_alpha`` is passed on as ``alpha``.
@@ -351,3 +353,8 @@ class LoggerEntry(Entry):
 
 
 KINDS: tuple[type[Entry], ...] = tuple(Entry.__subclasses__())  #: in the order of this module
+
+
+def kind_of(entry: Entry) -> type[Entry]:
+    """The kind of an entry, which may be of a plugin's own subclass."""
+    return next(kind for kind in KINDS if isinstance(entry, kind))

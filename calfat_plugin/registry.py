@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distribution
 from typing import Any, TypeVar, cast
@@ -108,10 +108,13 @@ class Registry:
         registry._register(builtin, BUILT_IN)
         for plugin in plugins:
             name = getattr(plugin, "__name__", type(plugin).__name__)
-            registry._register(plugin, Provider(_PASSED_IN, name, name))
-            registry._check_hooks(plugin)
+            provider = Provider(_PASSED_IN, name, name)
+            if provider.key in registry._providers:  # another object of the same class
+                provider = Provider(_PASSED_IN, name, f"{name} {len(registry._providers)}")
+            registry._add(plugin, provider, name)
         for file in files.values():
-            registry._add_file(file)
+            version = f"{_SHA256}{file.sha256[:12]}"
+            registry._add(file.load(), Provider(str(file.path), version, file.name), str(file.path))
         if entry_points:
             blocked = os.environ.get(BLOCK_VARIABLE, "").split(",")
             registry._discover({_normal(name) for name in blocked if name.strip()}, files)
@@ -183,15 +186,13 @@ class Registry:
         self._providers[provider.key] = provider
         self._manager.register(plugin, name=provider.key)
 
-    def _add_file(self, file: PluginFile) -> None:
-        """Add a plugin that the user asked for by name: what is wrong with it is an error, not a report."""
-        module = file.load()
-        provider = Provider(str(file.path), f"{_SHA256}{file.sha256[:12]}", file.name)
+    def _add(self, plugin: Any, provider: Provider, who: str) -> None:
+        """Add a plugin that somebody asked for: what is wrong with it is an error, not a report."""
         try:
-            self._register(module, provider)
-            self._check_hooks(module)
+            self._register(plugin, provider)
+            self._check_hooks(plugin)
         except (PluginError, pluggy.PluginValidationError) as error:
-            raise PluginError(f"{file.path}: {' '.join(str(error).split())}") from None
+            raise PluginError(f"{who}: {' '.join(str(error).split())}") from None
 
     def _discover(self, blocked: set[str], files: Container[str]) -> None:
         for provider, found in sorted(_installed(), key=lambda each: (str(each[0]), each[0].plugin)):
@@ -300,20 +301,26 @@ def _installed() -> Iterator[tuple[Provider, EntryPoint | PluginError]]:
     """
     seen: set[str] = set()
     for found, points in all_entry_points():
-        if isinstance(points, Exception):
-            yield _damaged(found, _reason(points))
-            continue
-        if not any(point.group == GROUP for point in points):
-            continue
-        name = next(iter(found.metadata.get_all("Name", [])), "")
-        if not name:
-            yield _damaged(found, "METADATA has no name")
-        elif _normal(name) not in seen:
-            seen.add(_normal(name))
-            first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
-            for point in first.entry_points:
-                if point.group == GROUP:
-                    yield Provider(name, first.version or "?", point.name), point
+        try:
+            if isinstance(points, Exception):
+                raise points
+            ours = any(point.group == GROUP for point in points)
+            offered: Sequence[tuple[Provider, EntryPoint | PluginError]] = _offered(found, seen) if ours else ()
+        except Exception as error:  # in another encoding, say, or with the name of another distribution
+            offered = [_damaged(found, _reason(error))]
+        yield from offered
+
+
+def _offered(found: Distribution, seen: set[str]) -> list[tuple[Provider, EntryPoint]]:
+    """The entry points of our group that a distribution has; none if its name was ``seen``, to which it is added."""
+    name = next(iter(found.metadata.get_all("Name", [])), "")
+    if not name:
+        raise PluginError("METADATA has no name")
+    if _normal(name) in seen:
+        return []
+    first = distribution(name)  # the same distribution twice on the path: the first one wins, as for imports
+    seen.add(_normal(name))
+    return [(Provider(name, first.version or "?", p.name), p) for p in first.entry_points if p.group == GROUP]
 
 
 def _damaged(found: Distribution, reason: str) -> tuple[Provider, PluginError]:

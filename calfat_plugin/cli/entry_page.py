@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from calfat_plugin import entries
-from calfat_plugin.entries import KINDS
+from calfat_plugin.entries import kind_of
 from calfat_plugin.experiment import defined_modifiers
 from calfat_plugin.options import OptionInfo, describe_options, yaml_text
 from calfat_plugin.registry import Registry
@@ -79,11 +79,6 @@ def option_table(options: Iterable[OptionInfo]) -> str:
         name, expected, meaning = _meaning(info)
         rows.append(f"| `{name}` | {cell(expected)} | {default} | {cell(meaning)} |")
     return "\n".join(rows)
-
-
-def kind_of(entry: entries.Entry) -> type[entries.Entry]:
-    """The kind of an entry, which may be of a plugin's own subclass."""
-    return next(kind for kind in KINDS if isinstance(entry, kind))
 
 
 def methods_of(registry: Registry, modifier: entries.ModifierEntry) -> list[str]:

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from calfat_plugin import entries
 from calfat_plugin.cli.as_json import json_option
-from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, kind_of, methods_of
+from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, methods_of
 from calfat_plugin.cli.options import plugin_option
-from calfat_plugin.entries import KINDS
+from calfat_plugin.entries import KINDS, kind_of
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers

@@ -260,7 +260,7 @@ def test_a_plugin_without_a_hook_is_refused_by_name(snapshot: TextSnapshot) -> N
     forgotten = SimpleNamespace(calfat_local_trainers=lambda: [], __name__="wrong")
     with pytest.raises(PluginError) as raised:
         Registry.load(entry_points=False, plugins=[forgotten])
-    assert str(raised.value) == "it implements no hook; is @hookimpl missing above 'calfat_local_trainers'?"
+    assert str(raised.value) == "wrong: it implements no hook; is @hookimpl missing above 'calfat_local_trainers'?"
     with snapshot.raises(PluginError):
         Registry.load(entry_points=False, plugins=[SimpleNamespace(__name__="wrong")])
 

@@ -261,6 +261,16 @@ DAMAGED = [
         "TypeError: Pair.__new__() missing 1 required positional argument: 'value'",  # Python's words
     ),
     ("METADATA", b"", "METADATA has no name"),
+    (
+        "METADATA",
+        b"Name: x\nAuthor: M\xfcller\n",
+        "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xfc in position 17: invalid start byte",
+    ),
+    (
+        "METADATA",
+        b"Metadata-Version: 2.1\nName: nobody\nVersion: 1\n",
+        "PackageNotFoundError: No package metadata was found for nobody",
+    ),
 ]
 
 
@@ -344,7 +354,23 @@ def test_who_passes_a_plugin_in_hears_of_it_at_once() -> None:
 
     with pytest.raises(PluginError) as raised:
         Registry.load(entry_points=False, plugins=[Misspelt()])
-    assert str(raised.value) == "there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
+    assert str(raised.value) == (
+        "Misspelt: there is no hook 'calfat_locl_trainers'. Did you mean 'calfat_local_trainers'?"
+    )
+
+
+def test_who_passes_a_plugin_in_hears_of_a_wrong_argument_in_our_words() -> None:
+    class Wrong:
+        @hookimpl
+        def calfat_run_started(self, rum: Any) -> None: ...
+
+    with pytest.raises(PluginError, match=r"^Wrong: Plugin 'passed in:Wrong' .*'rum'"):  # then pluggy's words
+        Registry.load(entry_points=False, plugins=[Wrong()])
+
+
+def test_two_objects_of_one_class_may_be_passed_in() -> None:
+    plugins = [_offer(TrainerEntry(name, build=dict)) for name in ("one", "two")]
+    assert {"one", "two"} <= set(Registry.load(entry_points=False, plugins=plugins).names(TrainerEntry))
 
 
 def test_who_passes_a_plugin_in_hears_of_a_hook_that_breaks() -> None:
