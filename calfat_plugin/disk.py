@@ -20,6 +20,11 @@ RESTORE = "Restore it from a copy, or remove it and make it again."
 _MOST_SYNCS = 32  # threads
 
 
+def expanded(path: str | Path) -> Path:
+    """A path as a user writes it: ``~`` is the home directory, and stays as it is where nobody knows one."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises RuntimeError there
+
+
 @contextmanager
 def reporting_disk_errors(path: Path) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from calfat_plugin import entries, returned
-from calfat_plugin.errors import CalfatError
+from calfat_plugin.disk import expanded
+from calfat_plugin.entries import kind_of
+from calfat_plugin.errors import CalfatError, PluginError
 from calfat_plugin.experiment.groups import members_of
 from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.recipe.clients import GROUPED, OTHERS
@@ -119,7 +120,7 @@ class Experiment(Recipe):
         """A plugin as messages name it: ``evaluator 'mim' (my-attacks 1.2)``."""
         if ":" in pick.name:  # a model of the user's own
             return f"{pick.entry.kind} {pick.name}"
-        return f"{pick.entry.kind} '{pick.name}' ({self.registry.provider(type(pick.entry), pick.entry.name)})"
+        return f"{pick.entry.kind} '{pick.name}' ({self.registry.provider(kind_of(pick.entry), pick.entry.name)})"
 
     def attribute_errors_to(self, pick: Plugin[Any]) -> AbstractContextManager[None]:
         """Let errors about a plugin that are raised inside begin with its name."""
@@ -172,6 +173,8 @@ class Experiment(Recipe):
         if inner.name == "pgd":
             return
         for name in inner.entry.replaces:
+            if not hasattr(AdversarialTrainer, name):
+                raise PluginError(f"{self.who(inner)}: its replaces has '{name}', which AdversarialTrainer has not.")
             usual = getattr(AdversarialTrainer, name)
             if getattr(method, name, usual) is usual:
                 continue
@@ -233,7 +236,7 @@ class Experiment(Recipe):
         if rank is not None and self.partition.entry.name == SILO:
             root, options["only"] = for_rank(root, rank), "train" if rank else "test"
         with self.attribute_errors_to(self.dataset):
-            read = build_plugin(self.dataset.entry.load(), Dataset, Path(root).expanduser(), names="root", **options)
+            read = build_plugin(self.dataset.entry.load(), Dataset, expanded(root), names="root", **options)
 
         from calfat_plugin.datasets.subset import prepared
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +99,11 @@ def _with_group(without: Document, document: Document, path: KeyPath, given: Map
     return variant
 
 
-def check_groups(experiment: Recipe) -> None:
+def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], AbstractContextManager[None]]) -> None:
     """Refuse groups that no run could have.
+
+    Args:
+        attributed: lets errors about a plugin that are raised inside begin with its name.
 
     Raises:
         RecipeError: ids that there are not, or of two groups; a group without clients; methods of different models; an
@@ -127,19 +131,22 @@ def check_groups(experiment: Recipe) -> None:
                 group.path, "with partition_method: silo no party knows how many examples the others have; use ids."
             )
         _check_shape(experiment, group)
-        _check_method(experiment, group)
+        _check_method(experiment, group, attributed)
     if not any(getattr(group.options, key) for group in experiment.clients for key in _SIZES):
         members = members_of(experiment, ())
         if len(members) == clients and all(group.attacker for group in members.values()):
             raise document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
 
 
-def _check_method(experiment: Recipe, group: ClientGroup) -> None:
+def _check_method(
+    experiment: Recipe, group: ClientGroup, attributed: Callable[[Plugin[Any]], AbstractContextManager[None]]
+) -> None:
     """What a group trains by is checked beside the run's, of which it has its own ``train_args`` and threat."""
     beside = replace(experiment, train=group.recipe.train, threat=group.recipe.threat)
     for plugin in (group.recipe.trainer, group.recipe.modifier, group.recipe.threat.inner):
         try:
-            plugin.entry.check(plugin.options, beside)
+            with attributed(plugin):
+                plugin.entry.check(plugin.options, beside)
         except (OptionError, PluginError) as error:
             raise experiment.document.error(group.path, str(error)) from None
 

@@ -62,7 +62,9 @@ def assemble(
     """
     warnings: list[str] = []
     document = with_attack(with_defense(document, warnings), warnings)
-    written, document = document, _with_preset(document, registry)
+    written = document
+    if not group:  # of a preset in a group only the options count: what else a client trains by is the run's
+        document = _with_preset(document, registry)
     host, extra = read_host_sections(document, warnings)
     if "calfat" not in document.data:
         raise RecipeError(
@@ -83,6 +85,8 @@ def assemble(
     )
     if not group:
         _check_together(experiment, finished)
+    for each in experiment.clients:  # what holds for the whole run is said there, too
+        warnings += [text for text in each.recipe.warnings if text not in warnings]
     more = () if finished or group else _warnings(experiment, written, trains)
     return dataclasses.replace(experiment, warnings=(*warnings, *more))
 
@@ -330,7 +334,7 @@ def _check_together(experiment: Experiment, finished: bool) -> None:
     for trained in (experiment, *map(experiment.trained_by, experiment.clients)):
         trained.check_method(trained.trainer.entry.build)
     _refuse_twin_columns(experiment)
-    check_groups(experiment)
+    check_groups(experiment, experiment.attribute_errors_to)
 
 
 def _refuse_twin_columns(experiment: Experiment) -> None:
@@ -396,6 +400,9 @@ def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
     found: dict[str, tuple[KeyPath, list[str]]] = {}
     if trains and experiment.training_step_problem:
         found[experiment.training_step_problem] = ("calfat", "threat"), ["training"]
+    for group in experiment.clients if trains else ():
+        if problem := experiment.trained_by(group).training_step_problem:
+            found.setdefault(problem, (group.path, []))[1].append(f"training of {group.name}")
     for plugin in (*experiment.evaluators, *(experiment.monitor.evaluators if trains else ())):
         own = plugin.options
         problem = own.threat(experiment.threat).step_problem() if isinstance(own, PGDOptions) else ""

@@ -12,6 +12,7 @@ from calfat_plugin import entries
 from calfat_plugin.cli.entry_page import entry_page
 from calfat_plugin.entries import (
     KINDS,
+    AggregatorEntry,
     Entry,
     EvaluatorEntry,
     InnerAttackEntry,
@@ -205,6 +206,29 @@ def test_so_does_the_inner_attack_of_a_group() -> None:
     group = "{name: few, ids: 0, threat: {inner: {name: checked-too, steps: %d}}}"
     assert complaint(f"{{clients: [{group % 6}]}}") == "a.yaml:2: calfat.clients[0]: steps: 6 are more than clients."
     assembled(f"{{clients: [{group % 5}]}}")
+
+
+def test_a_wrong_check_of_a_groups_method_is_named_after_it() -> None:
+    """Such as one that reads an option that its entry does not declare."""
+    group = "{name: few, ids: 0, trainer: ending}"
+    assert complaint(f"{{clients: [{group}]}}").startswith(
+        "a.yaml:2: calfat.clients[0]: local trainer 'ending' (passed in Plugin): its code ends the process, sys.exit()."
+    )
+
+
+def test_an_entry_may_be_of_a_subclass_of_the_plugins_own() -> None:
+    @dataclass(frozen=True)
+    class Mine(AggregatorEntry):
+        team: str = "us"
+
+    class Plugin:
+        @hookimpl
+        def calfat_aggregators(self) -> Any:
+            yield Mine("mine", build=dict)
+
+    document = parse_document("model_args: {model: cnn_small}\ncalfat: {aggregator: mine}", "a.yaml")
+    found = assemble(document, Registry.load(entry_points=False, plugins=[Plugin()]))
+    assert found.who(found.aggregator) == "aggregator 'mine' (passed in Plugin)"
 
 
 def test_a_check_cannot_end_the_process() -> None:

@@ -160,6 +160,26 @@ def test_the_recipe_as_run_has_the_groups_in_full() -> None:
     assert again.warnings == ()
 
 
+def test_of_a_groups_preset_only_the_options_count() -> None:
+    """What it would set elsewhere is the run's, and a recipe as run has no place for it."""
+    whole = resolved("{ids: 0, trainer: {name: calfat, preset: release}}", data_args__dataset="cifar10")
+    (group,) = whole.clients
+    assert group.recipe.trainer.options.prior_weight == 0.1
+    assert group.recipe.train.weight_decay == whole.train.weight_decay
+    again = assemble(parse_document(yaml.safe_dump(whole.as_run()), "again.yaml"), builtin_registry())
+    assert again.clients[0].recipe.train.weight_decay == group.recipe.train.weight_decay
+
+
+def test_keys_of_a_group_without_effect_are_warned_of() -> None:
+    lasting = resolved("{ids: 0, epochs: 5}", train_args__local_steps=10)
+    assert [text.partition(": this key has no effect")[0] for text in lasting.warnings] == [
+        "r.yaml:4: train_args.epochs",
+        "r.yaml:9: calfat.clients[0]: train_args.epochs",
+    ]
+    short = resolved("{ids: 0, threat: {eps: 0.3, step_size: 0.01}, name: far}")
+    assert [text.partition(": ")[2][:37] for text in short.warnings] == ["calfat.clients[0]: training of far: s"]
+
+
 def test_papers_of_groups_and_attackers_are_cited() -> None:
     texts = [
         citation.text for citation in resolved("{ids: 0, attacker: alie}", "{ids: 1, trainer: fedtrades}").citations()
