@@ -171,7 +171,7 @@ def check_data(root: Path) -> Finding:
     try:
         from calfat_plugin.datasets.published import FILES
 
-        seen = {name: files().seen(root) for name, files in FILES.items()}
+        seen = {name: files(root).seen(root) for name, files in FILES.items()}
     except Exception as error:
         return Finding("warn", "data sets", f"were not looked for: {_reason(error)}", f"{_PIP} check")
     found = ["digits", *(f"{name} in {folder}" for name, folder in seen.items() if folder)]

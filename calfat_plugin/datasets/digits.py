@@ -15,7 +15,7 @@ _SPLIT_SEED = 1797  # fixed, whatever the seed of a run: the test set must not d
 _TEST_FRACTION = 0.2
 
 
-def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
+def load_digits(root: Path | None = None) -> Dataset:
     """Load the optical digits of Alpaydin and Kaynak (1998) that scikit-learn ships.
 
     1,797 images of 1x8x8, grey levels 0..16 divided by 16, float32. scikit-learn knows no split, so
@@ -23,7 +23,6 @@ def load_digits(root: Path | None = None, *, download: bool = False) -> Dataset:
 
     Args:
         root: not needed, the data is in the package; taken so that all loaders are called alike.
-        download: likewise.
     """
     import torch
 

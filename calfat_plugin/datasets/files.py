@@ -15,6 +15,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import DataError
 
 _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, tarfile.TarError)  # of a download
@@ -112,8 +113,7 @@ class PublishedFiles:
         fetch: downloads the data set into the root given to it.
         package: a package of the operating system that brings the files, or None.
         npm: another source of the files where ``fetch`` fails, or None.
-
-    A file may also be there compressed, with ``.gz`` after its name; its checksum is that of the content.
+        compressed: whether a file may also be there with ``.gz`` after its name; its checksum is that of the content.
     """
 
     name: str
@@ -126,11 +126,17 @@ class PublishedFiles:
     fetch: Callable[[Path], object]
     package: SystemPackage | None = None
     npm: NpmPackage | None = None
+    compressed: bool = False
+
+    def stored(self, folder: Path, file: str) -> Path:
+        """Where ``file`` is in ``folder``: under its own name, or compressed where only that is there."""
+        plain, compressed = folder / file, folder / f"{file}.gz"
+        return compressed if self.compressed and compressed.is_file() and not plain.is_file() else plain
 
     def seen(self, root: Path) -> Path | None:
         """The folder that holds all files, which are not read, or None. ``root``: data root; ``~`` is understood."""
-        folder = self._fullest(root.expanduser())
-        return folder if all(stored(folder, file).is_file() for file in self.md5) else None
+        folder = self._fullest(expanded(root))
+        return folder if all(self.stored(folder, file).is_file() for file in self.md5) else None
 
     def locate(self, root: Path, *, verify: bool, download: bool) -> Path:
         """Return the folder that holds all files.
@@ -142,7 +148,7 @@ class PublishedFiles:
         Raises:
             DataError: a file is missing or does not match, or the download failed.
         """
-        root = root.expanduser()
+        root = expanded(root)
         try:
             return self._checked(root, verify)
         except DataError:
@@ -171,13 +177,13 @@ class PublishedFiles:
 
     def _fullest(self, root: Path) -> Path:
         """The folder that holds most of the files, the first one among equals."""
-        return max(self._candidates(root), key=lambda folder: sum(stored(folder, f).is_file() for f in self.md5))
+        return max(self._candidates(root), key=lambda folder: sum(self.stored(folder, f).is_file() for f in self.md5))
 
     def _checked(self, root: Path, verify: bool) -> Path:
         """The fullest folder, if it is right."""
         folder = self._fullest(root)
         for file in self.md5:
-            if not stored(folder, file).is_file():
+            if not self.stored(folder, file).is_file():
                 places = " or ".join(map(str, self._candidates(root)))
                 apt = self.package
                 install = f"On Debian and Ubuntu: apt-get install {apt.name}. Elsewhere: " if apt else ""
@@ -186,7 +192,7 @@ class PublishedFiles:
                     f"{install}{self._by_hand(root)}, or {DOWNLOAD_HINT}."
                 )
         for file, expected in self.md5.items() if verify else ():
-            path = stored(folder, file)
+            path = self.stored(folder, file)
             with naming_file(self.name, path), uncompressed(path) as plain:
                 found = hashlib.md5(plain.read_bytes(), usedforsecurity=False).hexdigest()
             if found != expected:
@@ -210,12 +216,6 @@ class PublishedFiles:
             f"Download {', '.join(self.downloads)} from {self.source} ({self.megabytes} MB) and "
             f"{'put' if unpacked else 'unpack'} {these} in {root / self.unpack_in}{other}"
         )
-
-
-def stored(folder: Path, file: str) -> Path:
-    """Where ``file`` is in ``folder``: under its own name, or compressed where only that is there."""
-    plain, compressed = folder / file, folder / f"{file}.gz"
-    return compressed if compressed.is_file() and not plain.is_file() else plain
 
 
 @contextmanager

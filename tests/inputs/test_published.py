@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from calfat_plugin.cli.doctor import check_data
 from calfat_plugin.compat import make_torchvision_importable
 from calfat_plugin.datasets import Augmentation, Dataset, files, published
 from calfat_plugin.errors import DataError
@@ -379,6 +380,24 @@ def test_a_damaged_file_of_the_binary_layout_is_named(tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1])
     text = f"data set cifar10: {damaged} cannot be read (ValueError: "
     with pytest.raises(DataError, match=f"^{re.escape(text)}"):
+        published.load_cifar10(tmp_path, verify=False)
+
+
+def test_the_binary_layout_is_there_for_doctor_and_download(tmp_path, monkeypatch):
+    on_disk.write_binary_cifar10(tmp_path)
+    folder = tmp_path / "cifar-10-batches-bin"
+    assert f"cifar10 in {folder}" in check_data(tmp_path).found
+    sums = {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+    monkeypatch.setattr(published, "_BINARY_CIFAR10_MD5", sums)
+    said = f"cifar10: {folder} has all 7 files, their MD5 sums are right.\n"
+    assert calfat("download", "cifar10", "--to", str(tmp_path)) == Ended(0, said, "")
+
+
+def test_what_is_not_read_compressed_is_missing_where_it_is_only_there_so(tmp_path):
+    on_disk.write_cifar10(tmp_path)
+    file = tmp_path / "cifar-10-batches-py" / "data_batch_2"
+    file.rename(file.with_name("data_batch_2.gz"))
+    with pytest.raises(DataError, match=f"^data set cifar10: {file} is missing "):
         published.load_cifar10(tmp_path, verify=False)
 
 
