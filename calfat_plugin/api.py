@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import warnings
@@ -19,6 +20,7 @@ from calfat_plugin.cli.progress import RunProgress, choose_progress
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
+from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import TrustObserver, examine
@@ -224,9 +226,9 @@ def trust(
         _path(weights),
         dataset,
         attacks=(),
-        eps=() if eps is None else (str(eps),),
+        eps=() if eps is None else (_exact(eps),),
         norm=norm,
-        step_size=None if step_size is None else str(step_size),
+        step_size=None if step_size is None else _exact(step_size),
         examples=examples,
         batch_size=batch_size,
         seed=seed,
@@ -240,6 +242,11 @@ def trust(
         warnings.warn(message, stacklevel=2)
     others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]
     return examine(plan, others, full=full, output=_path(output), command=command, observer=Warner()).verdict
+
+
+def _exact(given: str | float) -> str:
+    """A number as a text that is the same number: 8 / 255 is 8/255."""
+    return exact_text(given) if isinstance(given, float) and math.isfinite(given) else str(given)
 
 
 def _path(given: str | Path | None) -> Path | None:

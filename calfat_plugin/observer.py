@@ -23,7 +23,8 @@ class BatchProgress:
 class RunObserver:
     """Is informed of a run's progress in the process that trains; this one ignores everything.
 
-    The run directory, the console and the loggers are observers. Calls come in the order of the methods below.
+    The console is an observer, and so is what sends a worker's progress to the server. Calls come in the order of the
+    methods below.
     """
 
     def run_started(self, run: RunInfo) -> None:

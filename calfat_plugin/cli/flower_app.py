@@ -24,6 +24,7 @@ from flwr.superlink.grid import InMemoryGrid
 from rich.console import Console
 
 from calfat_plugin.cli.progress import choose_progress
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.host.arguments import fingerprint
@@ -48,7 +49,7 @@ def server_app(folder: Path) -> ServerApp:
         config = context.run_config
         simulated = isinstance(grid, InMemoryGrid)
         experiment = checked_experiment(_document(folder, config, simulated=simulated))
-        run_dir = Path(str(config["run-dir"])).expanduser() if config["run-dir"] else None
+        run_dir = expanded(str(config["run-dir"])) if config["run-dir"] else None
         request = Request(experiment, run_dir, bool(config["resume"]), _COMMAND)
         directory = RunDirectory.open(request)
         with choose_progress(Console(file=sys.stdout), plain=True) as progress:
@@ -97,7 +98,7 @@ def client_app(folder: Path) -> ClientApp:
 def _own_round(folder: Path, message: Message, context: Context) -> Answer:
     """Train this node's client on its own data."""
     experiment, client = _party(folder, context)
-    fields, keeps = fields_of(message), Path(str(context.node_config[FOLDER])).expanduser()
+    fields, keeps = fields_of(message), expanded(str(context.node_config[FOLDER]))
     if fields["client"] != client:
         raise RunError(f"the server asks for client {fields['client']}, and this SuperNode is client {client}.")
     request, downlink = Request(experiment, None, False, _COMMAND), tensors_of(message, MODEL)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.entries import Citation, EvaluatorEntry
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.base import check_budget
@@ -65,7 +66,7 @@ class TransferOptions(PGDOptions):
 
     def digest(self) -> str | None:
         """SHA-256 of the source's file as it is now, in hexadecimal digits; None: it cannot be read."""
-        path = Path(self.source).expanduser()
+        path = expanded(self.source)
         path = path / "checkpoints" / "last.safetensors" if path.is_dir() else path
         try:
             return _digest(path, path.stat().st_mtime_ns, path.stat().st_size)

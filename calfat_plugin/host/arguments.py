@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from calfat_plugin import __version__
+from calfat_plugin.disk import expanded
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.results import RoundRecord, State
 
@@ -111,7 +112,7 @@ def host_arguments(experiment: Experiment) -> SimpleNamespace:
         vars(args).update(extra)
     for section in experiment.host_sections.values():
         vars(args).update(dataclasses.asdict(section))
-    args.data_cache_dir = str(Path(experiment.data.data_cache_dir).expanduser())
+    args.data_cache_dir = str(expanded(experiment.data.data_cache_dir))
     args.client_num_per_round = experiment.clients_per_round
     args.worker_num = experiment.clients_per_round
     # The host asks us after every round; calfat.monitor decides what is evaluated.

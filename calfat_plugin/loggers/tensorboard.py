@@ -6,6 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.entries import LoggerEntry
 from calfat_plugin.errors import PluginError
 from calfat_plugin.hookspecs import hookimpl
@@ -44,7 +45,7 @@ class TensorBoard:
     def calfat_run_started(self, run: RunInfo) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        where = self._options.directory or str(run.directory / FOLDER)
+        where = str(expanded(self._options.directory or run.directory / FOLDER))
         # After a crash there may be events of rounds that a resumed run does again: purge_step hides them.
         purge = run.start_round if run.start_round > 1 else None
         self._writer = SummaryWriter(where, purge_step=purge)

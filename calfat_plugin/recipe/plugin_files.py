@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from calfat_plugin.disk import read_bytes
+from calfat_plugin.disk import expanded, read_bytes
 from calfat_plugin.errors import PluginError, did_you_mean
 from calfat_plugin.options import option
 from calfat_plugin.recipe.document import Document, KeyPath
@@ -80,8 +80,10 @@ class PluginFile:
         sys.modules[self.name] = module  # dataclasses look their module up, and so does build="<module>:Class"
         try:
             exec(compile(content, str(self.path), "exec"), vars(module))
-        except (Exception, SystemExit) as error:  # an author's file may raise anything
+        except BaseException as error:  # an author's file may raise anything; Ctrl-C may end it half loaded
             del sys.modules[self.name]
+            if not isinstance(error, (Exception, SystemExit)):
+                raise
             raise PluginError(self._failure(error)) from error
         return module
 
@@ -128,7 +130,7 @@ def plugin_files(document: Document) -> dict[str, PluginFile]:
     found = {}
     for name in section_at(document, PLUGINS, "a section of plugin files, by module name"):
         options = options_at(document, (*PLUGINS, name), PluginFileOptions)
-        path = Path(options.file).expanduser().absolute()
+        path = expanded(options.file).absolute()
         if path.name != f"{name}.py" or not name.isidentifier():
             raise document.error(
                 (*PLUGINS, name, "file"), f"got '{options.file}', expected a Python file of the module '{name}'."
@@ -144,7 +146,7 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         PluginError: a file is missing, or its name is no module's.
     """
     for file in files:
-        path, place = Path(file).expanduser().absolute(), f"--plugin {file}"
+        path, place = expanded(file).absolute(), f"--plugin {file}"
         if path.suffix != ".py" or not path.stem.isidentifier():
             raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
         if not path.is_file():
@@ -159,7 +161,7 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
 def _known_plugins() -> Path:
     """The SHA-256 of plugin files that this user has run, one a line."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "calfat-plugin" / "plugins.sha256"
+    return expanded(state) / "calfat-plugin" / "plugins.sha256"
 
 
 def _digest(path: Path) -> str:

@@ -114,7 +114,10 @@ class S3Settings:
     ca: str | None = option(None, help="authority of the store's certificate (PEM); null: this machine's")
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.endpoint or "https://s3.amazonaws.com")
+        try:
+            url = urlsplit(self.endpoint or "https://s3.amazonaws.com")
+        except ValueError:  # brackets around what is no IPv6 address
+            url = urlsplit("")
         if url.scheme not in ("http", "https") or not url.hostname:
             raise OptionError(
                 f"got {describe(self.endpoint)}, expected a URL such as http://127.0.0.1:9000, or null.", ("endpoint",)

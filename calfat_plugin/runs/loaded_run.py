@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import ModelError, OptionError, RunError, UpdateError, did_you_mean
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.recipe.document import Document, read_document
@@ -205,7 +206,7 @@ def model_loader(
 
     @cache
     def load(source: str, model: str | None) -> nn.Module:
-        path = Path(source).expanduser()
+        path = expanded(source)
         if model is not None:
             if not path.is_file():
                 raise RunError(f"{path}: no such file.{near(path)}")

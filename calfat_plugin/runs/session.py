@@ -277,7 +277,7 @@ class Listeners:
         """Report what a third party's code raises, which may be anything, and call that plugin no more."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.exception("%s %s", name, verdict)
             self._warn(f"{name} {verdict}: {type(error).__name__}: {error}")
             self._managers.pop(name, None)

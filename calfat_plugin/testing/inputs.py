@@ -153,6 +153,7 @@ def check_partition(name: str, *, registry: Registry | None = None, num_examples
         parts, again = experiment.split(labels), experiment.split(labels)
         same = all(map(np.array_equal, parts, again))
         require(same, f"{name}, {clients} clients: the same seed must give the same split.")
+        require(all(map(len, parts)), f"{name}, {clients} clients: each client must get examples.")
     require(bool((labels == before).all()), f"{name}: the labels must be left as they are.")
     untouched = bool((_numpy_state() == state).all())
     require(untouched, f"{name}: draw from a generator of the seed, not from numpy's global one.")

@@ -55,7 +55,7 @@ def check_trainer(
     Args:
         name: as recipes name it.
         registry: where it is; None: among the built-ins and what is installed.
-        losses: modifiers to check with; None: all that it supports.
+        losses: modifiers to check with; None: all that it supports. Ignored where it has its own loss.
         options: instead of its defaults.
 
     Raises:
@@ -64,6 +64,8 @@ def check_trainer(
     """
     first = tiny_experiment(registry, trainer={"name": name, **options})
     defined = defined_modifiers(first.registry, first.trainer.entry)
+    others = set(losses or ()).difference(defined) if defined else set()
+    require(not others, f"{name} does not compose with {', '.join(sorted(others))}.")
     for loss in (each for each in defined if losses is None or each in losses):
         _check({"name": name, "loss": loss, **options}, first.registry, f"{name} with {loss}")
     if not defined:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import save_file
@@ -46,6 +47,15 @@ def test_the_verdict_is_the_one_in_the_file(weights: Path) -> None:
         model="cnn_small", weights=str(weights), dataset="digits", eps="0.3", examples=30, device="cpu", output="o.json"
     )
     assert (again, Path("o.json").is_file()) == (found, True)
+
+
+def test_a_fraction_computed_in_python_is_that_fraction(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("calfat_plugin.api.planned", lambda *words, **more: asked.update(more) or 1 / 0)
+    for eps, step_size, same in ((8 / 255, 2 / 255, "2/255"), ("8/255", "eps/4", "eps/4")):
+        with pytest.raises(ZeroDivisionError):
+            calfat.trust(model="cnn_small", weights=weights, dataset="digits", eps=eps, step_size=step_size)
+        assert (asked["eps"], asked["step_size"]) == (("8/255",), same)
 
 
 @pytest.mark.parametrize("words", [("nowhere",), ()])

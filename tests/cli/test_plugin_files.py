@@ -14,6 +14,8 @@ import yaml
 
 from calfat_plugin import RecipeError, __version__, load_model
 from calfat_plugin.cli.fedml import is_ours
+from calfat_plugin.recipe.document import parse_document
+from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
 from tests.cli.runner import RECIPES, Ended, calfat
 from tests.contract.distributions import install
 from tests.runs.test_stop import Terminal
@@ -122,6 +124,22 @@ def test_a_broken_file_is_an_error_and_not_a_report(source: str, snapshot: TextS
     said = error("check", str(RECIPES / "calfat_digits.yaml"), "--plugin", "bad.py")
     assert said.startswith("HERE/bad.py")
     snapshot(said, version=__version__)
+
+
+def test_a_file_that_ctrl_c_ended_half_loaded_is_loaded_again() -> None:
+    """In a notebook, say, while it imports torch."""
+    stop = "from pathlib import Path\nif not Path('again').exists():\n    raise KeyboardInterrupt\n"
+    Path("my_slow.py").write_text(stop + METHOD.format(name="slow", module="my_slow"))
+    (file,) = plugin_files(with_plugins(parse_document("a: {}", "a.yaml"), ["my_slow.py"])).values()
+    with pytest.raises(KeyboardInterrupt):
+        file.load()
+    Path("again").touch()
+    assert hasattr(file.load(), "calfat_local_trainers")
+
+
+def test_a_home_that_nobody_has_is_a_place_like_any_other() -> None:
+    said = error("check", "r.yaml", "--set", "calfat.plugins={my_fat: {file: '~nosuch/my_fat.py'}}")
+    assert "~nosuch/my_fat.py: the plugin file cannot be read (No such file or directory)" in said
 
 
 def test_an_installed_plugin_is_replaced_by_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -914,6 +914,11 @@ def test_a_model(build: Any, text: str) -> None:
     assert said.startswith(text.format(who="model 'x' (passed in Plugin)"))
 
 
+def test_a_modifier_that_a_method_does_not_compose_with_is_no_check() -> None:
+    with pytest.raises(AssertionError, match=r"^fedpgd does not compose with calibrate\.$"):
+        testing.check_trainer("fedpgd", losses=("calibrate",))
+
+
 def split(change: Callable[[list[Any]], list[Any]]) -> Any:
     return lambda labels, num_clients: change([np.arange(len(labels))[i::num_clients] for i in range(num_clients)])
 
@@ -935,6 +940,10 @@ PARTITIONS = [
     (
         split(lambda parts: [np.roll(part, next(COUNTER) % 7) for part in parts]),
         "x, 1 clients: the same seed must give the same split.",
+    ),
+    (
+        lambda labels, num_clients: [np.arange(len(labels)), *[np.arange(0)] * (num_clients - 1)],
+        "x, 3 clients: each client must get examples.",
     ),
     (sorting, "x: the labels must be left as they are."),
     (drawing, "x: draw from a generator of the seed, not from numpy's global one."),

@@ -77,6 +77,17 @@ def test_a_plugin_that_raises_is_reported_once_and_the_others_continue() -> None
     assert warnings == ["logger 'x' failed in calfat_round_finished and is off for this run: OSError: the disk is full"]
 
 
+def test_a_plugin_cannot_end_the_run() -> None:
+    class Exits(Recorder):
+        @hookimpl
+        def calfat_round_finished(self, record: Any) -> None:
+            raise SystemExit("no licence")
+
+    warnings = list[str]()
+    live(Listeners([("x", Exits())], warnings.append))
+    assert warnings == ["x failed in calfat_round_finished and is off for this run: SystemExit: no licence"]
+
+
 def test_an_early_end_is_heard_instead_of_the_end() -> None:
     plugin = Recorder()
     listeners = Listeners([("a", plugin)], pytest.fail)

@@ -36,6 +36,7 @@ OPEN = "fl.example.org:8890, a.example.org:8890, b.example.org:8890"
         ["calfat.silo.parties=[127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:2]"],
         ["calfat.silo.min_clients=3"],
         ["calfat.silo.tls={ca: ca.pem, cert: c.pem}"],
+        ["calfat.silo.s3.endpoint='http://[::1:9000'"],
     ],
 )
 def test_check_refuses_what_cannot_run(tmp_path: Path, changes: list[str], snapshot: TextSnapshot) -> None:

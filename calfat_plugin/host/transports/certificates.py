@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
 from calfat_plugin.recipe.silo import TLSSettings, for_rank
 
@@ -34,7 +35,7 @@ class Certificates:
         Raises:
             HostError: a file is missing or not PEM, or key and certificate do not belong together.
         """
-        ca, cert, key = (Path(for_rank(path, rank)).expanduser() for path in (settings.ca, settings.cert, settings.key))
+        ca, cert, key = (expanded(for_rank(path, rank)) for path in (settings.ca, settings.cert, settings.key))
         contents = (_read_pem("ca", ca), _read_pem("cert", cert), _read_pem("key", key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -50,7 +51,7 @@ class Certificates:
 
 def exposed_key(settings: TLSSettings, rank: int) -> str:
     """A warning where other users of this machine may read, or replace, a party's private key; else an empty text."""
-    path = Path(for_rank(settings.key, rank)).expanduser()
+    path = expanded(for_rank(settings.key, rank))
     try:
         mode = path.stat().st_mode & 0o777
     except OSError:  # it cannot be read either, which :meth:`Certificates.read` reports

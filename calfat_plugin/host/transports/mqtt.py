@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -31,6 +30,7 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
 from calfat_plugin.host.transports.base import Outgoing, PostponedError, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.certificates import Certificates
@@ -61,7 +61,7 @@ class ObjectStore:
                 endpoint_url=settings.endpoint,
                 # A store that has no regions signs with any; boto3 insists on one.
                 region_name=settings.region or (None if settings.endpoint is None else "us-east-1"),
-                verify=settings.ca,
+                verify=None if settings.ca is None else str(expanded(settings.ca)),
                 config=Config(
                     **_TIMEOUTS,
                     retries={"mode": "standard", "max_attempts": 2},
@@ -283,7 +283,7 @@ def _client(silo: Silo, rank: int) -> Any:
     settings = silo.mqtt
     client = mqtt.Client(protocol=mqtt.MQTTv5, reconnect_on_failure=False)
     if settings.username is not None:
-        path = Path(for_rank(str(settings.password_file), rank)).expanduser()
+        path = expanded(for_rank(str(settings.password_file), rank))
         try:
             client.username_pw_set(for_rank(settings.username, rank), path.read_text().partition("\n")[0])
         except OSError as error:
