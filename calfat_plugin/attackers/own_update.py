@@ -100,7 +100,9 @@ class Untrained(Attacker):
 class MaskedOptions:
     """Options of masked gradients."""
 
-    factor: float = option(100.0, low=1, help="how many times the logits of its model")
+    factor: float = option(
+        100.0, low=1, help="how many times the last linear layer; a cosine classifier (`robal`) hardly changes"
+    )
 
 
 class MaskedGradients(Attacker):
@@ -182,7 +184,7 @@ ENTRIES = (
         build=MaskedGradients,
         config=MaskedOptions,
         summary="sends a model with gradients too small for an attack to follow, to make the global one look robust",
-        formula="f <- c f on the model that it trained",
+        formula="W <- c W, b <- c b in the last linear layer",
         citation=Citation(
             "Carlini and Wagner, Towards Evaluating the Robustness of Neural Networks, IEEE S&P 2017",
             """@inproceedings{carlini2017towards,

@@ -118,7 +118,7 @@ class AttackEvaluator(Evaluator):
             probabilities = probabilities and are_probabilities(logits)
             verdicts.append((logits.argmax(dim=1) == y).cpu())
             reached += 0 if targets is None else int((logits.argmax(dim=1) == targets).sum())
-            done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where].cpu()).sum())
+            done, correct = done + len(y), correct + int((verdicts[-1] & task.clean_correct[where.cpu()]).sum())
             task.on_progress(done, len(task.data), correct)
         budget = budget_as_json(threat) if self.has_budget else {}
         aim = {} if task.targets is None else {"targeted": True}

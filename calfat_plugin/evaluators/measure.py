@@ -186,7 +186,8 @@ def clean_correct(
             (N, num_classes).
     """
     verdicts = []
-    with torch.no_grad(), fast_passes(model, pixels(data.x[:PROBED].to(device))):
+    first = pixels(data.x[:PROBED].to(device))
+    with torch.no_grad(), float32_as("fp32", device), fast_passes(model, first):
         for x, y, _ in batches(data, batch_size, device):
             logits = logits_of(model, x)
             if not isinstance(logits, Tensor) or logits.shape != (len(y), num_classes):

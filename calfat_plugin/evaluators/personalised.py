@@ -38,7 +38,7 @@ class PersonalisedOptions(PGDOptions):
 
 
 class Personalised(PGD):
-    """PGD on three models of each honest client of the round; the accuracy is that of the global one, as ``pgd``."""
+    """PGD on the global model, whose accuracy it is, and on two models of each honest client of the round."""
 
     options: PersonalisedOptions
     takes_targets = False

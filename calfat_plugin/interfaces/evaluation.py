@@ -119,7 +119,8 @@ class EvaluationTask:
         round: round number for derived seeds; 0 for the final evaluation.
         rows_at_once: how many examples to pass through the model at once where each passes many times, >= 1; more are
             right, but slower.
-        clean_correct: (N,) bool, whether the model classifies the clean example correctly; computed once and shared.
+        clean_correct: (N,) bool on the CPU, whether the model classifies the clean example correctly; computed once and
+            shared.
         targets: (N,) int64 on the CPU, the wrong class that each example shall be taken for; None: any wrong one. In
             ``craft``, those of the batch, on its device. Only evaluators with ``takes_targets`` are given any.
         call: calls a function of tensors, or replays a captured graph of it; see ``maths.graphs.Caller``.

@@ -150,9 +150,10 @@ class Slopes(Check):
         import torch
 
         from calfat_plugin.maths.attacks import attack_mode, input_gradient
+        from calfat_plugin.maths.precision import float32_as
 
         point = start.clone().requires_grad_()
-        with attack_mode(trial.model), torch.enable_grad():
+        with attack_mode(trial.model), torch.enable_grad(), float32_as("fp32", trial.device):
             return input_gradient(_margin(trial.model(point), first, second).sum(), point)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:

@@ -156,7 +156,8 @@ class AutoAttackCheck(Check):
         if self.examples is None:
             yield trial.attack("autoattack", attack, resumable=True)
             return
-        for number, part in enumerate(trial.nearest_to_an_error(STEPS).split(self.examples), 1):
+        left = trial.nearest_to_an_error(STEPS)
+        for number, part in enumerate(left.split(self.examples) if len(left) else (), 1):
             label = "autoattack" if number == 1 else f"autoattack ({number})"
             row = trial.attack(label, attack, only=part.sort().values, resumable=True)
             yield row

@@ -21,6 +21,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.interfaces import EvaluationTask, Evaluator
 from calfat_plugin.judging.evidence import Row
+from calfat_plugin.maths.precision import float32_as
 from calfat_plugin.results import EvaluationResult
 from calfat_plugin.seeds import derive_seed
 from calfat_plugin.threat import ThreatModel
@@ -188,7 +189,7 @@ class Trial:
         Raises:
             ModelError: they are not finite; ``what`` says which images these are.
         """
-        with torch.no_grad():
+        with torch.no_grad(), float32_as("fp32", self.device):
             return finite(self.model(x).float().cpu(), what)
 
     def asked_anew(self, x: Tensor, what: str) -> Tensor:
@@ -200,7 +201,7 @@ class Trial:
         model, order = self.fresh(), torch.arange(len(x) - 1, -1, -1)
         alone, together = order[:_ALONE].split(1), order[_ALONE:].split(max(1, (len(x) - _ALONE + 1) // 2))
         parts = [part for part in (*alone, *together) if len(part)]
-        with torch.no_grad():
+        with torch.no_grad(), float32_as("fp32", self.device):
             logits = torch.cat([model(x[part.to(x.device)]).float().cpu() for part in parts])
         return finite(logits.flip(0), what)
 

@@ -99,7 +99,9 @@ class BudgetCurve(Check):
         for eps in sorted(budgets | {max(everything, threat.eps)} - {threat.eps}):
             scaled = replace(threat, eps=eps, step_size=min(eps, threat.step_size * eps / threat.eps))
             yield (row := trial.attack(CLAIM, PGD(PGDOptions(steps=STEPS)), threat=scaled))
-        if row.accuracy > 0:  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
+        if (
+            row.accuracy > 0 and threat.eps < everything
+        ):  # pixels or a softmax that saturate so far away may blind the cross-entropy alone
             yield trial.attack(_SCALE_FREE, ProbabilityMargin(PGDOptions(steps=STEPS, restarts=2)), threat=scaled)
 
     def symptoms(self, rows: Sequence[Row], found: Found) -> Iterator[Symptom]:
@@ -112,7 +114,7 @@ class BudgetCurve(Check):
                     masks=True,
                 )
         eps, _ = curve[-1]
-        attacks = {row.attack: row.accuracy for row in rows if row.eps == eps}
+        attacks = {row.attack: row.accuracy for row in (*rows, *found.rows) if row.eps == eps}
         least = min((*attacks.values(), curve[-1][1]))
         if clearly_below(found.guess, least, found.examples, SLACK):
             yield Symptom(

@@ -189,7 +189,8 @@ def drift(states: Sequence[State], reference: State, names: Sequence[str]) -> Dr
         math.fsum(product) / (norm * length) if norm * length > 0 else math.nan
         for product, norm in zip(products, norms, strict=True)
     ]
-    return Drift(norms, [min(1.0, max(-1.0, cosine)) for cosine in cosines], spread / max(1, len(states) - 1))
+    within = [max(min(cosine, 1.0), -1.0) for cosine in cosines]  # in this order nan stays what it is
+    return Drift(norms, within, spread / max(1, len(states) - 1))
 
 
 def median_of(rows: Tensor) -> Tensor:

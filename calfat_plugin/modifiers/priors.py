@@ -53,9 +53,9 @@ def calibrated_logits(logits: Tensor, log_prior: Tensor, *, prior_weight: float 
 
 
 def rarest_present(class_counts: Tensor) -> Tensor:
-    """Smallest count of the classes that a client has, a float64 scalar."""
+    """Smallest count of the classes that a client has, a float64 scalar; 1 for a client without examples."""
     counts = class_counts.double()
-    return counts[counts > 0].min()
+    return counts[counts > 0].min() if counts.any() else counts.new_ones(())
 
 
 def subtract_at_label(logits: Tensor, y: Tensor, margins: Tensor) -> Tensor:

@@ -70,13 +70,20 @@ def perturbation(weight: Tensor, gradient: Tensor, gamma: float) -> Tensor:
 
 @contextmanager
 def _perturbed(model: nn.Module, shifts: Mapping[str, Tensor]) -> Iterator[None]:
-    """Add ``shifts`` to the named parameters, and put the very same values back on leaving."""
+    """Add ``shifts`` to the named parameters, and put the very same values back on leaving.
+
+    Autocast would answer with the copies that it made of other values, so it forgets them.
+    """
+    import torch
+
     named = dict(model.named_parameters())
     before = {name: named[name].detach().clone() for name in shifts}
     try:
         for name, shift in shifts.items():
             named[name].data.add_(shift)
+        torch.clear_autocast_cache()
         yield
     finally:
         for name, value in before.items():
             named[name].data.copy_(value)
+        torch.clear_autocast_cache()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from calfat_plugin.entries import Preset, TrainerEntry
@@ -63,7 +63,7 @@ class CalFAT(AdversarialTrainer):
         return batch.loss.cross_entropy(batch.logits_adv, batch.y).mean()
 
 
-def _common(dataset: str) -> dict[str, Any]:
+def _protocol(partition: str, weights: str, dataset: str) -> dict[str, Any]:
     """Section 5.1 of the paper; weight decay, batch size and model, which it does not state, as in the release."""
     return {
         "data_args.partition_alpha": 0.1,
@@ -75,25 +75,13 @@ def _common(dataset: str) -> dict[str, Any]:
         "train_args.learning_rate": 0.01,
         "train_args.momentum": 0.9,
         "train_args.weight_decay": 2e-3 if dataset.startswith("cifar10") else 2e-4,
+        "data_args.partition_method": partition,
+        "calfat.aggregator": {"name": "fedavg", "weights": weights},
     }
 
 
-def _paper(dataset: str) -> Mapping[str, Any]:
-    return {
-        **_common(dataset),
-        "data_args.partition_method": "dirichlet_plain",
-        "calfat.aggregator": {"name": "fedavg", "weights": "examples"},
-    }
-
-
-def _release(dataset: str) -> Mapping[str, Any]:
-    return {
-        **_common(dataset),
-        "data_args.partition_method": "dirichlet",
-        "calfat.aggregator": {"name": "fedavg", "weights": "uniform"},
-    }
-
-
+_paper = partial(_protocol, "dirichlet_plain", "examples")
+_release = partial(_protocol, "dirichlet", "uniform")
 ENTRY = TrainerEntry(
     "calfat",
     build=CalFAT,

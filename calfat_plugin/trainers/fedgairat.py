@@ -52,7 +52,7 @@ def example_weights(kappa: Tensor, steps: int, lam: float, weighting: Weighting)
     sigmoid(a) for ``sigmoid``, and (steps + 1 - kappa) / (steps + 1) for ``discrete``.
 
     Args:
-        kappa: (N,) correctly classified iterates, 0 .. steps (``attacks.CorrectIterates``).
+        kappa: (N,) correctly classified iterates, 0 .. steps (``TrainBatch.kappa``).
         steps: steps of the attack that counted them; at least 2 unless ``discrete``.
         lam: Lambda; +inf: all weights are 1, which is plain adversarial training.
         weighting: form of the raw weight.

@@ -112,7 +112,7 @@ class FedRBN(AdversarialTrainer):
         """Give an ``st`` client the noise statistics that it borrows."""
         if not self.options.trains_adversarially(task.client):
             own = {name: tensor.cpu() for name, tensor in task.model.state_dict().items()}
-            task.model.load_state_dict(self._lent(own, _received(task.broadcast)), strict=False)
+            task.model.load_state_dict(_lent(own, _received(task.broadcast), self.options), strict=False)
 
     def attacked_rows(self, index: Tensor, task: LocalTask, generator: Generator) -> Tensor | None:
         return None if self.options.trains_adversarially(task.client) else index < 0  # all, or none
@@ -176,36 +176,38 @@ class FedRBN(AdversarialTrainer):
         states = []
         for client, update in updates.items():
             own = {name: update.state[name] for name in names}
-            lent = {} if self._options_of(client).trains_adversarially(client) else self._lent(own, sources)
+            options = self._options_of(client)
+            lent = {} if options.trains_adversarially(client) else _lent(own, sources, options)
             states.append({**own, **lent})
         return weighted_average(states, [1.0] * len(states))
 
     def _sources(self, updates: Mapping[int, LocalUpdate]) -> dict[int, State]:
         return {c: update.state for c, update in updates.items() if self._options_of(c).trains_adversarially(c)}
 
-    def _lent(self, own: State, sources: Sequence[State]) -> dict[str, Tensor]:
-        """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
 
-        The ``at`` clients' weighted mean, summed in float64; a single ``at`` client's are copied bit for bit.
-        """
-        from calfat_plugin.maths.averaging import weighted_sum
+def _lent(own: State, sources: Sequence[State], options: FedRBNOptions) -> dict[str, Tensor]:
+    """The noise statistics that an ``st`` client borrows; none where no ``at`` client took part.
 
-        if not sources:
-            return {}
-        layers = _layers(own)
-        target = _branch(own, layers, "clean")
-        clean = [_branch(source, layers, "clean") for source in sources]
-        noise = [_branch(source, layers, "noise") for source in sources]
-        weights = [1 / len(sources)] * len(sources)
-        if self.options.similarity == "cosine":
-            weights = propagation_weights(target, clean)
-        if self.options.debias:
-            noise = [debiased(n, c, target, self.options.debias) for n, c in zip(noise, clean, strict=True)]
-        return {
-            f"{layer}.noise.running_{kind}": weighted_sum([getattr(lender, kind) for lender in lenders], weights)
-            for layer, *lenders in zip(layers, *noise, strict=True)
-            for kind in ("mean", "var")
-        }
+    The ``at`` clients' weighted mean, summed in float64; a single ``at`` client's are copied bit for bit.
+    """
+    from calfat_plugin.maths.averaging import weighted_sum
+
+    if not sources:
+        return {}
+    layers = _layers(own)
+    target = _branch(own, layers, "clean")
+    clean = [_branch(source, layers, "clean") for source in sources]
+    noise = [_branch(source, layers, "noise") for source in sources]
+    weights = [1 / len(sources)] * len(sources)
+    if options.similarity == "cosine":
+        weights = propagation_weights(target, clean)
+    if options.debias:
+        noise = [debiased(n, c, target, options.debias) for n, c in zip(noise, clean, strict=True)]
+    return {
+        f"{layer}.noise.running_{kind}": weighted_sum([getattr(lender, kind) for lender in lenders], weights)
+        for layer, *lenders in zip(layers, *noise, strict=True)
+        for kind in ("mean", "var")
+    }
 
 
 def _clip_gradients(model: nn.Module, max_norm: float) -> None:

@@ -367,6 +367,8 @@ def _falling(work: _Work, batch: TrainBatch) -> int | None:
     if task.round & (task.round - 1) or task.inner.has_own_steps:
         return None
     y = batch.y[rows]
+    if not len(y):  # of a last batch, say, of whose images none is attacked
+        return None
     with _looking(work), torch.no_grad():
         clean, attacked = (work.loss.attack_logits(task.model(x[rows])) for x in (batch.x_nat, batch.x_adv))
     right = clean.argmax(dim=1) == y

@@ -14,7 +14,8 @@ from scipy.stats import binomtest
 
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import SAMPLE, battery
-from calfat_plugin.judging.evidence import Evidence, Row
+from calfat_plugin.judging.evidence import CLAIM, Evidence, Found, Row
+from calfat_plugin.judging.independent_checks import AutoAttackCheck
 from calfat_plugin.judging.verdict import Verdict, conclude, deciding, word_of
 from calfat_plugin.judging.white_box import BudgetCurve, unbounded
 from calfat_plugin.maths.intervals import wilson
@@ -381,6 +382,31 @@ def test_the_step_grows_and_shrinks_with_the_budget() -> None:
         (0.4, 0.1),
         (0.5, 0.125),
     ]
+
+
+@pytest.mark.parametrize(("eps", "attacks"), [("0.1", [CLAIM] * 4 + ["margin20"]), ("0.5", [CLAIM] * 1)])
+def test_a_budget_that_reaches_grey_is_attacked_by_both_losses(eps: str, attacks: list[str]) -> None:
+    """Where it is the one on trial, ``ScaleFree`` has attacked it, and its row counts."""
+    attacked: list[str] = []
+
+    def attack(label: str, evaluator: Any, threat: ThreatModel) -> Row:
+        attacked.append(label)
+        return Row(label, str(threat.eps), 0.5, None, 300, 0.0)
+
+    threat = ThreatModel(eps=eps, step_size="eps/4")  # type: ignore[arg-type]
+    trial: Any = SimpleNamespace(threat=threat, data=SimpleNamespace(x=torch.empty(2, 1, 8, 8)), attack=attack)
+    list(BudgetCurve().rows(trial))
+    assert attacked == attacks
+    rows = [Row(CLAIM, "0.25", 0.5, None, 300, 0.0)]
+    for margin, fails in ((0.05, False), (0.4, True)):
+        known = (*rows, Row("margin20", "0.5", margin, margin, 300, 0.0))
+        found = Found(natural=0.9, guess=0.11, facts={}, budget="0.5", claimed=0.4, examples=300, rows=known)
+        assert bool(list(BudgetCurve().symptoms(rows, found))) is fails
+
+
+def test_autoattack_has_nothing_to_do_where_everything_is_broken() -> None:
+    trial: Any = SimpleNamespace(nearest_to_an_error=lambda steps: torch.empty(0, dtype=torch.int64), attack=None)
+    assert list(AutoAttackCheck(32).rows(trial)) == []
 
 
 @pytest.mark.parametrize(("left", "usable"), [(0.73, False), (0.779, True)])

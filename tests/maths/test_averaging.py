@@ -185,6 +185,12 @@ class TestFigures:
         assert norms == [update_norm(state, reference, ["w", "v"]) for state in states]
         assert len(set(norms)) == 3
 
+    def test_a_client_that_did_not_move_has_no_direction(self):
+        """Such as one that sends the global model back: it must not look as if it worked against the others."""
+        found = drift([{"w": torch.tensor(move)} for move in (0.0, 1.0, 3.0, -2.0)], NOWHERE, ["w"]).cosines
+        assert math.isnan(found[0])
+        assert found[1:] == [1.0, 1.0, -1.0]
+
     def test_update_norm(self):
         state = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0]), "n": torch.tensor(9)}
         reference = {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])}

@@ -12,7 +12,7 @@ from calfat_plugin.maths.losses import (
     kl_divergence,
 )
 from calfat_plugin.modifiers.calibrated import CalibratedLoss, CalibrationOptions
-from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies
+from calfat_plugin.modifiers.priors import calibrated_logits, log_counts, log_frequencies, rarest_present
 
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 F = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
@@ -102,6 +102,9 @@ class TestCalibration:
         cross_entropy(outer(PAPER, logits), label(0)).backward()
         assert logits.grad.tolist() == [near([-0.652003, 0.567574, 0.084429, 9.4e-8])]
         assert logits.grad[0, 3].item() == pytest.approx(9.4e-8, rel=0.01)
+
+    def test_the_rarest_class_of_a_client_without_examples(self):
+        assert [float(rarest_present(torch.tensor(counts))) for counts in ([5, 0, 2], [0, 0, 0])] == [2.0, 1.0]
 
     def test_priors(self):
         assert log_counts(COUNTS).exp().tolist() == near([50, 30, 20, 1])

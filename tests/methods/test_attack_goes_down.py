@@ -63,6 +63,21 @@ def test_the_client_says_for_how_many_images_its_attack_goes_down(method: Attack
     assert metrics(method).get(FELL) == fell
 
 
+def test_a_batch_without_an_attacked_image_is_not_looked_at() -> None:
+    """Some networks take no batch of no images."""
+
+    class Flat(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.model(x.view(len(x), -1).view(x.shape))
+            return answer
+
+    assert FELL not in metrics(Attacking(-1, 12), wrap=Flat)
+
+
 def test_rounds_are_looked_at_ever_less_often() -> None:
     assert [round for round in range(1, 20) if FELL in metrics(Attacking(-1), round)] == [1, 2, 4, 8, 16]
 

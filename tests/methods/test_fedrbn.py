@@ -13,6 +13,7 @@ from calfat_plugin.errors import ModelError
 from calfat_plugin.models.dual_norm import DualNorm, dual_norms, using_branch, with_dual_norms
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.trainers import loop
+from calfat_plugin.trainers.fedrbn import _lent
 from tests.methods.helpers import (
     SETTINGS,
     Federation,
@@ -228,7 +229,7 @@ NAMES = sorted(name for name in update_with((0.0, 0.0), (0.0, 0.0)).state if nam
 
 
 def lent(method, own, sources):
-    return method._lent(own.state, [source.state for source in sources])
+    return _lent(own.state, [source.state for source in sources], method.options)
 
 
 def test_one_at_client_is_copied_bit_for_bit():
@@ -278,6 +279,20 @@ def test_the_evaluated_model_is_the_uniform_mean_after_lending():
     mean = method.evaluated_personal(updates, NAMES)
     assert mean["n.noise.running_mean"].tolist() == pytest.approx([4.0, 2.0])
     assert mean["n.clean.running_mean"].tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_each_client_borrows_by_its_own_options():
+    """The server evaluates what the clients of a group hold."""
+    run = build_method("fedrbn", similarity="equal", role="at")
+    group = build_method("fedrbn", role="st")
+    updates = {
+        0: update_with((1.0, 0.0), (1.0, 1.0)),
+        1: update_with((0.94, 0.341174), (0.0, 0.0)),
+        2: update_with((1.0, 0.0), (9.0, 9.0)),
+    }
+    mean = run.among({0: run, 1: run, 2: group}).evaluated_personal(updates, NAMES)
+    held = lent(group, updates[2], [updates[0], updates[1]])["n.noise.running_mean"]
+    assert mean["n.noise.running_mean"].tolist() == pytest.approx(((1.0 + 0.0 + held) / 3).tolist())
 
 
 # --- in a federation --------------------------------------------------------------------------------------------------

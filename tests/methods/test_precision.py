@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import fingerprint
+from calfat_plugin.judging.answers import Slopes
+from calfat_plugin.judging.trial import Trial
 from calfat_plugin.maths.losses import kl_divergence
 from calfat_plugin.maths.precision import chosen, float32_as, has_bf16_units
 from calfat_plugin.observer import RunObserver
@@ -138,6 +142,14 @@ def test_every_method_trains_in_bf16_to_about_the_same_weights(name: str) -> Non
         assert 0 < float((tensor - lower[key]).norm()) < 0.1 * moved
 
 
+def test_perturbed_weights_count_in_bf16_too() -> None:
+    """Autocast keeps copies of weights, which would be those before the perturbation."""
+    plain, exact = (trained("fp32", build_method("fedawp", warmup=0, gamma=gamma)).state for gamma in (1e-6, 0.5))
+    lower = trained("bf16", build_method("fedawp", warmup=0, gamma=0.5)).state
+    for key, tensor in exact.items():
+        assert float((tensor - lower[key]).norm()) < 0.2 * float((tensor - plain[key]).norm())
+
+
 def test_the_attack_in_bf16_reaches_the_divergence_of_fp32() -> None:
     reached = []
     for precision in ("fp32", "bf16"):
@@ -162,6 +174,31 @@ def test_evaluation_is_in_fp32_whatever_training_is_in() -> None:
     attack = [("pgd", PGD(PGDOptions(steps=2)))]
     measure(model, tiny_data(), attack, num_classes=4, threat=ThreatModel(), batch_size=5, device=CPU, seed=0)
     assert types == {torch.float32}
+
+
+def test_every_look_at_a_model_on_trial_is_in_full_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clean images and what trust asks by itself, too: a card would multiply in TensorFloat-32 by default."""
+    inside = 0
+
+    @contextmanager
+    def watched(precision: str, device: torch.device) -> Iterator[None]:
+        nonlocal inside
+        assert precision == "fp32"
+        inside += 1
+        yield
+        inside -= 1
+
+    for module in ("calfat_plugin.evaluators.measure", "calfat_plugin.judging.trial", "calfat_plugin.maths.precision"):
+        monkeypatch.setattr(f"{module}.float32_as", watched)
+    outside: list[int] = []
+    model = TinyNet().eval()
+    model.register_forward_hook(lambda *arguments: None if inside else outside.append(1))
+    settings: Any = {"num_classes": 4, "batch_size": 5, "device": CPU, "seed": 0, "surrogates": {}}
+    trial = Trial(model, tiny_data(), threat=ThreatModel(), fresh=lambda: model, **settings)
+    trial.asked_anew(tiny_data().x, "images")
+    Slopes().run(trial)
+    trial.nearest_to_an_error(1)
+    assert not outside
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", False), ("tf32", True), ("bf16", False)])

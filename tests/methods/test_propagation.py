@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from calfat_plugin.trainers.fedrbn import BranchStatistics, debiased, propagation_weights
+from calfat_plugin.trainers.fedrbn import BranchStatistics, _lent, debiased, propagation_weights
 from tests.methods.helpers import build_method
 
 
@@ -60,7 +60,7 @@ def state(seed: int) -> dict[str, torch.Tensor]:
 
 def test_one_source_is_copied_bit_for_bit():
     source = state(1)
-    lent = build_method("fedrbn")._lent(state(2), [source])
+    lent = _lent(state(2), [source], build_method("fedrbn").options)
     assert sorted(lent) == sorted(name for name in source if ".noise." in name)
     for name, tensor in lent.items():
         assert torch.equal(tensor, source[name])
@@ -68,7 +68,7 @@ def test_one_source_is_copied_bit_for_bit():
 
 
 def test_weighted_mean():
-    lent = build_method("fedrbn", similarity="equal")._lent(state(0), [state(1), state(2)])
+    lent = _lent(state(0), [state(1), state(2)], build_method("fedrbn", similarity="equal").options)
     for name, tensor in lent.items():
         assert torch.allclose(tensor, (state(1)[name] + state(2)[name]) / 2)
 
