@@ -151,10 +151,10 @@ def summarise(plan: SuitePlan, outcomes: Iterable[RunOutcome] = ()) -> SuiteSumm
     Raises:
         RunError: a results file that cannot be read.
     """
-    ended = {(outcome.run.cell.name, outcome.run.seed): outcome for outcome in outcomes}
+    ended = {outcome.run.key: outcome for outcome in outcomes}
     by_cell: dict[str, list[RunSummary]] = {cell.name: [] for cell in plan.cells}
     for run in sorted(plan.runs, key=lambda run: plan.seeds.index(run.seed)):
-        by_cell[run.cell.name].append(_run_summary(run, ended.get((run.cell.name, run.seed))))
+        by_cell[run.cell.name].append(_run_summary(run, ended.get(run.key)))
     cells = [_cell_summary(plan, cell, by_cell[cell.name]) for cell in plan.cells]
     return SuiteSummary(plan, tuple(_with_rivals(cells)))
 

@@ -12,7 +12,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.plan import SuitePlan, fetch, seconds_left
-from calfat_plugin.suites.runner import command
+from calfat_plugin.suites.runner import RunOutcome, command
 from calfat_plugin.suites.summary import summarise
 from calfat_plugin.suites.tables import INTERVALS, as_csv, as_json, latex, markdown
 from calfat_plugin.suites.tuning import place_in_grid
@@ -171,6 +171,14 @@ def test_a_lost_run_counts_as_the_worst_not_as_missing(plan_of):
         "1 of 2 runs lost\n"
         "- CalFAT: learning_rate 0.1, seed 101 was lost: round 3: not one client delivered a usable update.\n"
     ) in text
+
+
+def test_how_a_choice_run_ended_says_nothing_of_the_run_of_the_table_with_its_seed(plan_of):
+    text = CHOOSING.replace("[100, 101]", "[0]")
+    measured(plan_of(text), {name: rates(0.3, 0.5, 0.4) for name in ("CalFAT", "FedPGD")})
+    plan = plan_of(text)
+    ended = [RunOutcome(run, "lost", "it diverged") for run in plan.choosing.runs]
+    assert [run.status for cell in summarise(plan, ended).cells for run in cell.runs] == ["new"] * 4
 
 
 def test_where_every_run_was_lost_the_row_says_so(plan_of):
