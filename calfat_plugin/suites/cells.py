@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from calfat_plugin.disk import read_bytes, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
 from calfat_plugin.host.runtimes import supported_runtime
@@ -22,6 +23,8 @@ from calfat_plugin.suites.record import Key, Recorded, digest, read_record
 from calfat_plugin.suites.schema import Setting, Suite, slug
 
 _SHOWN = 3  # changed runs that a message names
+_LONGEST_REASON = 100_000  # bytes; longer ones are not ours
+_LOST_WITH = "recipe "  # before the digest, in the first line of a mark
 
 State = Literal["new", "unfinished", "finished", "lost"]
 
@@ -92,7 +95,7 @@ class PlannedRun:
 
     @property
     def lost(self) -> Path:
-        """Where it is kept why a run was lost; removed, it is tried again."""
+        """Where it is kept with which recipe a run was lost, and why; removed, it is tried again."""
         return self.directory.with_name(f"{self.directory.name}.lost")
 
     @property
@@ -112,10 +115,14 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
         RunError: another recipe was run in a directory of theirs, or is recorded; a damaged record.
     """
     rows = {} if record is None else read_record(record)
-    recorded = {id(run.experiment): run.experiment for run in runs if run.key in rows}  # the seeds of a cell share it
-    digests = {number: digest(experiment) for number, experiment in recorded.items()}
+    marks = {run.key: _mark(run)[0] for run in runs}
+    ended = (run for run in runs if marks[run.key] or run.key in rows)
+    experiments = {id(run.experiment): run.experiment for run in ended}  # the seeds of a cell share it
+    digests = {number: digest(experiment) for number, experiment in experiments.items()}
+    lost = {run.key for run in runs if marks[run.key] and marks[run.key] == digests[id(run.experiment)]}
+    rows = {key: row for key, row in rows.items() if key not in lost}
     runs = tuple(dataclasses.replace(run, recorded=_row(run, rows, digests, record)) for run in runs)
-    states = [_state(run) for run in runs]
+    states: list[tuple[State, str]] = [("lost", "") if run.key in lost else _state(run) for run in runs]
     changed = [f"{run.directory}: {change}" for run, (_, change) in zip(runs, states, strict=True) if change]
     if changed:
         more = f"\n  and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
@@ -128,12 +135,39 @@ def look_again(record: Path | None, *runs: PlannedRun) -> tuple[PlannedRun, ...]
     return tuple(dataclasses.replace(run, state=state) for run, (state, _) in zip(runs, states, strict=True))
 
 
+def mark_lost(run: PlannedRun, reason: str) -> None:
+    """Keep that a run was lost, with which recipe, and why.
+
+    Raises:
+        RunError: the disk refuses.
+    """
+    write_text(run.lost, f"{_LOST_WITH}{digest(run.experiment)}\n{reason}\n")
+
+
+def why_lost(run: PlannedRun) -> str:
+    """The error of a run that was lost."""
+    return "it is so in the suite's record" if run.recorded is not None else _mark(run)[1]
+
+
+def _mark(run: PlannedRun) -> tuple[str, str]:
+    """(digest of the recipe with which the run was lost, why); both empty where it was not.
+
+    A mark without a digest, of an early version, counts as none: it may be of a recipe that the suite no longer has.
+    """
+    try:
+        text = read_bytes(run.lost, _LONGEST_REASON).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return "", ""
+    first, _, reason = text.partition("\n")
+    return (first.removeprefix(_LOST_WITH), reason.strip()) if first.startswith(_LOST_WITH) else ("", "")
+
+
 def _row(
     run: PlannedRun, rows: Mapping[Key, Recorded], digests: Mapping[int, str], record: Path | None
 ) -> Recorded | None:
     """The run's row, unless it is on this machine, too; ``digests`` are by the experiment's ``id``."""
     row = rows.get(run.key)
-    if row is None or run.lost.exists() or RunDirectory(run.directory).recipe.exists():
+    if row is None or RunDirectory(run.directory).recipe.exists():
         return None
     now = digests[id(run.experiment)]
     if row.recipe != now:
@@ -150,8 +184,6 @@ def _state(run: PlannedRun) -> tuple[State, str]:
     directory, experiment = RunDirectory(run.directory), run.experiment
     if run.recorded is not None:
         return run.recorded.state, ""
-    if run.lost.exists():
-        return "lost", ""
     if not directory.recipe.exists():
         return "new", ""
     try:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import IO, Literal
 
 from calfat_plugin.compat import num_cores
-from calfat_plugin.disk import lock, reporting_disk_errors, write_text
+from calfat_plugin.disk import lock
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
-from calfat_plugin.suites.cells import PlannedRun, look_again
+from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost
 from calfat_plugin.suites.parse import same_or_below
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
@@ -197,6 +197,7 @@ class _Pool:
             if run.state == "finished":
                 self._end(RunOutcome(run, "finished"))
                 return
+            run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             process = self._process(run, self.free[0])
             unless_started.pop_all()  # the thread that reads the process closes the file
         slot = self.free.pop(0)
@@ -311,8 +312,7 @@ class _Pool:
             # Of a choice run every error is an answer, of another run that its training diverged; a signal is none.
             if code > 0 and (child.run.cell.tried or NO_UPDATE in message):
                 status = "lost"
-                with reporting_disk_errors(child.run.lost):
-                    write_text(child.run.lost, message + "\n")
+                mark_lost(child.run, message)
             elif child.rounds == 0 and not child.run.cell.tried:
                 self._hopeless.setdefault(child.run.cell.name, child.run)
         self._end(RunOutcome(child.run, status, message, time.perf_counter() - child.started))

@@ -22,12 +22,12 @@ from calfat_plugin.maths.intervals import (
 from calfat_plugin.report.labels import differing, problem_of
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, PlannedRun
+from calfat_plugin.suites.cells import Cell, PlannedRun, why_lost
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import measured, verdict_of
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.schema import RELEASE, Compare, Suite, evaluator_of, release_of
-from calfat_plugin.suites.tuning import Tuning, choice_notes, why_lost
+from calfat_plugin.suites.tuning import Tuning, choice_notes
 
 
 @dataclass(frozen=True)

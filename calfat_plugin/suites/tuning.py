@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from calfat_plugin.disk import read_bytes
 from calfat_plugin.errors import CalfatError, RecipeError, RunError, listed
 from calfat_plugin.exact import parse_number
 from calfat_plugin.experiment import Experiment, same_but_rounds
@@ -22,7 +21,7 @@ from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import counted
 from calfat_plugin.rounds_csv import read_rounds
 from calfat_plugin.runs.directory import RunDirectory
-from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve
+from calfat_plugin.suites.cells import Cell, PlannedRun, in_cell, look_again, resolve, why_lost
 from calfat_plugin.suites.parse import CHOOSE, MOST_TRIES
 from calfat_plugin.suites.record import CHOICE, add_to_record
 from calfat_plugin.suites.schema import Choose, Grid, Setting, Suite
@@ -286,8 +285,6 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 
-_LONGEST_REASON = 100_000  # bytes; longer ones are not ours
-
 
 def chosen_text(choice: Tuning) -> str:
     """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
@@ -328,13 +325,6 @@ def choice_notes(choice: Tuning) -> list[str]:
         f"{run.cell.tried}, seed {run.seed} was lost: {why_lost(run)}" for run in choice.runs if run.state == "lost"
     ]
     return [f"tried {tries_text(choice)}", *lost]
-
-
-def why_lost(run: PlannedRun) -> str:
-    """The error of a run that was lost."""
-    if run.recorded is not None:
-        return "it is so in the suite's record"
-    return read_bytes(run.lost, _LONGEST_REASON).decode("utf-8", "replace").strip()
 
 
 def tries_text(choice: Tuning) -> str:

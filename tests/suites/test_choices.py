@@ -11,6 +11,7 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.experiment import assemble
 from calfat_plugin.recipe.document import read_document
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, fetch, seconds_left
 from calfat_plugin.suites.runner import RunOutcome, command
 from calfat_plugin.suites.summary import summarise
@@ -42,7 +43,7 @@ def measured(plan: SuitePlan, values: dict[str, dict[str, float | None]]) -> Non
         value = values[run.cell.name][run.cell.tried]
         if value is None:
             run.lost.parent.mkdir(parents=True, exist_ok=True)
-            run.lost.write_text("round 1: it diverged\n")
+            mark_lost(run, "round 1: it diverged")
         else:
             finish(run, {"pgd20": value + 0.01 * (run.seed - 100)})
 
@@ -153,7 +154,7 @@ def test_a_lost_run_counts_as_the_worst_not_as_missing(plan_of):
         rate = run.experiment.train.learning_rate
         if rate == 0.1 and run.seed == 101:
             run.lost.parent.mkdir(parents=True, exist_ok=True)
-            run.lost.write_text("round 3: not one client delivered a usable update.\n")
+            mark_lost(run, "round 3: not one client delivered a usable update.")
         else:
             finish(run, {"pgd20": {0.02: 0.3, 0.05: 0.4, 0.1: 0.7}[rate]})
     plan = plan_of()

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RecipeError
+from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import SuitePlan, seconds_left
 from calfat_plugin.suites.tuning import choice_notes, how_chosen, tries_text
 from tests.suites.files import CHOOSING, write_suite
@@ -24,7 +25,7 @@ def end(plan: SuitePlan, seed: int, *values: float | None) -> None:
         value = dict(zip(RATES, values, strict=True))[run.experiment.train.learning_rate]
         if run.seed == seed and value is None:
             run.lost.parent.mkdir(parents=True, exist_ok=True)
-            run.lost.write_text("round 1: it diverged\n")
+            mark_lost(run, "round 1: it diverged")
         elif run.seed == seed:
             finish(run, {"pgd20": value})
 

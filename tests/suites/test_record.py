@@ -15,7 +15,8 @@ import pytest
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
-from calfat_plugin.suites import load_suite
+from calfat_plugin.suites import load_suite, runner
+from calfat_plugin.suites.cells import mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
 from tests.cli.runner import calfat
@@ -118,6 +119,34 @@ def test_lost_choice_runs_are_recorded_and_tried_again_where_all_were(
     assert planned().choices["CalFAT"].hopeless
     assert calfat("suite", "tiny.yaml", "--record", "runs.csv", "--only", "CalFAT").code == 0
     assert {row["state"] for row in rows()} == {"finished"}
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_was_lost_with_another_recipe_is_a_new_one(planned: Callable[[], SuitePlan]) -> None:
+    """So is one with a mark of an early version, which does not say of which recipe it is; and the new run removes the
+    mark, which would count again if the recipe were changed back."""
+    write_suite(Path(), SUITE)
+    run, *_ = planned().runs
+    run.lost.parent.mkdir(parents=True)
+    mark_lost(run, "round 1: it diverged")
+    runner.record_runs(planned().suite, planned().runs)
+    (lost, *_) = planned().runs
+    assert (lost.state, lost.recorded, why_lost(lost)) == ("lost", None, "round 1: it diverged")
+
+    slower = SUITE.replace("comm_round: 1", "comm_round: 1, train_args.learning_rate: 0.01")
+    write_suite(Path(), slower)
+    with pytest.raises(RunError, match=f"{RECORD}: CalFAT seed 0 is recorded with another recipe than the suite has"):
+        planned()
+    RECORD.unlink()
+    assert {run.state for run in planned().runs} == {"new"}
+    runner.run_all(dataclasses.replace(planned(), selected=frozenset(["CalFAT"])), 1, runner.SuiteObserver(), [])
+    assert [row["state"] for row in rows()] == ["finished"] * 2
+    assert not run.lost.exists()
+
+    other = planned().runs[1]
+    other.lost.parent.mkdir(parents=True)
+    other.lost.write_text("round 1: it diverged\n")
+    assert planned().runs[1].state == "new"
 
 
 def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
