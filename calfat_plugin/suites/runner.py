@@ -23,7 +23,7 @@ from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.compute import processor
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.runs.workers import AUTO, asked_workers
-from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost
+from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import same_or_below
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
@@ -194,8 +194,8 @@ class _Pool:
                 self._end(RunOutcome(run, "elsewhere", "another process is writing it"))
                 return
             (run,) = look_again(self.plan.suite.record, run)
-            if run.state == "finished":
-                self._end(RunOutcome(run, "finished"))
+            if run.state == "finished" or run.state == "lost":
+                self._end(RunOutcome(run, run.state, why_lost(run) if run.state == "lost" else ""))
                 return
             run.lost.unlink(missing_ok=True)  # of another recipe: it says nothing of what is run now
             process = self._process(run, self.free[0])

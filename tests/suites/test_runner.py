@@ -15,6 +15,7 @@ from calfat_plugin.cli.suite_view import PlainSuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite, runner
+from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver, run_all
 from calfat_plugin.suites.warm import WarmProcess
@@ -214,6 +215,16 @@ def test_a_run_that_another_suite_finished_meanwhile_is_taken_as_it_is(plan_of):
     run_all(stale, 1, heard, outcomes)
     assert [outcome.status for outcome in outcomes] == ["finished"]
     assert ("started", "CalFAT seed 0") not in heard.events
+
+
+def test_a_run_that_another_suite_lost_meanwhile_is_not_tried_again(plan_of):
+    stale = plan_of(only=["CalFAT"], seeds=[0])
+    stale.runs[0].lost.parent.mkdir(parents=True)
+    mark_lost(stale.runs[0], "round 1: it diverged")
+    heard, outcomes = Recorder(), []
+    run_all(stale, 1, heard, outcomes)
+    assert [(outcome.status, outcome.message) for outcome in outcomes] == [("lost", "round 1: it diverged")]
+    assert heard.events == [("lost", "CalFAT seed 0")]
 
 
 def test_a_place_that_cannot_be_written_is_reported(plan_of, snapshot):
