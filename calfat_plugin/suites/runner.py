@@ -145,7 +145,7 @@ class _Child:
     process: subprocess.Popen[str] | ForkedRun
     reader: threading.Thread = field(init=False)
     started: float = field(default_factory=time.perf_counter)
-    rounds: int = 0
+    rounds: int = 0  # finished since it was started; a resumed one may have more
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
 
 
@@ -313,7 +313,9 @@ class _Pool:
             if code > 0 and (child.run.cell.tried or NO_UPDATE in message):
                 status = "lost"
                 mark_lost(child.run, message)
-            elif child.rounds == 0 and not child.run.cell.tried:
+            elif not (
+                child.rounds or child.run.cell.tried or RunDirectory(child.run.directory).last_checkpoint.exists()
+            ):
                 self._hopeless.setdefault(child.run.cell.name, child.run)
         self._end(RunOutcome(child.run, status, message, time.perf_counter() - child.started))
 

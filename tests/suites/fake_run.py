@@ -61,7 +61,8 @@ def main() -> None:
 def _rounds(directory: RunDirectory, experiment: Experiment, behaviour: str) -> None:
     rounds = experiment.num_rounds
     if behaviour == "fail":
-        directory.discard()
+        if not directory.last_checkpoint.exists():  # no round was finished
+            directory.discard()
         print("error: the data set is missing. Do something.\nA hint.", file=sys.stderr)
         sys.exit(2)
     rate = experiment.train.learning_rate

@@ -14,6 +14,7 @@ import pytest
 from calfat_plugin.cli.suite_view import PlainSuiteProgress
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.cells import mark_lost
 from calfat_plugin.suites.plan import make_plan
@@ -121,6 +122,17 @@ def test_a_failure_does_not_stop_the_others_and_spares_its_later_seeds(plan_of, 
         ("CalFAT seed 1", "finished", ""),
         ("FedPGD seed 1", "not tried", "seed 0 failed before its first round was finished"),
     ]
+
+
+def test_a_resumed_run_that_fails_at_once_says_nothing_of_later_seeds(plan_of, monkeypatch):
+    behave(monkeypatch, fedpgd="die")
+    first = plan_of(only=["FedPGD"], seeds=[0])
+    run_all(first, 1, Recorder(), [])
+    RunDirectory(first.left[0].directory).last_checkpoint.touch()  # of the round that was finished
+    behave(monkeypatch, fedpgd="fail")
+    outcomes = []
+    run_all(plan_of(only=["FedPGD"]), 1, Recorder(), outcomes)
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed"]
 
 
 def test_a_bug_is_reported_by_its_exception_and_every_seed_is_tried(plan_of, monkeypatch):
