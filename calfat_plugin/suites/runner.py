@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Literal
 
 from calfat_plugin.compat import num_cores
-from calfat_plugin.disk import lock
+from calfat_plugin.disk import lock, read_json
 from calfat_plugin.errors import NO_UPDATE, RunError
 from calfat_plugin.report.reading import read_results
 from calfat_plugin.runs.compute import processor
@@ -26,7 +26,7 @@ from calfat_plugin.runs.workers import AUTO, asked_workers
 from calfat_plugin.suites.cells import PlannedRun, look_again, mark_lost, why_lost
 from calfat_plugin.suites.parse import same_or_below
 from calfat_plugin.suites.plan import SuitePlan
-from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, verdict_of
+from calfat_plugin.suites.record import CHOICE, Recorded, add_to_record, digest, measured, read_record, verdict_of
 from calfat_plugin.suites.schema import Suite, release_of
 from calfat_plugin.suites.tuning import value_of_try
 from calfat_plugin.suites.warm import UNKNOWN, ForkedRun, WarmProcess
@@ -328,12 +328,15 @@ class _Pool:
 def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
     """Write a row for each of these runs that has ended into the suite's record, if it has one.
 
+    Processor and version are those of the run, as far as its files or an earlier row say: who looks at a finished suite
+    changes nothing.
+
     Raises:
         RunError: the record, or a file of a run, is damaged or cannot be written.
     """
     if suite.record is None:
         return
-    rows = {}
+    rows, before = {}, read_record(suite.record)
     for run in look_again(suite.record, *runs):
         if run.recorded is None and run.state in ("finished", "lost"):
             results = read_results(RunDirectory(run.directory).results) if run.state == "finished" else {}
@@ -343,12 +346,17 @@ def record_runs(suite: Suite, runs: Sequence[PlannedRun]) -> None:
                 published = suite.reported.get(run.cell.name)
                 release = () if published is None else map(release_of, published.accuracy)
                 values = {metric: measured(results, metric) for metric in (*suite.metrics, *release)}
+            recipe, environment = digest(run.experiment), read_json(RunDirectory(run.directory).environment)
+            row = before.get(run.key)
+            if row is None or (row.state, row.recipe) != (run.state, recipe):
+                row = Recorded(run.state, recipe, {}, processor=processor())
             rows[run.key] = Recorded(
                 state=run.state,
-                recipe=digest(run.experiment),
+                recipe=recipe,
                 values={name: value for name, value in values.items() if value is not None},
                 seconds=f"{results['seconds']:.1f}" if results else "",
-                processor=processor(),
+                processor=environment.get("processor") or row.processor,
+                calfat_plugin=results.get("calfat_plugin") or row.calfat_plugin,
                 verdict="" if run.cell.tried else verdict_of(run.directory, run.experiment),
             )
     add_to_record(suite.record, rows)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin import __version__
 from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
 from calfat_plugin.suites.cells import mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan
@@ -90,6 +92,37 @@ def test_what_ended_without_a_row_gets_it_later() -> None:
     assert [float(rows()[1][name]) for name in ("natural", "pgd20")] == [
         each["accuracy"] for each in measured["evaluations"]
     ]
+
+
+@pytest.mark.usefixtures("finished")
+def test_who_looks_at_a_finished_run_is_not_who_ran_it(
+    monkeypatch: pytest.MonkeyPatch, planned: Callable[[], SuitePlan]
+) -> None:
+    """What its files do not say is as in its row; a lost run may have no files."""
+    lost = planned().runs[0]
+    shutil.rmtree(lost.directory)
+    mark_lost(lost, "round 1: it diverged")
+    directory = RunDirectory(planned().runs[1].directory)
+    directory.write_json(directory.environment, {"processor": "its own"})
+    directory.write_json(directory.results, {**json.loads(directory.results.read_text()), "calfat_plugin": "0.0.7"})
+
+    def of(*columns: str) -> list[tuple[str, ...]]:
+        runner.record_runs(planned().suite, planned().runs)
+        return [tuple(row[column] for column in columns) for row in rows()]
+
+    monkeypatch.setattr(runner, "processor", lambda: "first")
+    found = of("cell", "seed", "state", "processor", "calfat_plugin")
+    assert found == [
+        ("CalFAT", "0", "lost", "first", __version__),
+        ("CalFAT", "1", "finished", "first", __version__),
+        ("FedPGD", "0", "finished", "its own", "0.0.7"),
+        ("FedPGD", "1", "finished", "first", __version__),
+    ]
+    RECORD.write_text(RECORD.read_text().replace(__version__, "0.0.8"))
+    before = RECORD.read_text()
+    monkeypatch.setattr(runner, "processor", lambda: "second")
+    of()
+    assert RECORD.read_text() == before
 
 
 @pytest.mark.usefixtures("finished")
