@@ -287,6 +287,7 @@ def _unlike(one: CellSummary, other: CellSummary) -> tuple[str, ...]:
 
 SIGNIFICANT = 0.05
 AT_EQUAL, COLLAPSED, LEAD = "natural at equal {}", "collapsed", "lead in {}, {} minus {}"
+NO_ROBUSTNESS = "no robustness to exchange"
 BySeed = Mapping[int, float]
 
 
@@ -298,9 +299,10 @@ class Compared:
         row: the other row.
         endpoint: what is compared: a metric's label, or a name such as ``natural at equal autoattack``.
         difference: the named row minus the other, paired over seeds; None where they share no seed.
-        p_value: of the paired test; None where one of the rows has not finished all its seeds.
+        p_value: of the paired test; None where it cannot be made, or not yet.
         adjusted: the same after Holm over the family.
         is_level: whether equivalence was tested and holds.
+        why_none: why it cannot be made; empty where it can be as soon as both rows have finished all their seeds.
     """
 
     row: CellSummary
@@ -309,12 +311,13 @@ class Compared:
     p_value: float | None
     adjusted: float | None = None
     is_level: bool = False
+    why_none: str = ""
 
     @property
     def word(self) -> str:
-        """``clear``, ``level``, ``not clear``, or nothing for a comparison that has not been made."""
+        """``clear``, ``level``, ``not clear``, why it cannot be made, or nothing for one that has not been made yet."""
         if self.p_value is None:
-            return ""
+            return self.why_none
         if self.adjusted is not None and self.adjusted < SIGNIFICANT:
             return "clear"
         return "level" if self.is_level else "not clear"
@@ -323,26 +326,30 @@ class Compared:
 def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
     """The comparisons of each family, in the order of the table: one family for each label of the other axes.
 
-    A family is corrected for all comparisons that were planned, those included that cannot be made yet. The last list,
-    if the suite plans it, has the difference of the leads in two families, which is a test of its own.
+    A family is corrected for all comparisons that were planned, those included that cannot be made yet, but not those
+    of skipped rows, which are never run. The last list, if the suite plans it, has the difference of the leads in two
+    families, which is a test of its own.
     """
     plan = summary.suite.compare
     if plan is None:
         return
     families = _families(summary, plan)
     for rows in families.values():
-        yield _family(summary, plan, rows)
-    if plan.lead_over is not None:
+        if plan.row in rows and (family := _family(summary, plan, rows)):
+            yield family
+    if plan.lead_over is not None and all({plan.row, plan.lead_over} <= rows.keys() for rows in families.values()):
         yield [_lead(summary, plan, families)]
 
 
 def _families(summary: SuiteSummary, plan: Compare) -> dict[tuple[str, ...], dict[str, CellSummary]]:
-    """Labels of the other axes to label of the compared axis to row."""
+    """Labels of the other axes to label of the compared axis to row, without those that are skipped."""
     axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if plan.row in variants)
     families: dict[tuple[str, ...], dict[str, CellSummary]] = {}
     for row in summary.cells:
         labels = row.cell.labels
-        families.setdefault((*labels[:axis], *labels[axis + 1 :]), {})[labels[axis]] = row
+        family = families.setdefault((*labels[:axis], *labels[axis + 1 :]), {})
+        if not row.cell.skipped:
+            family[labels[axis]] = row
     return families
 
 
@@ -366,7 +373,9 @@ def _pair(
         yield _compared(other, metric, values_of(one, metric), values_of(other, metric), seeds, plan)
     if exchange is not None:
         gain = dict(_at_equal_robustness(plan, one, other, exchange))
-        yield _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
+        compared = _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
+        robust = values_of(other, plan.robust)
+        yield replace(compared, why_none=NO_ROBUSTNESS if any(robust.get(seed) == 0 for seed in seeds) else "")
     if plan.collapsed is not None:
         fell = [
             {seed: float(value <= plan.collapsed / 100) for seed, value in values_of(row, plan.natural).items()}

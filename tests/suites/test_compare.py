@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -55,20 +55,33 @@ VALUES = {
 }
 
 
+Values = Mapping[str, tuple[tuple[float, ...], ...]]
+Measure = Callable[[str, Values], SuiteSummary]
+
+
 @pytest.fixture
-def summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> SuiteSummary:
-    """A suite whose runs are all in its record, but for seed 4 of 0.5/FedMART."""
+def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Measure:
+    """A suite whose runs are all in its record, as far as there are values."""
     monkeypatch.chdir(tmp_path)
     metrics = ("natural", "natural:worst-class", "pgd20")
 
-    def row(run: PlannedRun) -> Recorded | None:
-        of = VALUES[run.cell.name]
-        if run.seed > len(of[0]):
-            return None
-        values = {metric: each[run.seed - 1] for metric, each in zip(metrics, of, strict=True)}
-        return Recorded("finished", digest(run.experiment), values)
+    def make(text: str, values: Values) -> SuiteSummary:
+        def row(run: PlannedRun) -> Recorded | None:
+            of = values[run.cell.name]
+            if run.seed > len(of[0]):
+                return None
+            measured = {metric: each[run.seed - 1] for metric, each in zip(metrics, of, strict=True)}
+            return Recorded("finished", digest(run.experiment), measured)
 
-    return recorded(tmp_path, STUDY, registry, row)
+        return recorded(tmp_path, text, registry, row)
+
+    return make
+
+
+@pytest.fixture
+def summary(measure: Measure) -> SuiteSummary:
+    """All but seed 4 of 0.5/FedMART."""
+    return measure(STUDY, VALUES)
 
 
 def families(summary: SuiteSummary) -> tuple[dict[tuple[str, str], Compared], ...]:
@@ -135,6 +148,42 @@ def test_a_family_is_corrected_for_all_that_was_planned_in_it(summary: SuiteSumm
             expected.append(highest)
         assert [adjusted for _, adjusted in known] == pytest.approx(expected)
     assert len(known) == 4
+
+
+def test_a_row_that_is_never_run_is_no_part_of_its_family(measure: Measure, summary: SuiteSummary) -> None:
+    """Else each of its comparisons would raise all other p-values of the family for ever. The other family is as it
+    was, with a row that is not there yet."""
+    skewed, even, lead = families(measure(f"{STUDY}skip: {{0.1/FedMART: too slow}}\n", VALUES))
+    before = families(summary)
+    assert {name for name, _ in skewed} == {"0.1/FedPGD"}
+    assert {key: each.p_value for key, each in skewed.items()}.items() <= {
+        key: each.p_value for key, each in before[0].items()
+    }.items()
+    known = sorted((each.p_value, each.adjusted) for each in skewed.values())
+    assert known[0][1] == pytest.approx(4 * known[0][0])
+    assert [each.adjusted for each in even.values()] == [each.adjusted for each in before[1].values()]
+    assert len(lead) == 1
+
+
+def test_a_family_without_what_is_compared_is_left_out(measure: Measure) -> None:
+    """Skipped are, one after the other: the named row, the row of the exchange, the row of the lead."""
+    only_even, without_exchange, without_lead = (
+        families(measure(f"{STUDY}skip: {{0.1/{row}: slow}}\n", VALUES)) for row in ("CalFAT", "standard", "FedPGD")
+    )
+    assert [{name for name, _ in family} for family in only_even] == [{"0.5/FedPGD", "0.5/FedMART"}]
+    assert {endpoint for _, endpoint in without_exchange[0]} == {"natural:worst-class", "pgd20", "collapsed"}
+    assert (len(without_exchange), len(without_lead)) == (3, 2)
+
+
+def test_a_row_without_robustness_has_none_to_exchange(measure: Measure) -> None:
+    """With one seed of four, although all are finished."""
+    natural, worst, _ = VALUES["0.1/FedMART"]
+    summary = measure(STUDY, {**VALUES, "0.1/FedMART": (natural, worst, (0.50, 0.52, 0.0, 0.51))})
+    found = families(summary)[0]["0.1/FedMART", "natural at equal pgd20"]
+    assert found.difference is not None
+    assert (found.difference.seeds, found.p_value, found.word) == (3, None, "no robustness to exchange")
+    assert "no robustness to exchange |" in markdown(summary)
+    assert found.word in [each["result"] for each in as_json(summary)["comparisons"][0]]
 
 
 def test_words(summary: SuiteSummary) -> None:
