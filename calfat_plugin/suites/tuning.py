@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,14 @@ class Tuning:
         tries: one for each point, in the order of the grid, the last key running fastest.
         seeds: how many each try has that may be chosen.
         finals: choice runs that cannot be planned yet, because it is not known which tries they are of.
+        beyond: next values, of ends of the grid that are chosen, that cannot be: there the grid does not grow.
     """
 
     grid: Grid
     tries: tuple[Try, ...]
     seeds: int
     finals: int = 0
+    beyond: tuple[Setting, ...] = ()
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
@@ -157,31 +159,43 @@ def choice_of(
         found = look_again(suite.record, *runs)
         return Try(point, found, tuple(value_of_try(run, choose) for run in found))
 
+    def can_be(grid: Grid) -> bool:
+        try:
+            for point in itertools.product(*grid.values()):
+                resolve(suite, registry, cell.name, (*cell.settings, *point, *measuring), overrides)
+        except RecipeError:
+            return False
+        return True
+
     grid: Grid | None = choose.grid_of(cell.labels)
     while grid is not None:
         tries = tuple(map(tried, itertools.product(*grid.values())))
         _refuse_twins(suite, cell, tries)
         choice = _with_finalists(Tuning(grid, tries, len(choose.seeds)), choose.finalists)
-        grid = _extended(choice, choose)
+        choice, grid = _extended(choice, choose, can_be)
     return choice
 
 
-def _extended(choice: Tuning, choose: Choose) -> Grid | None:
-    """The grid with the next value, to two digits, beyond each end of it that is chosen; None where there is none.
+def _extended(choice: Tuning, choose: Choose, can_be: Callable[[Grid], bool]) -> tuple[Tuning, Grid | None]:
+    """(the choice, its grid with the next value, to two digits, beyond each end of it that is chosen).
 
-    It comes last, so that it is chosen only if it is better than those before it.
+    It comes last, so that it is chosen only if it is better than those before it. A value that an option does not take
+    is left out: what has been chosen stands. There is no such grid where no end grows.
     """
     if choice.best is None:
-        return None
-    further = {}
+        return choice, None
+    grid, impossible = dict(choice.grid), []
     for setting in choice.best.point:
         factor, values = choose.extend.get(setting.path), [each.value for each in choice.grid[setting.path]]
         if factor is not None and setting.value in (min(values), max(values)):
             beyond = setting.value * factor if setting.value == max(values) else setting.value / factor
             added = replace(setting, value=float(f"{beyond:.2g}"))
-            further[setting.path] = (*choice.grid[setting.path], added)
-    grid = {**choice.grid, **further}
-    return grid if further and math.prod(map(len, grid.values())) <= MOST_TRIES else None
+            if can_be({**grid, setting.path: (added,)}):
+                grid[setting.path] = (*choice.grid[setting.path], added)
+            else:
+                impossible.append(added)
+    grows = grid != choice.grid and math.prod(map(len, grid.values())) <= MOST_TRIES
+    return replace(choice, beyond=tuple(impossible)), grid if grows else None
 
 
 def _with_finalists(choice: Tuning, number: int | None) -> Tuning:
@@ -287,12 +301,17 @@ def _refuse_twins(suite: Suite, cell: Cell, tries: Sequence[Try]) -> None:
 
 
 def chosen_text(choice: Tuning) -> str:
-    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before."""
+    """``learning_rate 0.1, upper edge of the grid``; several keys are separated by semicolons; empty before.
+
+    Where the next value beyond that edge would have been tried and cannot be: ``upper edge of the grid (2.0 cannot
+    be)``.
+    """
     if choice.best is None:
         return "nothing: every run was lost" if choice.hopeless else ""
     parts = []
     for text, setting in zip(choice.best.texts, choice.best.point, strict=True):
         place = place_in_grid(setting.value, [each.value for each in choice.grid[setting.path]])
+        place += "".join(f" ({yaml_text(each.value)} cannot be)" for each in choice.beyond if each.path == setting.path)
         parts.append(f"{text}, {place}" if place else text)
     return "; ".join(parts)
 
@@ -354,8 +373,8 @@ def how_chosen(choose: Choose, choices: Mapping[str, Tuning]) -> str:
     if choose.extend:
         factors = listing([f"{dotted(key)} {factor:g}" for key, factor in choose.extend.items()])
         text += (
-            f" Where the best value is an end of its grid, the next one beyond it is tried, too, until it is not "
-            f"(factors: {factors})."
+            f" Where the best value is an end of its grid, the next one beyond it is tried, too, if it can be, "
+            f"until it is not (factors: {factors})."
         )
     numbers = {name: len(choice.tries) for name, choice in choices.items()}
     if len(set(numbers.values())) <= 1:

@@ -81,11 +81,39 @@ def test_a_grid_does_not_grow_without_end(plan_of, monkeypatch):
     assert plan_of(TEXT).waiting == ()
 
 
+@pytest.mark.parametrize(
+    ("key", "values", "best", "chosen"),
+    [
+        ("adv_ratio", [0.5, 1], 1, "adv_ratio 1, upper edge of the grid (2.0 cannot be)"),
+        ("epochs", [1, 2, 3], 1, "epochs 1, lower edge of the grid (0.5 cannot be)"),
+    ],
+    ids=["beyond a range", "no whole number"],
+)
+def test_where_the_next_value_cannot_be_the_end_is_chosen(key, values, best, chosen, plan_of):
+    """And another key's end grows all the same."""
+    path = "train_args.epochs" if key == "epochs" else "calfat.trainer.adv_ratio"
+    text = (
+        TEXT.replace("rate: [0.02, 0.05, 0.1]", f"rate: [0.02, 0.05], {path}: {values}")
+        .replace("rate: 1.7}", f"rate: 2, {path}: 2}}")
+        .replace("CalFAT: {}", "CalFAT: {calfat.trainer: {name: calfat}}")
+        .replace("    FedPGD: {calfat.trainer: fedpgd}\n", "")
+    )
+    for _ in range(3):
+        for run in plan_of(text).choosing.left:
+            settings = {setting.key: setting.value for setting in run.cell.settings}
+            rate = settings["train_args.learning_rate"]
+            finish(run, {"pgd20": 0.5 - abs(rate - 0.1) - 0.1 * abs(settings[path] - best)})
+    plan = plan_of(text)
+    assert plan.waiting == ()
+    assert chosen_text(plan.choices["CalFAT"]) == f"learning_rate 0.1, 1 step from the upper edge of the grid; {chosen}"
+    assert len(plan.choices["CalFAT"].tries) == 4 * len(values)
+
+
 def test_the_caption_says_that_grids_grow_and_how_many_tries_each_row_had(plan_of):
     plan = plan_of(TEXT)
     assert how_chosen(plan.suite.choose, plan.choices).endswith(
-        "Where the best value is an end of its grid, the next one beyond it is tried, too, until it is not (factors: "
-        "train_args.learning_rate 1.7). Tries of every row: 3."
+        "Where the best value is an end of its grid, the next one beyond it is tried, too, if it can be, until it is "
+        "not (factors: train_args.learning_rate 1.7). Tries of every row: 3."
     )
 
 
