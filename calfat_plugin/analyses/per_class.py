@@ -19,6 +19,7 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.recipe.clients import CLIENTS
 from calfat_plugin.report.charts import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 from calfat_plugin.results import RESULTS_FORMAT
@@ -95,7 +96,11 @@ def compare_per_class(
 
 
 def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any]) -> dict[str, Experiment]:
-    """Label to the run's recipe with another trainer, one local epoch and plain averaging."""
+    """Label to the run's recipe with another trainer, one local epoch and plain averaging.
+
+    All clients are honest and train by that trainer, at the recipe's learning rate: the run is over, and so is its
+    schedule, which may have ended at 0.
+    """
     own = run.experiment
     variants: dict[str, Experiment] = {}
     for method in methods:
@@ -105,8 +110,11 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
             own.document.with_value(("calfat", "trainer"), written, place)
             .with_value(("calfat", "aggregator"), "fedavg", place)
             .with_value(("calfat", "evaluators"), list(evaluators), "--evaluators")
-            .with_value(("train_args", "epochs"), 1, place)
+            .with_value(CLIENTS, None, place)
         )
+        one_epoch = {"epochs": 1, "local_steps": None, "lr_schedule": "constant", "warmup_rounds": 0}
+        for key, value in one_epoch.items():
+            document = document.with_value(("train_args", key), value, place)
         variant = assemble(document, own.registry)
         trainer = variant.trainer
         if hasattr(trainer.options, _STARTS):  # in full effect: the global model is a trained one, whatever its round
@@ -130,15 +138,17 @@ def _clients(
 
     snapshot, _ = run.checkpoint
     worker = Worker(variant, run.dataset, shards, run.device, RunObserver())
-    own = variant.trainer.entry.name == run.experiment.trainer.entry.name
-    # What its clients and its server kept belongs to this method.
-    kept, broadcast = (snapshot.client_states, snapshot.broadcast) if own else ({}, {})
-    downlink = pack_downlink(snapshot.global_state, broadcast)
+    own, method = run.experiment, variant.trainer.entry.name
+    # What the server and a client kept belongs to the method of the run, and of the client's group.
+    groups = own.client_groups(run.dataset.train.y.numpy())
+    downlink = pack_downlink(snapshot.global_state, snapshot.broadcast if own.trainer.entry.name == method else {})
     model = run.model(variant)
     test = run.dataset.test.to(run.device)
     evaluators = variant.ready_evaluators(variant.evaluators, set_up_task(run))
     for client in shards:
-        worker.client_states = {client: kept.get(client, {})}  # one at a time: there may be thousands
+        of_method = own.trained_by(groups.get(client)).trainer.entry.name == method
+        # One at a time: there may be thousands.
+        worker.client_states = {client: snapshot.client_states.get(client, {}) if of_method else {}}
         try:
             update = unpack_update(worker.fit(client, snapshot.round + 1, downlink), worker.num_examples(client))
         except UpdateError as error:

@@ -44,8 +44,8 @@ def per_class(
 ) -> None:
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
-    Nothing is aggregated; each local model is measured on the whole test split. Writes per_class.json into RUN_DIR and
-    makes its report anew.
+    Nothing is aggregated; each local model is measured on the whole test split. The learning rate is the recipe's,
+    without schedule; groups of clients are left out. Writes per_class.json into RUN_DIR and makes its report anew.
     """
     with json_output(as_json) as show:
         compare_per_class(

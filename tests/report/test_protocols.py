@@ -22,10 +22,13 @@ from calfat_plugin.evaluators.measure import measure
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import pack_update, unpack_downlink
 from calfat_plugin.federation.worker import Worker
+from calfat_plugin.interfaces import LocalTask
 from calfat_plugin.models.cnn import CNNSmall
 from calfat_plugin.results import LocalUpdate
 from calfat_plugin.runs.checkpoints import ClientStates, load_checkpoint, save_checkpoint
 from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.trainers.base import AdversarialTrainer
+from calfat_plugin.trainers.fedpgd import FedPGD
 from tests.report.made import experiment, made_run
 from tests.snapshot import TextSnapshot
 
@@ -35,12 +38,12 @@ FROZEN = "train_args.learning_rate=1e-12"  # a local epoch leaves the model as i
 SMALL = "data_args.max_train_examples=500"
 
 
-def run_with_model(path: Path, *overrides: str) -> Path:
+def run_with_model(path: Path, *overrides: str, round: int = 4) -> Path:
     """A run directory whose last checkpoint is an untrained model."""
     made_run(path, SMALL, *overrides)
     run = experiment(SMALL, *overrides)
     model = run.build_model(run.load_dataset(), run.build_trainer())
-    save_checkpoint(RunDirectory(path).last_checkpoint, Snapshot(round=4, global_state=dict(model.state_dict())), {})
+    save_checkpoint(RunDirectory(path).last_checkpoint, Snapshot(round, global_state=dict(model.state_dict())), {})
     return path
 
 
@@ -77,6 +80,44 @@ def test_clients_begin_with_what_they_kept_if_the_method_is_the_run_s_own(
     monkeypatch.setattr(Worker, "fit", fit)
     compare(path, "calfat", "fedpgd", evaluators=("natural",))
     assert seen == [(0, []), (1, ["personal/w"]), (0, []), (1, [])]
+    seen.clear()
+    directory.write_recipe(experiment(SMALL, "calfat.clients=[{ids: 1, trainer: fedpgd}]"))
+    compare(path, "calfat", "fedpgd", evaluators=("natural",))
+    assert seen == [(0, []), (1, []), (0, []), (1, ["personal/w"])]  # of its own group's method
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ("train_args.lr_schedule=cosine",),
+        ("train_args.lr_schedule=step", "train_args.lr_step_size=1"),
+        ("train_args.warmup_rounds=3",),
+        ("train_args.local_steps=3",),
+        ("train_args.epochs=2",),
+        ("calfat.clients=[{ids: 1, trainer: standard, epochs: 3, threat: {eps: 0.2}}]",),
+        ("calfat.clients=[{ids: 1, attacker: label_flip}]",),
+    ],
+)
+def test_every_client_trains_one_epoch_of_the_method_at_the_recipe_s_learning_rate(
+    own: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_with_model(tmp_path / "run", "train_args.learning_rate=0.05", *own, round=1)
+    run = experiment(SMALL)
+    labels = run.load_dataset().train.y
+    shards = run.split(labels.numpy())
+    seen: list[int] = []
+
+    def fit(trainer: AdversarialTrainer, task: LocalTask) -> LocalUpdate:
+        settings = task.settings
+        assert (settings.epochs, settings.local_steps, settings.learning_rate) == (1, None, 0.05)
+        assert (type(trainer), float(task.threat.eps)) == (FedPGD, 0.1)
+        assert torch.equal(task.data.y, labels[shards[task.client]])
+        seen.append(task.client)
+        return LocalUpdate(task.model.state_dict(), len(task.data))
+
+    monkeypatch.setattr(AdversarialTrainer, "fit", fit)
+    compare(path, "fedpgd", evaluators=("natural",))
+    assert seen == [0, 1]
 
 
 def test_every_client_is_measured_on_the_whole_test_split_from_the_global_model(frozen: Path) -> None:
