@@ -19,6 +19,7 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.options import describe
 from calfat_plugin.recipe.clients import CLIENTS
 from calfat_plugin.report.charts import mean_of
 from calfat_plugin.report.reading import PER_CLASS
@@ -63,8 +64,8 @@ def compare_per_class(
     """Run the protocol and write ``per_class.json`` into the run directory.
 
     Args:
-        methods: local trainers as recipes write them. The run's own method keeps its options when named plainly;
-            schedules that start at a later round count as started.
+        methods: local trainers as recipes write them, also with a label. The run's own method keeps its options when
+            named plainly; schedules that start at a later round count as started.
 
     Returns:
         What was written; accuracies are fractions, None for a class without test examples.
@@ -105,7 +106,11 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
     variants: dict[str, Experiment] = {}
     for method in methods:
         written = own.as_run()["calfat"]["trainer"] if method == own.trainer.name else method
-        place = "--methods"
+        label, place = None, "--methods"
+        if isinstance(method, Mapping) and (label := method.get("label")) is not None:  # a recipe's trainer has none
+            if not isinstance(label, str) or not label.strip() or not label.isprintable():
+                raise OptionError(f"{place}: label: got {describe(label)}, expected a name.")
+            written = {key: value for key, value in method.items() if key != "label"}
         document = (
             own.document.with_value(("calfat", "trainer"), written, place)
             .with_value(("calfat", "aggregator"), "fedavg", place)
@@ -120,7 +125,7 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
         if hasattr(trainer.options, _STARTS):  # in full effect: the global model is a trained one, whatever its round
             trainer = dataclasses.replace(trainer, options=dataclasses.replace(trainer.options, **{_STARTS: 1}))
             variant = dataclasses.replace(variant, trainer=trainer)
-        label = trainer.label
+        label = label or trainer.label
         if label in variants:
             raise OptionError(f"--methods: '{label}' is named twice; give one of them a label of its own.")
         variants[label] = variant

@@ -21,7 +21,8 @@ from calfat_plugin.runs.loaded_run import Trust
     "--methods",
     default="calfat,fedgairat",
     show_default=True,
-    help="Local trainers, with commas between them; options as in recipes: '{name: fedgairat, lam: -1}'.",
+    help="Local trainers, with commas between them; options as in recipes: '{name: fedgairat, lam: -1}'. A label names "
+    "one that is there twice: '{name: fedgairat, lam: -2, label: lam -2}'.",
 )
 @click.option("--evaluators", default="natural,pgd20", show_default=True, help="What to measure, likewise.")
 @click.option(

@@ -167,6 +167,13 @@ def test_the_runs_own_method_keeps_its_options_and_schedules_count_as_started(fr
 def test_one_method_twice_needs_two_labels(frozen: Path, snapshot: TextSnapshot) -> None:
     with snapshot.raises(OptionError):
         compare(frozen, "calfat", "calfat")
+    twice = parse_picks("{name: fedgairat, lam: -1},{name: fedgairat, lam: -2, label: lam -2}", "--methods")
+    content = compare(frozen, *twice, evaluators=("natural",))
+    assert {label: trainer["lam"] for label, trainer in content["trainers"].items()} == {"fedgairat": -1, "lam -2": -2}
+    assert list(content["methods"]) == ["fedgairat", "lam -2"]
+    for label in (2, " ", "a\nb"):
+        with snapshot.raises(OptionError):
+            compare(frozen, {"name": "calfat", "label": label})
 
 
 def test_a_method_with_another_architecture_is_refused_before_anything_is_trained(
