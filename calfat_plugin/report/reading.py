@@ -285,7 +285,7 @@ def find_runs(path: Path) -> list[Path]:
 
 def listed_run(suite: Path, written: Path) -> Path | None:
     """A run of a suite: where ``suite.json`` says, or at the same place beside the suite, if both were moved."""
-    moved = suite.parent.joinpath(*written.parts[-3:])
+    moved = suite.resolve().parent.joinpath(*written.parts[-3:])  # resolved: "." has no parent
     return next((place for place in (written, moved) if (place / RECIPE).is_file()), None)
 
 

@@ -117,13 +117,15 @@ def test_runs_are_found_at_a_path_and_below_it(tmp_path: Path) -> None:
     assert find_runs(tmp_path / "suite") == sorted(made)
 
 
-def test_a_suite_lists_its_runs_also_those_it_shares(tmp_path: Path) -> None:
+def test_a_suite_lists_its_runs_also_those_it_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = made_run(tmp_path / "suites" / "table1" / "calfat" / "0")
     made_run(tmp_path / "suites" / "fig3" / "a-cell-of-yesterday" / "0")
     directories = ["runs/suites/table1/calfat/0", "runs/suites/table1/calfat/1"]  # as written from another directory
     cells = [{"name": "CalFAT", "runs": [{"seed": seed, "directory": directories[seed]} for seed in (0, 1)]}]
     (tmp_path / "suites" / "fig3" / "suite.json").write_text(json.dumps({"cells": cells}))
     assert find_runs(tmp_path / "suites" / "fig3") == [shared]
+    monkeypatch.chdir(tmp_path / "suites" / "fig3")
+    assert find_runs(Path()) == [shared]
 
 
 def test_a_path_without_runs(tmp_path: Path, snapshot: TextSnapshot) -> None:
