@@ -259,14 +259,15 @@ def per_class_view(content: Mapping[str, Any], figures: Path) -> dict[str, Any] 
     classes = [str(name) for name in content["class_names"]]
     shown = len(classes) if len(classes) <= _MANY_CLASSES else 0  # columns of classes, while they fit on a page
     charts, tables = [], []
-    for label in map(str, content["evaluators"]):
+    for number, label in enumerate(map(str, content["evaluators"]), start=1):
         title = "Natural accuracy" if label == NATURAL else f"Accuracy under {label}"
         if label != NATURAL and "format" not in content:  # of a version that counted as the release does
             title += " (release)"
         found = {method: [client[label] for client in clients] for method, clients in methods.items()}
         means = {method: [mean_of(column) for column in zip(*rows, strict=True)] for method, rows in found.items()}
         caption = spread_sentence(means, classes)
-        charts.append(per_class(f"clients_{label}", f"{title} per class, mean over clients", caption, means, classes))
+        name = f"clients_{number}"  # of files, and a label may hold a slash
+        charts.append(per_class(name, f"{title} per class, mean over clients", caption, means, classes))
         blocks = []
         for index, client in enumerate(next(iter(methods.values()))):
             rows = [_row(method, of[index], shown) for method, of in found.items()]
