@@ -17,7 +17,7 @@ from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import can_draw
-from calfat_plugin.cli.results import results_table, show_alarms
+from calfat_plugin.cli.results import figure_lines, results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
 
@@ -75,6 +75,8 @@ def attack(
         except KeyboardInterrupt:
             fail("stopped.", _RESUME, INTERRUPTED)
         console.print(results_table(outcome.results, by_eps=True))
+        for line in figure_lines(outcome.results):
+            console.print(line, soft_wrap=True, markup=False)
         show_alarms(console, outcome.alarms)
         console.print(f"results: {outcome.path}", soft_wrap=True)
         for curve in outcome.curves:

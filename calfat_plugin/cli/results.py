@@ -59,7 +59,10 @@ def figure_lines(results: Sequence[EvaluationResult]) -> list[str]:
     if len(_figures(results)) <= _COLUMNS:
         return []
     of_each = (
-        (result.label, ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.metrics.items()))
+        (
+            with_budget(result),
+            ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.metrics.items()),
+        )
         for result in results
     )
     return [f"{label}: {figures}" for label, figures in of_each if figures]

@@ -239,6 +239,8 @@ def test_what_depends_on_no_eps_is_measured_once(run_dir):
     assert panel["accuracy"] <= corruptions["accuracy"] <= corruptions["metrics"]["mean"]
     measured = re.findall(r"^([a-z0-9]+(?: \(l1 \d\))?)  +\d", out, re.MULTILINE)
     assert measured == ["natural", "pgd4 (l1 1)", "panel", "corruptions", "pgd4 (l1 2)"]
+    figures = (f"{name} {value:.4g}" for name, value in panel["metrics"].items())
+    assert f"\npanel: {', '.join(figures)}\n" in out  # more than the table has columns for
 
 
 def test_autoattack_leaves_no_state_behind_and_findings_are_reported(run_dir):

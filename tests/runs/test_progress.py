@@ -241,11 +241,13 @@ def test_results_table_says_how_each_number_was_made() -> None:
 
 
 def test_many_figures_are_lines_below_the_table_and_few_are_columns() -> None:
-    few = dataclasses.replace(result("pgd20", 0.5), metrics={"ece": 0.125, "margin_mean": 2.0})
+    few = dataclasses.replace(
+        result("pgd20", 0.5, norm="linf", eps="8/255"), metrics={"ece": 0.125, "margin_mean": 2.0}
+    )
     many = dataclasses.replace(result("personalised", 0.5), metrics={f"own_{name}": 0.5 for name in "ab"})
     for results, lines in (
         ([few], []),
-        ([few, many], ["pgd20: ece 0.125, margin mean 2", "personalised: own a 0.5, own b 0.5"]),
+        ([few, many], ["pgd20 (linf 8/255): ece 0.125, margin mean 2", "personalised: own a 0.5, own b 0.5"]),
     ):
         stream = io.StringIO()
         show_final(Console(file=stream, width=100, _environ={}), results, [])
