@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from rich.console import Console
 
 from calfat_plugin.cli.finished_model import planned
-from calfat_plugin.cli.progress import RunProgress, choose_progress
+from calfat_plugin.cli.progress import RunProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.errors import RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
@@ -147,7 +146,7 @@ def run(
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
         raise RunError(f"{document.file}: this recipe runs in {processes} processes. Start them in a shell: {command}")
     request = Request(experiment, None if run_dir is None else Path(run_dir), resume, ["calfat_plugin.run"])
-    shown = choose_progress(Console(file=sys.stdout, highlight=False)) if progress else RunProgress()
+    shown = choose_progress(verbatim_console(sys.stdout)) if progress else RunProgress()
     notes: list[str] = []
     if workers is not None:
         request = with_workers(request, runtime, str(workers), option="workers", warn=notes.append)

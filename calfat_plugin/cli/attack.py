@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
@@ -16,7 +15,7 @@ from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
-from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.results import figure_lines, results_table, show_alarms
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import OptionError
@@ -68,7 +67,7 @@ def attack(
         budgets = () if eps is None else _split(eps, "--eps")
         plan = planned(target, attacks=_split(attacks, "--attacks"), eps=budgets, **how)
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))
-        console = Console(highlight=False)
+        console = verbatim_console()
         try:
             with AttackProgress(console if can_draw(console) and not plain else None) as progress:
                 outcome = measure(plan, [Path(sys.argv[0]).name, *sys.argv[1:]], progress, output)
@@ -76,7 +75,7 @@ def attack(
             fail("stopped.", _RESUME, INTERRUPTED)
         console.print(results_table(outcome.results, by_eps=True))
         for line in figure_lines(outcome.results):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)
         show_alarms(console, outcome.alarms)
         console.print(f"results: {outcome.path}", soft_wrap=True)
         for curve in outcome.curves:

@@ -26,7 +26,7 @@ class AttackProgress(Lines, AttackObserver):
         super().__init__(sys.stdout, sys.stderr)
         self._console = console
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(BAR_WIDTH),
             TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("{task.fields[left]}"),
@@ -51,13 +51,13 @@ class AttackProgress(Lines, AttackObserver):
         if self._console is None:
             super().warn(message)
         else:
-            self._console.print(f"warning: {printable(message)}", style="yellow", markup=False)
+            self._console.print(f"warning: {printable(message)}", style="yellow")
 
     def say(self, line: str) -> None:
         if self._console is None:
             super().say(line)
         else:
-            self._console.print(printable(line), markup=False)
+            self._console.print(printable(line))
 
     def progress(self, name: str, done: int, total: int, correct: int) -> None:
         if self._console is None:

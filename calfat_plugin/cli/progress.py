@@ -191,7 +191,7 @@ class LiveProgress(RunProgress):
         self._done: dict[int, float] = {}  # client to its share of its training
         # Where the terminal is narrow, the bar is what gives way, and not the figures.
         bar = () if console.width < _WIDTH_WITH_BAR else (BarColumn(BAR_WIDTH),)
-        self._bars = Progress(TextColumn("{task.description}"), *bar, _Detail(), console=console)
+        self._bars = Progress(TextColumn("{task.description}", markup=False), *bar, _Detail(), console=console)
         self._rounds = self._bars.add_task("run", total=None, visible=False, detail=lambda: "")
         self._work = self._bars.add_task("", total=None, detail=lambda: "starting PyTorch and FedML")
         self._scores = Text("", no_wrap=True, overflow="ellipsis")
@@ -271,6 +271,11 @@ class LiveProgress(RunProgress):
         left = self._num_rounds - done
         eta = f"  ETA {self._clock.eta(left)}" if left else ""
         return f"{done}/{self._num_rounds} rounds  {self._clock.elapsed()}{eta}"
+
+
+def verbatim_console(file: TextIO | None = None) -> Console:
+    """A console that prints what it is given: a path, a title or a label may hold what rich takes for its markup."""
+    return Console(file=file, highlight=False, markup=False, emoji=False)
 
 
 def can_draw(console: Console) -> bool:

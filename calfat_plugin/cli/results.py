@@ -23,7 +23,7 @@ def show_final(console: Console, results: Sequence[EvaluationResult], alarms: Se
     else:
         console.print("no final evaluation: calfat.evaluators is empty", soft_wrap=True)
     for line in (*figure_lines(results), *worst_lines(results)):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     show_alarms(console, alarms)
 
 

@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
 
 from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
@@ -26,7 +25,7 @@ from calfat_plugin.cli.options import (
     seed_option,
     set_option,
 )
-from calfat_plugin.cli.progress import choose_progress
+from calfat_plugin.cli.progress import choose_progress, verbatim_console
 from calfat_plugin.cli.results import show_final
 from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.cli.workers import with_workers
@@ -132,17 +131,17 @@ def _run(request: Request, directory: RunDirectory, plain: bool, hint: ResumeHin
     with quick_imports():
         from calfat_plugin.runs import session
 
-    console = Console(file=sys.stdout, highlight=False)  # this stream, whatever the host does to sys.stdout
+    console = verbatim_console(sys.stdout)  # this stream, whatever the host does to sys.stdout
     with choose_progress(console, plain=plain) as progress:
         hint.progress = progress
         result = session.run(request, directory, progress, progress.warn)
     show_final(console, result.evaluations, read_alarms(read_json(directory.results)))
     if request.profile:
-        console.print(spending_text(read_json(directory.profile)), markup=False, soft_wrap=True)
+        console.print(spending_text(read_json(directory.profile)), soft_wrap=True)
     console.print(f"results: {directory.path}", soft_wrap=True)
     if any("eps" in evaluation.settings for evaluation in result.evaluations):
         believe = shlex.join([*_program(), "trust", str(directory.path)])
-        console.print(f"next, whether the robust accuracy may be believed: {believe}", soft_wrap=True, markup=False)
+        console.print(f"next, whether the robust accuracy may be believed: {believe}", soft_wrap=True)
 
 
 def _program() -> list[str]:

@@ -16,7 +16,7 @@ from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
-from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json
@@ -147,7 +147,7 @@ def _run(
     plan = now()
     record_runs(plan.suite, (*plan.choosing.runs, *plan.runs))
     summarise(plan)  # a results file that cannot be read is reported now, not after the last run
-    console = Console(highlight=False)
+    console = verbatim_console()
     outcomes: list[RunOutcome] = []
     finished = True
     if plan.choices:
@@ -241,12 +241,12 @@ def _cost_lines(plan: SuitePlan, jobs: int | None, workers: str | None) -> Itera
 def _show_and_write(
     plan: SuitePlan, outcomes: list[RunOutcome], out: Path | None, versus: str | None, show: Callable[[Any], None]
 ) -> None:
-    console, summary = Console(highlight=False), summarise(plan, outcomes)
+    console, summary = verbatim_console(), summarise(plan, outcomes)
     folders = write_tables(summary, out)
     if can_draw(console):
         console.print(suite_table(summary))
         for remark in remarks(summary):
-            console.print(remark, markup=False, soft_wrap=True)
+            console.print(remark, soft_wrap=True)
     else:
         click.echo("\n" + markdown(summary))
     if versus is not None:

@@ -82,7 +82,7 @@ class LiveSuiteProgress(SuiteObserver):
         self._tasks: dict[str, TaskID] = {}
         self._started = time.perf_counter()
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[detail]}"),
             console=console,

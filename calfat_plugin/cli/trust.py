@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from calfat_plugin import report
 from calfat_plugin.analyses.attack_plan import AttackPlan
@@ -15,7 +14,7 @@ from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
-from calfat_plugin.cli.progress import can_draw
+from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.trust_progress import TrustProgress, show_verdict
 from calfat_plugin.disk import read_json
 from calfat_plugin.judging.examine import FILE, TrustReport, examine
@@ -80,7 +79,7 @@ def judge(
     plain: bool = False,
 ) -> TrustReport:
     """Judge one model, with its progress and its verdict on the console."""
-    console = Console(highlight=False)
+    console = verbatim_console()
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     progress = TrustProgress(console if can_draw(console) and not plain else None)
     try:

@@ -48,9 +48,9 @@ def show_verdict(console: Console, outcome: TrustReport) -> None:
     console.print(table)
     verdict = outcome.verdict
     console.print(Text.assemble("verdict: ", (verdict.text, _STYLES[verdict.word])))
-    console.print(verdict.sentence, markup=False, soft_wrap=True)
+    console.print(verdict.sentence, soft_wrap=True)
     for cause in verdict.causes[1:]:
-        console.print(f"  also: {cause}", markup=False, soft_wrap=True)
+        console.print(f"  also: {cause}", soft_wrap=True)
     skipped = [check.title for check in outcome.checks if check.name not in {e.check for e in outcome.evidence}]
     if skipped:
         console.print(f"not needed for the verdict (--full runs them): {', '.join(skipped)}", soft_wrap=True)

@@ -220,6 +220,12 @@ def test_deepfool_measures_one_distortion_whatever_eps(run_dir, monkeypatch):
     assert re.search(r"│ *release *[│┃] *distortion *[│┃] *examples", out.replace("┃", "│"))
 
 
+def test_brackets_in_a_path_are_no_markup(run_dir):
+    code, out, err = call(run_dir, "--attacks", "fgsm", "--output", "with[l2]:dog:.json", "--examples", 4)
+    assert (code, err) == (0, "")
+    assert "\nresults: with[l2]:dog:.json\n" in out
+
+
 def test_what_depends_on_no_eps_is_measured_once(run_dir):
     code, out, err = call(
         run_dir, "--attacks", "pgd4,panel,corruptions", "--norm", "l1", "--eps", "2,1", "--examples", 12,
@@ -518,9 +524,12 @@ def test_the_bar_shows_the_attack_and_what_is_left(tmp_path):
             progress._bar.refresh()
             progress.measured(finished("pgd20", 0.4, 0.4))
             progress.warn("careful")
+            progress.progress("[/x] at eps 8/255", 50, 100, 20)
+            progress._bar.refresh()
         screen.seek(0)
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.read())
     assert "pgd20 at eps 8/255" in text
+    assert "[/x] at eps 8/255" in text
     assert "50 %" in text
     assert "40.0 % left" in text
     assert "pgd20 (linf 8/255)  40.0 %  2.0 s" in text

@@ -14,11 +14,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from calfat_plugin.cli import run
 from calfat_plugin.cli.progress import LiveProgress, PlainProgress, clock
 from calfat_plugin.cli.results import results_table, show_final
+from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.evaluators.alarms import find_alarms
 from calfat_plugin.observer import BatchProgress
-from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo
+from calfat_plugin.results import EvaluationResult, RoundRecord, RunInfo, RunResult
+from calfat_plugin.runs.directory import RunDirectory
+from calfat_plugin.runs.request import Request
+from tests.report.made import experiment
 from tests.snapshot import TextSnapshot
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -254,6 +259,18 @@ def test_many_figures_are_lines_below_the_table_and_few_are_columns() -> None:
         table, _, below = stream.getvalue().rpartition("┘\n")
         assert below.splitlines() == lines
         assert ("margin mean" in table) is (not lines)
+
+
+def test_brackets_in_the_path_of_a_run_and_in_a_label_are_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = RunResult((result("pgd[/x]", 0.5),), 1, 1.0)
+    monkeypatch.setattr("calfat_plugin.runs.session.run", lambda *_: done)
+    directory = RunDirectory(tmp_path / "with[l2]:dog:")
+    run._run(Request(experiment(), None, False, []), directory, True, ResumeHint([], False))
+    out = capsys.readouterr().out
+    assert "pgd[/x]" in out
+    assert f"\nresults: {directory.path}\n" in out
 
 
 def test_a_run_without_a_final_evaluation_says_so_and_names_no_test_split() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from calfat_plugin.cli.progress import verbatim_console
 from calfat_plugin.cli.suite_view import remarks, suite_table
 from calfat_plugin.errors import RunError
 from calfat_plugin.maths.intervals import Score
@@ -128,6 +129,12 @@ def test_terminal(summary, width, snapshot):
     Console(file=stream, width=width).print(suite_table(summary))
     snapshot("".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines()))
     assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
+
+
+def test_brackets_in_a_title_are_no_markup_of_the_terminal(summary, capsys):
+    plan = replace(summary.plan, suite=replace(summary.suite, title="a [/b] :dog:"))
+    verbatim_console().print(suite_table(replace(summary, plan=plan)))
+    assert capsys.readouterr().out.startswith("a [/b] :dog:")
 
 
 def test_json_holds_everything(summary):
