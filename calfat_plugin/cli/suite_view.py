@@ -19,7 +19,18 @@ from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.plan import SuitePlan
 from calfat_plugin.suites.runner import RunOutcome, SuiteObserver
 from calfat_plugin.suites.summary import SuiteSummary
-from calfat_plugin.suites.tables import beside, caption, columns, count, headings, interval_of, measured, names, notes
+from calfat_plugin.suites.tables import (
+    NOTHING,
+    beside,
+    caption,
+    columns,
+    count,
+    headings,
+    interval_of,
+    measured,
+    names,
+    notes,
+)
 
 _REFRESH_PER_SECOND = 5
 _STYLES = {
@@ -127,17 +138,24 @@ class LiveSuiteProgress(SuiteObserver):
 def suite_table(summary: SuiteSummary) -> Table:
     """The table for a terminal: measured, and beneath it its interval and the published number with the difference.
 
-    Where the terminal is narrow, cells are folded, never cut.
+    What was chosen for a row and the verdict on it stand beneath its name: in columns of their own they would leave the
+    numbers no room. Where the terminal is narrow, cells are folded, never cut.
     """
     table = Table(title=summary.suite.title, title_justify="left")
-    for name in columns(summary):
-        table.add_column(Text(name), no_wrap=name in summary.suite.axes)
-    table.add_column("n", justify="right")
+    axes, more = len(summary.suite.axes), columns(summary)[len(summary.suite.axes) :]
+    for position, name in enumerate(summary.suite.axes, start=1):
+        table.add_column(Text(name), no_wrap=position < axes or not more, overflow="fold")
+    table.add_column("n", justify="right", overflow="fold")
     for heading in headings(summary):
         table.add_column(Text(heading), justify="right", overflow="fold")
     for group in summary.groups():
         for cell in group:
-            table.add_row(*map(Text, names(summary, cell)), count(cell), *map(_score, cell.scores.values()))
+            texts = names(summary, cell)
+            row = [*map(Text, texts[:axes])]
+            for what, text in zip(more, texts[axes:], strict=True):
+                if text != NOTHING:
+                    row[-1].append(f"\n{what}: {text}", "dim")
+            table.add_row(*row, count(cell), *map(_score, cell.scores.values()))
         table.add_section()
     return table
 

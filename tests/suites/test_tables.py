@@ -131,6 +131,19 @@ def test_terminal(summary, width, snapshot):
     assert remarks(summary)[1] == "A&B/FedPGD: seed 1 failed: no data"
 
 
+@pytest.mark.parametrize("width", [100, 30])
+def test_what_was_chosen_and_the_verdict_stand_whole_beneath_the_name_of_a_row(summary, width, monkeypatch):
+    view = "calfat_plugin.cli.suite_view"
+    monkeypatch.setattr(f"{view}.columns", lambda summary: [*summary.suite.axes, "chosen", "calfat trust"])
+    more = {"CalFAT": ["learning_rate 0.3, the only value tried", "holds (seed 1001)"], "FedPGD": ["-", "-"]}
+    monkeypatch.setattr(f"{view}.names", lambda _, cell: [*cell.cell.labels, *more[cell.cell.labels[-1]]])
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(suite_table(replace(summary, cells=summary.cells[:2])))
+    lines = [line.split("│")[2] for line in stream.getvalue().splitlines() if line.startswith("│")]
+    beneath = "chosen: learning_rate 0.3, the only value tried calfat trust: holds (seed 1001)"
+    assert "".join("".join(lines).split()) == f"CalFAT{beneath}FedPGD".replace(" ", "")
+
+
 def test_brackets_in_a_title_are_no_markup_of_the_terminal(summary, capsys):
     plan = replace(summary.plan, suite=replace(summary.suite, title="a [/b] :dog:"))
     verbatim_console().print(suite_table(replace(summary, plan=plan)))
