@@ -19,7 +19,9 @@ target_argument: Decorator = click.argument(
 _OPTIONS: tuple[Decorator, ...] = (
     click.option("--norm", type=click.Choice(get_args(Norm)), help="Default: the recipe's, else linf."),
     click.option(
-        "--step-size", metavar="SIZE", help="Default: as long in relation to eps as in the recipe, else eps/4."
+        "--step-size",
+        metavar="SIZE",
+        help="Default: the recipe's (a multiple of eps follows --eps); eps/4 in another norm or without a recipe.",
     ),
     click.option(
         "--checkpoint", metavar="NAME", help="Of a run directory: last (default), best-natural or best-robust."
