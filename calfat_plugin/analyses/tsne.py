@@ -10,7 +10,7 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
-from calfat_plugin.runs.loaded_run import Trust, Warn, distrust, loaded_run
+from calfat_plugin.runs.loaded_run import LAST, Trust, Warn, distrust, loaded_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,17 +24,15 @@ PERPLEXITY = 30.0
 SEED = 0  # one choice of examples for all runs, so that their pictures compare
 
 
-def write_tsne(
-    directory: Path, *, checkpoint: str = "last", examples: int = EXAMPLES, warn: Warn, trust: Trust = distrust
-) -> dict[str, Any]:
-    """Compute the embedding of one run's checkpoint and write it into the run directory.
+def write_tsne(directory: Path, *, examples: int = EXAMPLES, warn: Warn, trust: Trust = distrust) -> dict[str, Any]:
+    """Compute the embedding of one run's last checkpoint and write it into the run directory.
 
     Args:
         examples: at most so many clean test examples, as many of each class as can be.
     """
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
-    with loaded_run(directory, checkpoint, warn, trust=trust) as run:
+    with loaded_run(directory, LAST, warn, trust=trust) as run:
         chosen = balanced(run.dataset.test, run.dataset.num_classes, examples)
         batch_size = run.experiment.evaluation.batch_size
         features = penultimate_features(run.model(), chosen.to(run.device), batch_size)
@@ -43,7 +41,7 @@ def write_tsne(
         perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
         points = Embedding(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(features)
         content = {
-            "checkpoint": checkpoint,
+            "checkpoint": LAST,
             "round": run.checkpoint[0].round,
             "perplexity": perplexity,
             "seed": SEED,
