@@ -69,7 +69,7 @@ class FGSMOptions(BudgetOptions):
     """Options of FGSM, whose one step is as long as eps."""
 
     restarts: ClassVar[int] = 1
-    start: Start = option("x", help=f"{_START} (Wong et al. 2020)")
+    start: Start = option("x", help=f"{_START} (Wong et al. 2020, who step 1.25 eps from there)")
     logit_scale: float = option(1.0, low=0, open_low=True, help=_SCALE)
 
     def threat(self, run: ThreatModel) -> ThreatModel:

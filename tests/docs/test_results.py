@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from calfat_plugin.maths.intervals import prediction
+from calfat_plugin.maths.intervals import paired, prediction
 from calfat_plugin.registry import Registry
 from calfat_plugin.report import theme
 from calfat_plugin.report.charts import Chart, render
@@ -30,10 +30,10 @@ STUDIES = [record.stem.removesuffix("_runs") for record in RECORDS]
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 MARKED = re.compile(r"<!-- (\w+): (accuracies|comparisons) -->\n+((?:\|.*\n)+)")
 SHOWN = [(page, *found) for page in (PAGE, README) for found in MARKED.findall(page.read_text(encoding="utf-8"))]
-PAPER, REFERENCE = "0.1/CalFAT, the paper's constants", "0.1/FedPGD"
+PAPER, REFERENCE, STANDARD = "0.1/CalFAT, the paper's constants", "0.1/FedPGD", "0.1/standard FL"
 
 NAMES = {"study_fmnist": "Fashion-MNIST", "study_digits": "Digits"}  # in the order of the page's columns
-METHODS = {PAPER: "CalFAT", REFERENCE: "FedPGD", "0.1/standard FL": "standard FL"}
+METHODS = {PAPER: "CalFAT", REFERENCE: "FedPGD", STANDARD: "standard FL"}
 
 Rows = list[dict[str, str]]
 
@@ -58,6 +58,25 @@ class Published:
         of = self.compared[REFERENCE, endpoint]
         low, high = (100 * bound for bound in of["difference"]["interval"])
         return f"{100 * of['difference']['mean']:+.1f} [{low:.1f}, {high:.1f}], {of['result']}"
+
+    def exchanged(self, name: str) -> tuple[str, str]:
+        """Endpoint 4 with the rate of exchange of standard FL's measured robustness, and over how many pairs."""
+        runs = read_record(DOCS / "results" / f"{name}_runs.csv")
+        natural, robust = ({cell: dict[int, float]() for cell in METHODS} for _ in range(2))
+        for (cell, tried, seed), run in runs.items():
+            if not tried:
+                natural[cell][seed], robust[cell][seed] = run.values["natural"], run.values["autoattack"]
+        gain = {}
+        for seed, reference in robust[REFERENCE].items():
+            if (given_up := reference - robust[STANDARD][seed]) > 0:
+                rate = (natural[STANDARD][seed] - natural[REFERENCE][seed]) / given_up
+                led = natural[PAPER][seed] - natural[REFERENCE][seed]
+                gain[seed] = led + rate * (robust[PAPER][seed] - reference)
+        found = paired(gain, dict.fromkeys(gain, 0.0))
+        assert found is not None
+        assert found.interval is not None
+        low, high = (100 * bound for bound in found.interval)
+        return f"{100 * found.mean:+.1f} [{low:.1f}, {high:.1f}]", str(len(gain))
 
     def mean(self, cell: str, metric: str) -> str:
         return f"{100 * self.cells[cell]['scores'][metric]['mean']:.1f}"
@@ -212,7 +231,11 @@ CLAIMS = {
         f"Natural accuracy at equal AutoAttack: {{{name}[exchanged]}}."
         for name in NAMES
     ),
-    PAGE: (),
+    PAGE: (
+        "it is {study_fmnist[standard]} % on Fashion-MNIST and {study_digits[standard]} % on digits. With the accuracy "
+        "that it has, the differences are {study_fmnist[measured][0]} on Fashion-MNIST and, over the "
+        "{study_digits[measured][1]} pairs in which it has less than FedPGD, {study_digits[measured][0]} on digits.",
+    ),
 }
 
 
@@ -225,6 +248,8 @@ def test_what_the_text_claims_follows_from_the_records(page: Path) -> None:
             "worst": of.claim("natural:worst-class"),
             "autoattack": of.claim("autoattack"),
             "exchanged": of.claim("natural at equal autoattack"),
+            "standard": of.mean(STANDARD, "autoattack"),
+            "measured": of.exchanged(name),
         }
         for name, of in zip(NAMES, map(published, NAMES), strict=True)
     }
