@@ -195,9 +195,16 @@ class RunDirectory:
             self.rounds_file(experiment).keep_until(last_round)
         else:
             self.rounds.unlink(missing_ok=True)
-        self.results.unlink(missing_ok=True)  # it continues, so it is not finished
         for path in self._files():
             temporary_of(path).unlink(missing_ok=True)
+
+    def reopen(self, experiment: Experiment) -> None:
+        """Make it a run that is not finished, with the recipe as run now.
+
+        The results go first: those of fewer rounds beside the new recipe would look like its own.
+        """
+        self.results.unlink(missing_ok=True)
+        self.write_recipe(experiment)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -83,7 +83,8 @@ def run(
             directory.check_data(data)
         directory.begin(info.start_round - 1, experiment)
         earlier = seconds_of(directory.rounds)  # of the rounds that earlier processes finished
-        directory.write_recipe(experiment)
+        if not directory.finished:
+            directory.reopen(experiment)
         precision = experiment.runtime.precision
         environment = describe_environment(device, experiment.registry, request.command, precision)
         environment["host"] = experiment.common.host
@@ -104,6 +105,8 @@ def run(
 
         def on_round(measured: RoundRecord, now: Snapshot) -> None:
             record = measured.with_worst_clients(counts)
+            if directory.finished:  # it goes further: until it really does, the results are all that there is
+                directory.reopen(experiment)
             with timed("checkpoint"):
                 writer.round_finished(record, now)
                 # With the next model, a client of a silo forgets what it kept before this round; a hook may read files.

@@ -170,6 +170,21 @@ def test_more_rounds_than_before_extend_a_finished_run(
     assert "comm_round: 9" in (recipe.parent / "run" / "recipe.yaml").read_text()
 
 
+def test_a_finished_run_keeps_its_results_until_more_rounds_are_there(warm: WarmServer, recipe: Path) -> None:
+    """Whatever stops an extension before its first round has ended; and the recipe is that of the results."""
+    words = ("run", "tiny.yaml", "--run-dir", "run", "--set")
+    kept = [recipe.parent / "run" / name for name in ("results.json", "recipe.yaml")]
+    assert warm.run(*words, "train_args.comm_round=1", cwd=recipe.parent).code == 0
+    before = [path.read_bytes() for path in kept]
+    extension = (*words, "train_args.comm_round=2", "--resume")
+    assert warm.run(*extension, cwd=recipe.parent, **sabotage("training", 2)).code == -9
+    assert [path.read_bytes() for path in kept] == before
+    assert warm.run(*extension, cwd=recipe.parent, **sabotage("row", 2)).code == -9
+    assert not kept[0].exists()
+    assert "comm_round: 2" in kept[1].read_text()
+    assert warm.run(*extension, cwd=recipe.parent).code == 0
+
+
 def everything(run: Path) -> dict[str, object]:
     """What a run leaves behind, file by file, but for times and what says which process wrote it."""
     found: dict[str, object] = {}
