@@ -157,7 +157,7 @@ def train_round(
 
     Args:
         rank: the client's id is one less.
-        folder: of this client; each recipe and seed has a directory there, as its runs have across silos.
+        folder: of this client; each name and seed of a recipe has a directory there, for its last run.
         used: the last round in which the server used its update, from whose end it continues; 0: none.
 
     Returns:
@@ -165,7 +165,9 @@ def train_round(
     """
     experiment = request.experiment
     path = folder / f"{experiment.name}-{experiment.seed}"
-    request = replace(request, run_dir=path, resume=(path / "recipe.yaml").exists())
+    if used == 0:  # nothing of an earlier run is needed, which may have had another recipe
+        PartyDirectory(path).recipe.unlink(missing_ok=True)
+    request = replace(request, run_dir=path, resume=PartyDirectory(path).recipe.exists())
     directory = PartyDirectory.open(request)
     with directory.locked(), log_to(directory.log), using_threads(experiment):
         worker, client = _worker_of(request, rank, directory, log.warning), rank - 1

@@ -90,6 +90,15 @@ def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: Modul
         assert digest(load_checkpoint(newest)[0].client_states[client]) == digest(states[client])
 
 
+def test_parties_take_part_in_a_second_run_with_another_recipe(app: ModuleType, tmp_path: Path) -> None:
+    first, second = ({"set": f"train_args.comm_round=2 train_args.learning_rate={rate}"} for rate in (0.05, 0.02))
+    run(app, grid_of(app, silos(tmp_path), **first), **first)
+    directory = run(app, grid_of(app, silos(tmp_path), **second), **second, **{"run-dir": str(tmp_path / "second")})
+    _, experiment = written(tmp_path, (*CHANGED, *second["set"].split()))
+    snapshot = load_checkpoint(directory / "checkpoints" / "last.safetensors")[0]
+    assert digest(snapshot.global_state) == digest(trained_in_loops(experiment)[0])
+
+
 def test_parties_get_a_model_once_the_round_before_is_on_disk(
     app: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
