@@ -104,15 +104,17 @@ def new_profile(device: torch.device) -> Profile:
 def with_resolved_precision(experiment: Experiment) -> Experiment:
     """The experiment with ``calfat.runtime.precision: auto`` replaced by what it means here.
 
-    A run is recorded with that: it cannot be resumed, and no party can join it, in another arithmetic.
+    A run is recorded with that: it cannot be resumed, and no party can join it, in another arithmetic. The document has
+    it, too: other processes resolve that anew, and may see other devices.
     """
-    runtime = experiment.runtime
+    runtime, path = experiment.runtime, ("calfat", "runtime", "precision")
     if runtime.precision != "auto":
         return experiment
     from calfat_plugin.maths.precision import chosen
 
     here = chosen(runtime.precision, pick_device(experiment, lambda text: None))
-    return replace(experiment, runtime=replace(runtime, precision=here))
+    document = experiment.document.with_value(path, here, experiment.document.place(path))
+    return replace(experiment, document=document, runtime=replace(runtime, precision=here))
 
 
 @contextmanager

@@ -192,8 +192,15 @@ def run_worker(request: Request, rank: int) -> None:
                 mpi_simulation.run_worker(*ready, transport)
 
 
-def run_local_worker(document: Document, rank: int, pipe: Connection, log_file: Path, profile: bool) -> None:
-    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it."""
+def run_local_worker(
+    document: Document, threads: int, rank: int, pipe: Connection, log_file: Path, profile: bool
+) -> None:
+    """Be a worker on the server's machine: as above, but an error goes to the server, which reports it.
+
+    Args:
+        threads: of torch in the server's process: the last bits depend on it.
+    """
+    torch.set_num_threads(threads)
     with log_to(log_file):
         from calfat_plugin.host import mpi_simulation  # as above
         from calfat_plugin.host.transports.pool import PipeTransport, trouble

@@ -135,16 +135,19 @@ def running(request: Request, log: Path) -> Iterator[list[WorkerProcess]]:
 
 
 def _start(rank: int, request: Request, log: Path) -> WorkerProcess:
+    import torch
+
     from calfat_plugin.runs.party import run_local_worker
 
     context = multiprocessing.get_context("forkserver")
-    document = request.experiment.document
+    document, threads = request.experiment.document, torch.get_num_threads()
     try:
         ours, theirs = context.Pipe()
         # Hide the program for a while: Python would import it in each process that we start, and so run a script again.
         hidden = mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")})
         with theirs, hidden:  # our copy of it; a worker's end is seen when no process has it open any more
-            process = context.Process(target=run_local_worker, args=(document, rank, theirs, log, request.profile))
+            arguments = (document, threads, rank, theirs, log, request.profile)
+            process = context.Process(target=run_local_worker, args=arguments)
             process.start()
     except (OSError, EOFError) as error:
         raise _cannot_start(error) from None

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import calfat_plugin
 from calfat_plugin.cli import party
@@ -28,6 +29,8 @@ from calfat_plugin.host.launch import run_host  # noqa: F401 (before all else of
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.host.transports.base import read_envelope
 from calfat_plugin.host.transports.pool import PipeWorkers
+from calfat_plugin.maths import precision
+from calfat_plugin.maths.precision import has_bf16_units
 from calfat_plugin.observer import BatchProgress, RunObserver
 from calfat_plugin.recipe import read_document
 from calfat_plugin.report.profile_table import spending, spending_text
@@ -120,6 +123,24 @@ def test_two_workers_do_what_one_process_does(folder: Path, method: str) -> None
     together, warnings = go("together", 2, *METHODS[method])
     assert warnings == []
     assert outcome(together) == alone(*METHODS[method])
+
+
+def test_workers_train_with_the_threads_and_in_the_arithmetic_of_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the recipe leaves both to the machine, and they would choose otherwise."""
+    theirs = has_bf16_units(torch.device("cpu"))
+    monkeypatch.setattr(precision, "has_bf16_units", lambda device: not theirs)
+    (folder / "fate-0").write_text("threads")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run, _ = go("run", 2, "train_args.comm_round=1", "calfat.runtime={threads: null, precision: auto}")
+    finally:
+        torch.set_num_threads(before)
+    assert (folder / "threads").read_text() == "3"
+    found = re.findall(r"clients train in (\w+) on cpu", (run / "log.txt").read_text())
+    assert set(found) == {"fp32" if theirs else "bf16"}
 
 
 @pytest.mark.parametrize(("first", "then"), [(0, 2), (3, 0)])
