@@ -9,8 +9,10 @@ import os
 import pickle
 import queue
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.host.transports.base import UnreachableError
+from calfat_plugin.host.transports.mqtt import ObjectStore
+from calfat_plugin.recipe.silo import S3Settings
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
 from tests.silo.hostile import GIGABYTES, UPDATE, Payload, message
@@ -123,7 +128,9 @@ def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Pat
         limit = announced(GIGABYTES, "")[1]
         assert limit.startswith(f"{GIGABYTES} bytes, ")
         assert limit.endswith(" are allowed")
-        assert announced(9, "")[1].endswith("says NoSuchKey")
+        missing = announced(9, "")
+        assert missing[0] == "again"
+        assert missing[1].endswith("says NoSuchKey")
         key = "calfat/run/rank-1.calfat/"
         objects.put_object(Bucket=BUCKET, Key=key + "longer", Body=content + b"x")
         objects.put_object(Bucket=BUCKET, Key=key + "other", Body=content)
@@ -156,8 +163,33 @@ def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Pat
     assert "message from 'nobody' refused: no peer of this party has that name" in log
     assert "refused: it is of no kind that we know" in log
     assert "refused: it has no message id" in log
-    assert log.count(" refused: ") == 16
+    assert log.count(" refused: ") == 15
     assert left == [key + "longer", key + "other"], "all that the parties themselves stored is gone"
+
+
+class BreaksOff(BaseHTTPRequestHandler):
+    """A store that announces ten bytes and sends four; it has no object ``gone``."""
+
+    def do_GET(self) -> None:
+        status, sent = (404, b"<Error><Code>NoSuchKey</Code></Error>") if "/gone" in self.path else (200, b"four")
+        self.send_response(status)
+        self.send_header("Content-Length", "10" if status == 200 else str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
+    """The sender then stores it anew; a refusal would be its last word."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BreaksOff) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        objects = ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run")
+        with pytest.raises(UnreachableError, match="broke off after 4 of 10 bytes"):
+            objects.fetch("rank-1.calfat", "id", 10, "")
+        with pytest.raises(UnreachableError, match="says NoSuchKey"):
+            objects.fetch("rank-1.calfat", "gone", 10, "")
+        server.shutdown()
 
 
 def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ class ObjectStore:
         """Read what a peer has announced, no byte more.
 
         Raises:
-            UnreachableError: another try may succeed.
-            RefusedError: there is no such object, or it is not what was announced.
+            UnreachableError: another try may succeed, for which the sender stores it again.
+            RefusedError: it is not what was announced.
         """
         answer = self._call("get_object", Key=self._key(sender, message_id))
         with answer["Body"] as body:
@@ -100,6 +100,8 @@ class ObjectStore:
                 data: bytes = body.read(num_bytes)
             except (BotoCoreError, OSError) as error:
                 raise UnreachableError(peer_text(f"the store broke off: {error}")) from None
+        if len(data) < num_bytes:  # boto3 lets a connection that ends early pass for an object's end
+            raise UnreachableError(f"the store broke off after {len(data)} of {num_bytes} bytes")
         if not secrets.compare_digest(hashlib.sha256(data).hexdigest(), sha256):
             raise RefusedError("its object is not the one that was announced (SHA-256)")
         return data
@@ -139,7 +141,8 @@ class ObjectStore:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVER_ERROR)
             code = error.response.get("Error", {}).get("Code", status)
             reason = peer_text(f"the store ({self}) says {code}")
-            raise (UnreachableError if status >= _SERVER_ERROR else RefusedError)(reason) from None
+            again = status >= _SERVER_ERROR or code == "NoSuchKey"
+            raise (UnreachableError if again else RefusedError)(reason) from None
         except BotoCoreError as error:
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
                 raise RefusedError(f"the store ({self}) needs credentials: {error}") from None
