@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,6 +32,28 @@ def test_what_is_too_large_is_reported_with_its_sender(
         assert caplog.messages == ["message from rank 1 refused: 11 bytes, 10 are allowed"]
     finally:
         transport.stop_receive_message()
+
+
+class Sending(list[tuple[Any, bytes]]):
+    """What is kept; whoever has looked through it first lets another queue give up a message before it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = threading.Thread(target=mpi_job.keep, args=(None, b"another queue's"))
+
+    def __iter__(self) -> Iterator[tuple[Any, bytes]]:
+        yield from super().__iter__()
+        if not self.other.ident:
+            self.other.start()
+            self.other.join(0.5)  # it ends at once, unless it is made to wait
+
+
+def test_queues_that_give_up_at_once_all_keep_what_mpi_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending()
+    monkeypatch.setattr(mpi_job, "_sending", sending)
+    mpi_job.keep(SimpleNamespace(Test=lambda: False), b"ours")
+    sending.other.join()
+    assert [data for _, data in sending] == [b"ours", b"another queue's"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

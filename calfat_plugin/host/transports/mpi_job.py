@@ -78,7 +78,8 @@ def is_done(request: Any) -> bool:
 
 def keep(request: Any, data: bytes) -> None:
     """Wait no longer for a message. MPI may still be reading it, so it is kept until it is sent or the run ends."""
-    _sending[:] = [*(each for each in _sending if not is_done(each[0])), (request, data)]
+    with _calls:  # of several queues at once, none may lose another's
+        _sending[:] = [*(each for each in _sending if not each[0].Test()), (request, data)]
 
 
 def take() -> tuple[int, bytes] | None:
