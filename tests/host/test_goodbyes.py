@@ -1,4 +1,4 @@
-"""What a client across silos does when the server says several times that the run is over."""
+"""What a client across silos does when the run is over, which the server says several times, or when it fails."""
 
 from __future__ import annotations
 
@@ -33,3 +33,24 @@ def test_the_end_is_noted_once_and_before_any_goodbye_is_acknowledged() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(admitted, range(4))) == [1, 1, 1, 1]
+
+
+def test_the_heartbeat_ends_with_the_transport_whatever_ended_it() -> None:
+    """A loop that an error leaves does not call ``finish``, and gRPC's closed channels raise at each further try."""
+    make_torchvision_importable()
+    from calfat_plugin.host.silo.client import SiloClient
+    from calfat_plugin.host.transports.base import Loop
+
+    class Failing(Loop):
+        def send_now(self, message: object, timeout: float) -> None:
+            if self.stopped:
+                raise ValueError("Cannot invoke RPC on closed channel!")
+            self.stop_receive_message()  # as the end of its ``with`` does
+
+    client = object.__new__(SiloClient)
+    client.com_manager, client.rank = Failing(1), 1  # type: ignore[assignment]
+    client._session, client._fingerprint, client._beat_now = "ours", "", threading.Event()
+    client._beat_now.set()
+    client._keep_in_touch()
+    client._fail("nobody reads this any more")
+    assert client.com_manager.inbox.get(until=0.0) is None

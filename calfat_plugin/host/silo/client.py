@@ -54,16 +54,15 @@ class SiloClient(OnTransport, ClientMasterManager):
         self._session = secrets.token_hex(16)
         self._server = f"the server (rank 0{f', {silo.addresses[0]}' if silo.addresses else ''})"
         self._answering: dict[str, Any] = {}
-        self._finished = self._noted = False
+        self._noted = False
         self._noting = threading.Lock()
         self._beat_now = threading.Event()
         super().__init__(args, adapter, transport, args.rank, args.worker_num, args.backend)
         transport.admit = self._admit
 
     def finish(self) -> None:
-        self._finished = True
-        self._beat_now.set()
         super().finish()
+        self._beat_now.set()
 
     def register_message_receive_handlers(self) -> None:
         super().register_message_receive_handlers()
@@ -132,7 +131,7 @@ class SiloClient(OnTransport, ClientMasterManager):
         says = {MyMessage.MSG_ARG_KEY_CLIENT_STATUS: self.ONLINE_STATUS_FLAG, "session": self._session}
         status = Message(MyMessage.MSG_TYPE_C2S_CLIENT_STATUS, self.rank, 0, recipe=self._fingerprint, **says)
         came, last_seen = False, time.monotonic()
-        while not self._finished:
+        while not self.com_manager.stopped:
             try:
                 self.com_manager.send_now(status, timeout=3 * BEAT)
                 came, last_seen = True, time.monotonic()
@@ -151,7 +150,7 @@ class SiloClient(OnTransport, ClientMasterManager):
             self._beat_now.clear()
 
     def _fail(self, reason: str) -> None:
-        if self._finished:
+        if self.com_manager.stopped:
             return
         self.com_manager.inbox.put(self.com_manager.local_message(FAILED, reason=reason))
 

@@ -204,6 +204,7 @@ class Loop:
     Attributes:
         inbox: what the loop delivers; filled by receiving threads.
         wake_at: when the loop delivers an ``ALARM`` next (monotonic); None for never.
+        stopped: whether the backend has ended, for whatever reason.
     """
 
     def __init__(self, rank: int) -> None:
@@ -211,7 +212,7 @@ class Loop:
         self.wake_at: float | None = None
         self.inbox = Inbox()
         self._observer: Any = None
-        self._stopped = self._over = False
+        self.stopped = self._over = False
 
     def handle_receive_message(self) -> None:
         """The loop, until :meth:`leave_loop` or :meth:`stop_receive_message`."""
@@ -232,7 +233,7 @@ class Loop:
 
     def stop_receive_message(self) -> None:
         """End the loop, and with it the backend; safe to call twice."""
-        self._stopped = self._over = True
+        self.stopped = self._over = True
 
     def __enter__(self: T) -> T:
         return self

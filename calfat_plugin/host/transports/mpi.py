@@ -43,7 +43,7 @@ class MPITransport(Transport):
 
     def _receive_all(self) -> None:
         try:
-            while not self._stopped:
+            while not self.stopped:
                 received = mpi_job.take()
                 if received is None:
                     time.sleep(_POLL)

@@ -224,7 +224,7 @@ class Pool(Loop):
     def _on_worker_exit(self, worker: int, how: str) -> None:
         """A worker has ended: another trains its client."""
         with self._lock:
-            if self._stopped or self._error is not None:
+            if self.stopped or self._error is not None:
                 return
             death = f"worker {worker} {how}{self._work_of(worker)}"
             log.warning("%s", death)
