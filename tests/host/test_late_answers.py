@@ -1,9 +1,17 @@
-"""What a server across silos does with an answer that it reads too late."""
+"""What a server across silos does with an answer that it reads too late, and what it says of clients without one."""
 
 from __future__ import annotations
 
-from calfat_plugin.host.silo.server import SiloServer
+import time
+from types import SimpleNamespace
+
+import torch
+
+from calfat_plugin.federation.wire import Wire
+from calfat_plugin.host.silo.server import Round, SiloServer
 from calfat_plugin.host.transports.message import Message
+from calfat_plugin.results import RoundRecord
+from tests.report.made import record
 
 
 def test_an_answer_read_after_the_last_round_is_left_aside() -> None:
@@ -14,3 +22,25 @@ def test_an_answer_read_after_the_last_round_is_left_aside() -> None:
     late.add_params("round", 3)
     server.handle_message_receive_model_from_client(late)
     assert (list(server._heard), server._missed) == ([2], set())
+
+
+def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_models_that_arrived() -> None:
+    """Client 0 answered, client 2 got the model; 1 to 3 were gone before, and nobody waits for the deadline."""
+    wire, told = Wire({"w": torch.zeros(4)}), list[RoundRecord]()
+    server = object.__new__(SiloServer)  # without its transport: only what ends a round
+    server._round = Round(5, (1, 2, 3, 4), {}, time.monotonic() + 3600.0)
+    server._round.sent |= {1: "first", 2: "second", 3: "third"}
+    server._round.received.add("third")
+    server._round.answers[0] = (9, wire)
+    server._sessions, server._heard, server._used = {1: "first", 2: "second", 3: "third"}, {}, {}
+    server._missed, server._silo = {2, 3, 4}, SimpleNamespace(min_clients=1, round_deadline=600.0)
+    server.server = SimpleNamespace(
+        downlink=lambda: wire, finish_round=lambda number, answers: record(number, {}), snapshot=lambda: None
+    )
+    server._on_round = lambda record, snapshot: told.append(record)
+    server.round_num, server.com_manager = 5, SimpleNamespace(leave_loop=lambda: None)
+    server._shutdown = SimpleNamespace(say=lambda *words: None)
+    assert server._finish_round_if_over()
+    gone = "no sign of life since an earlier round"
+    assert told[0].refused == {1: f"client 1: {gone}", 2: f"client 2: {gone}", 3: "client 3: never came"}
+    assert told[0].bytes_down == 2 * 16

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from calfat_plugin.host.launch import run_host  # before all else of fedml, whose import it prepares
@@ -167,6 +168,7 @@ class Round:
         tickets: rank to the ticket that its update has to show.
         deadline: monotonic time at which it ends.
         sent: rank to the session that was sent the model.
+        received: sessions that have confirmed that it arrived.
         answers: client to (number of examples, message).
         stale: rank to the older round that it answered meanwhile.
     """
@@ -176,6 +178,7 @@ class Round:
     tickets: Mapping[int, str]
     deadline: float
     sent: dict[int, str] = field(default_factory=dict)
+    received: set[str] = field(default_factory=set)
     answers: dict[int, tuple[int, Wire]] = field(default_factory=dict)
     stale: dict[int, int] = field(default_factory=dict)
 
@@ -310,9 +313,12 @@ class SiloServer(OnTransport, FedMLServerManager):
     def _finish_round(self, now: Round, absent: list[int]) -> None:
         silent = {rank for rank in absent if time.monotonic() - self._heard.get(rank, 0.0) > _SILENCE}
         self._missed |= silent
-        record = self.server.finish_round(now.number, now.answers)
         missing = {rank - 1: self._why_absent(now, rank) for rank in absent}
-        record = replace(record, refused=dict(sorted({**record.refused, **missing}.items())))
+        received = now.received | {now.sent[client + 1] for client in now.answers}  # an answer may outrun its receipt
+        bytes_down = len(received) * num_bytes(self.server.downlink())
+        record = self.server.finish_round(now.number, now.answers)
+        refused = dict(sorted({**record.refused, **missing}.items()))
+        record = replace(record, refused=refused, bytes_down=bytes_down)
         self._used.update(dict.fromkeys(record.clients, now.number))
         self._on_round(record, self.server.snapshot())
         if now.number < self.round_num:
@@ -326,6 +332,8 @@ class SiloServer(OnTransport, FedMLServerManager):
             return f"client {rank - 1}: only an answer to round {now.stale[rank]} came"
         if rank not in self._sessions:
             return f"client {rank - 1}: never came"
+        if time.monotonic() < now.deadline:  # nobody waited for it
+            return f"client {rank - 1}: no sign of life since an earlier round"
         gone = ", and no sign of life" if rank in self._missed else ""
         return f"client {rank - 1}: no answer within {self._silo.round_deadline:g} s{gone}"
 
@@ -334,7 +342,6 @@ class SiloServer(OnTransport, FedMLServerManager):
     def send_message(self, message: Message) -> None:
         """Add what the client asks a message to show, and queue it."""
         rank, type_ = message.get_receiver_id(), message.get_type()
-        patience = self._silo.start_deadline
         if rank in self._sessions:
             message.add_params("session", self._sessions[rank])
         if type_ in MODEL_TYPES:
@@ -342,10 +349,11 @@ class SiloServer(OnTransport, FedMLServerManager):
             message.add_params("round", now.number)
             message.add_params("used", self._used.get(rank - 1, 0))
             message.add_params("ticket", now.tickets[rank])
-            patience = now.deadline - time.monotonic()
-        elif type_ == MyMessage.MSG_TYPE_S2C_FINISH:
-            patience = _NOTICE
-        self.com_manager.send_message(message, patience)
+            received = partial(now.received.add, self._sessions[rank])
+            self.com_manager.send_message(message, now.deadline - time.monotonic(), received)
+        else:
+            patience = _NOTICE if type_ == MyMessage.MSG_TYPE_S2C_FINISH else self._silo.start_deadline
+            self.com_manager.send_message(message, patience)
 
     def _admit(self, envelope: Message) -> None:
         """Let in signs of life of clients that run the same, and updates that show the ticket of this round.
