@@ -141,9 +141,10 @@ class UpdateHistory:
         return found
 
     def _lasting(self, scores: deque[float], z: float, clients: int) -> float:
-        """The median of a client's last rounds, this one included; 0 while they are too few."""
-        if clients >= _FEWEST:
-            scores.append(z)
+        """The median of a client's last rounds, this one included; 0 while they are too few, or its clients are."""
+        if clients < _FEWEST:
+            return 0.0  # it says nothing new of anyone
+        scores.append(z)
         return median(scores) if len(scores) == WINDOW else 0.0
 
 

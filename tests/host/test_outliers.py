@@ -121,6 +121,14 @@ def test_a_cosine_that_is_below_the_others_round_after_round() -> None:
     assert rounds(history(), 30, norms, [-cosine for cosine in cosines]) == ()  # above the others is no harm
 
 
+def test_a_round_of_too_few_clients_does_not_repeat_what_was_found_before() -> None:
+    norms, cosines = [1.7, *ALIKE], [0.19, 0.5, 0.52, 0.48, 0.51, 0.49]
+    seen = history()
+    assert named(rounds(seen, 10, norms, cosines), "large-update") == [0]
+    assert rounds(seen, 1, norms[:4], cosines[:4]) == ()
+    assert named(rounds(seen, 1, norms, cosines), "contrary-update") == [0]
+
+
 def test_equal_updates_are_found_at_once() -> None:
     norms, cosines = [1.0, 1.1, 1.0, 1.2, 1.0, 1.0], [0.5, 0.4, 0.5, 0.4, 0.5, 0.45]
     seen = history()
