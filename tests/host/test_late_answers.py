@@ -24,6 +24,20 @@ def test_an_answer_read_after_the_last_round_is_left_aside() -> None:
     assert (list(server._heard), server._missed) == ([2], set())
 
 
+def test_a_client_that_is_started_again_is_sent_a_model_that_replaces_the_one_on_its_way() -> None:
+    """Over MQTT that one, which the client was fetching, would be waited for until the round's deadline."""
+    server, sent = object.__new__(SiloServer), list[Message]()
+    server._round = Round(1, (1,), {1: "ticket"}, time.monotonic() + 3600.0)
+    server._used, server.rank, server.aggregator = {}, 0, None
+    server.server = SimpleNamespace(downlink=lambda: Wire({"w": torch.zeros(4)}))
+    server.com_manager = SimpleNamespace(send_message=lambda message, *patience: sent.append(message))
+    for session in ("first", "first", "second"):
+        server._sessions = {1: session}
+        server._send_model(1)
+    assert [message.get("session") for message in sent] == ["first", "second"]
+    assert len({message.get_type() for message in sent}) == 1  # what a queue goes by
+
+
 def test_a_round_that_ends_without_clients_that_are_gone_says_so_and_counts_the_models_that_arrived() -> None:
     """Client 0 answered, client 2 got the model; 1 to 3 were gone before, and nobody waits for the deadline."""
     wire, told = Wire({"w": torch.zeros(4)}), list[RoundRecord]()

@@ -245,14 +245,16 @@ class SiloServer(OnTransport, FedMLServerManager):
             self._send_model(rank)
 
     def _send_model(self, rank: int) -> None:
-        """Send the round's model, once for each time that a client was started."""
+        """Send the round's model, once for each time that a client was started.
+
+        All are messages of one type, so that a new one takes the place of one whose receiver has died with it.
+        """
         now = self._current
         session = self._sessions.get(rank)
         if session is None or now.sent.get(rank) == session:
             return
-        send = self.send_message_sync_model_to_client if rank in now.sent else self.send_message_init_config
         now.sent[rank] = session
-        send(rank, self.server.downlink(), rank - 1)
+        self.send_message_init_config(rank, self.server.downlink(), rank - 1)
 
     def handle_message_receive_model_from_client(self, msg_params: Message) -> None:
         """Take an answer of this round; :meth:`_admit` let no other in."""
