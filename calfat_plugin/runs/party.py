@@ -77,7 +77,7 @@ class _States:
     def keep(self, round: int, state: State, used: int) -> None:
         """Store the state after ``round``, and forget all but that and ``used``."""
         save_checkpoint(self._path(round), Snapshot(round, {}, client_states={self._client: state}), {})
-        for path in self._folder.glob("round-*.safetensors"):
+        for path in self._folder.glob("round-*"):  # a half-written one, too
             if path not in (self._path(round), self._path(used)):
                 path.unlink()
 

@@ -22,6 +22,7 @@ from calfat_plugin.runs.checkpoints import (
     read_tensors,
     save_checkpoint,
 )
+from calfat_plugin.runs.party import _States
 from tests.runs.processes import WarmServer, sabotage
 from tests.runs.test_resume import everything
 
@@ -303,3 +304,14 @@ def test_killed_with_the_round_before_not_on_disk(warm: WarmServer, whole: Path,
     resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert everything(recipe.parent / "run") == everything(whole)
+
+
+def test_a_party_keeps_two_rounds_and_nothing_of_a_killed_one(tmp_path: Path) -> None:
+    (tmp_path / "round-5.safetensors.tmp").touch()  # it was killed while it wrote this
+    states = _States(tmp_path, 3)
+    for round in (6, 7, 8):
+        states.keep(round, state(round), used=7)
+    assert names(tmp_path) == ["round-7.safetensors", "round-8.safetensors"]
+    states.keep(9, state(9), used=7)
+    assert names(tmp_path) == ["round-7.safetensors", "round-9.safetensors"]
+    assert torch.equal(states.after(7)["scaffold/c/w"], state(7)["scaffold/c/w"])
