@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from calfat_plugin.recipe.schema import ClientGroup
 
 
-def build_attacker(experiment: Experiment, group: ClientGroup | None) -> Attacker:
-    """The attacker of a group; one that does nothing for honest clients."""
-    if group is None or group.attacker is None:
-        return Attacker()
+def build_attacker(experiment: Experiment, group: ClientGroup) -> Attacker:
+    """The attacker of a group that has one."""
+    assert group.attacker is not None
     return experiment.built(group.attacker, Attacker)
 
 

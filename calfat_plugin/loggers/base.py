@@ -36,12 +36,12 @@ def round_scalars(record: RoundRecord) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def accuracies(group: str, result: EvaluationResult) -> dict[str, float]:
-    """Both counting conventions of one evaluation: ``accuracy/pgd20`` and ``accuracy/pgd20_release``."""
-    return {f"{group}/{result.label}": result.accuracy, f"{group}/{result.label}_release": result.accuracy_release}
-
-
 def final_scalars(result: EvaluationResult) -> dict[str, float]:
-    """One final evaluation: its accuracies, and figures beside them as ``final/pgd20/ece``; finite ones only."""
-    beside = {f"final/{result.label}/{name}": number for name, number in result.metrics.items()}
-    return {**accuracies("final", result), **{name: number for name, number in beside.items() if math.isfinite(number)}}
+    """One final evaluation.
+
+    Its accuracy by both counting conventions, ``final/pgd20`` and ``final/pgd20_release``, and figures beside as
+    ``final/pgd20/ece``; finite ones only.
+    """
+    name = f"final/{result.label}"
+    beside = {f"{name}/{metric}": number for metric, number in result.metrics.items() if math.isfinite(number)}
+    return {name: result.accuracy, f"{name}_release": result.accuracy_release, **beside}
