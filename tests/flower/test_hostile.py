@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower.client import app_that
-from calfat_plugin.host.flower.messages import Answer, fields_of, packed, unpacked
+from calfat_plugin.host.flower.messages import Answer, content, fields_of, packed, tensors_of
 from calfat_plugin.host.flower.rounds import run_rounds
 from calfat_plugin.host.transports.base import MODEL, RefusedError, decode, read_envelope
 from calfat_plugin.peer_text import peer_text
@@ -111,7 +112,8 @@ def as_a_silo(aggregator: str, wire: Mapping[str, Tensor], num_examples: Any = 1
 def test_tensors_come_sorted_by_name() -> None:
     """Safetensors gives them in the order of a hash table: each time it would be another one that is complained of."""
     wire = {f"{number:02}": torch.zeros(1) for number in range(20)}
-    assert list(unpacked(packed(wire))) == list(wire)
+    message: Any = SimpleNamespace(content=content({"any": packed(wire)}))
+    assert list(tensors_of(message, "any")) == list(wire)
     wire = honest_wires("fedavg")[LIAR] | {name: torch.zeros(1, dtype=torch.complex64) for name in wire}
     assert {over_flower("fedavg", saying(safetensors.torch.save(wire)))[1][LIAR].split()[3] for _ in range(5)} == {
         "'00'"

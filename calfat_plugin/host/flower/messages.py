@@ -54,19 +54,6 @@ def packed(tensors: Mapping[str, Tensor]) -> Array:
     return Array(dtype="uint8", shape=(len(data),), stype=_FORMAT, data=data)
 
 
-def unpacked(array: Array, limit: int | None = None) -> dict[str, Tensor]:
-    """The inverse of :func:`packed`, read as messages of FedML's silos are.
-
-    Raises:
-        RefusedError: it is something else, or longer than ``limit`` bytes.
-    """
-    if array.stype != _FORMAT or not isinstance(array.data, bytes):
-        raise RefusedError("it is not in our format")
-    if limit is not None and len(array.data) > limit:
-        raise RefusedError(f"it has {len(array.data)} bytes; at most {limit} are accepted")
-    return tensors_in(array.data)
-
-
 def content(arrays: Mapping[str, Array], **fields: Any) -> RecordDict:
     """A message's content: arrays of :func:`packed`, and fields."""
     return RecordDict({_TENSORS: ArrayRecord(dict(arrays)), _FIELDS: ConfigRecord(fields)})
@@ -83,13 +70,18 @@ def fields_of(message: Message) -> Mapping[str, Any]:
 
 
 def tensors_of(message: Message, name: str, limit: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a message under that name.
+    """The tensors of a message under that name: the inverse of :func:`packed`, read as messages of FedML's silos are.
 
     Raises:
         KeyError: it has none.
-        RefusedError: they cannot be read.
+        RefusedError: they are something else, or longer than ``limit`` bytes.
     """
-    return unpacked(message.content.array_records[_TENSORS][name], limit)
+    array = message.content.array_records[_TENSORS][name]
+    if array.stype != _FORMAT or not isinstance(array.data, bytes):
+        raise RefusedError("it is not in our format")
+    if limit is not None and len(array.data) > limit:
+        raise RefusedError(f"it has {len(array.data)} bytes; at most {limit} are accepted")
+    return tensors_in(array.data)
 
 
 def update(message: Message, answer: Answer) -> Message:
