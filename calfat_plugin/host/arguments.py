@@ -50,7 +50,7 @@ class ServerTask:
 
     Attributes:
         server: at the end of the last finished round; its device is that of training, too, if this process trains.
-        on_round: called with each record and a snapshot to save, before observers are informed of the round.
+        on_round: called with each record and a snapshot to save; it informs observers of the round.
         shards: client id to its training examples, on its device; empty where each party has its own.
         client_states: client id to what it keeps so far, where clients keep theirs in this process; rounds change it.
         used: client to the last round in which its update was used, for a resumed cross-silo run.

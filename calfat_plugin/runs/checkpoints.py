@@ -10,8 +10,8 @@ under ``sent/<id>/``.
 
 What each client keeps between rounds is in a file of its own: written when it changes, read when the client trains. So
 a round costs the states of its own clients, in time, memory and bytes written, however many clients there are. A file
-is never changed once a checkpoint names it: the next state of that client goes to another one, called after its round.
-Files that no checkpoint names are removed.
+that a checkpoint names is not changed by later rounds: the next state of that client goes to another one, called after
+its round. The same round, done again after a crash, writes it again. Files that no checkpoint names are removed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _POLL = 0.005  # seconds; MPI can only wait by spinning
 
 
 class MPITransport(Transport):
-    """One process of an MPI job, which ``mpi_job.check_size`` has found to be of the right size."""
+    """One process of an MPI job, which ``mpi_job`` has found to be of the right size."""
 
     def __init__(self, rank: int, num_parties: int, max_message: int) -> None:
         self._max_message = max_message
