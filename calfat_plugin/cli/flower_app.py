@@ -82,11 +82,10 @@ def client_app(folder: Path) -> ClientApp:
         node = context.node_config
         if FOLDER in node:
             return _own_round(folder, message, context)
-        document = _document(folder, context.run_config, simulated=True)
-        threads = fields_of(message)["threads"]
-        return any_client(
-            pickle.dumps(partial(any_clients_worker, document, threads, Path(os.devnull), False)), message
-        )
+        document, fields = _document(folder, context.run_config, simulated=True), fields_of(message)
+        document = document.with_value(("calfat", "runtime", "precision"), fields["precision"], "the server")
+        start = partial(any_clients_worker, document, fields["threads"], Path(os.devnull), False)
+        return any_client(pickle.dumps(start), message)
 
     def says(context: Context) -> Mapping[str, Any]:
         experiment, client = _party(folder, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pickle
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 
 import pytest
 import tomllib
+import torch
 from flwr.app import Context, Message, RecordDict
 
-from calfat_plugin.errors import HostError, RunError
+from calfat_plugin.cli import flower_app
+from calfat_plugin.errors import CalfatError, HostError, RunError
 from calfat_plugin.federation.server import Server
 from calfat_plugin.host.arguments import ServerTask
 from calfat_plugin.host.flower import server as flower_server
-from calfat_plugin.host.flower.messages import fields_of
+from calfat_plugin.host.flower.messages import Answer, fields_of
+from calfat_plugin.host.flower.rounds import run_rounds
 from calfat_plugin.recipe import read_document
 from calfat_plugin.runs.checkpoints import load_checkpoint
 from calfat_plugin.runs.request import checked_experiment
@@ -116,6 +120,27 @@ def test_parties_get_a_model_once_the_round_before_is_on_disk(
     monkeypatch.setattr(grid, "push_messages", noted)
     run(app, grid)
     assert sent == [(round, round - 1) for round in range(1, 5) for _ in range(2)]
+
+
+def test_a_simulated_node_trains_with_the_threads_and_in_the_arithmetic_of_the_server(
+    app: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the recipe leaves both to the machine: Ray's processes see one core, and no GPU."""
+    starts = list[Any]()
+
+    def seen(start: bytes, message: Message) -> Answer:
+        starts.append(pickle.loads(start))
+        raise RunError("seen")
+
+    monkeypatch.setattr(flower_app, "any_client", seen)
+    document = read_document(str(Path(str(app.__file__)).with_name("recipe.yaml")))
+    server = parties(checked_experiment(document, ["calfat.runtime.precision=bf16"]))[0]
+    left = {"set": "'calfat.runtime={threads: null, precision: auto}'"}
+    task = ServerTask(server, lambda record, snapshot: None)
+    with pytest.raises(CalfatError, match="seen"):
+        run_rounds(task, grid_of(app, {10: {}}, **left), dict.fromkeys(range(3), 10), lambda: None, states_travel=True)
+    sent, threads, *_ = starts[0].args
+    assert (sent.get(("calfat", "runtime", "precision")), threads) == ("bf16", torch.get_num_threads())
 
 
 WRONG: dict[str, Any] = {

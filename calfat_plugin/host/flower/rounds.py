@@ -76,11 +76,12 @@ class _Rounds:
         server = self._task.server
         round = server.round + 1
         model, clients = packed(server.downlink()), server.clients_of(round)
-        threads = torch.get_num_threads()  # the last bits depend on it, and Ray would choose another number
+        # Ray's processes would choose both by what they see: one core, and perhaps no GPU.
+        chosen = {"threads": torch.get_num_threads(), "precision": server.experiment.runtime.precision}
         messages = []
         for client in clients:
             state = self._task.client_states.get(client, {}) if self._states_travel else {}
-            fields = {"round": round, "client": client, "used": self.used.get(client, 0), "threads": threads}
+            fields = {"round": round, "client": client, "used": self.used.get(client, 0), **chosen}
             arrays = {MODEL: model, STATE: packed(state)}
             messages.append(Message(content(arrays, **fields), self._nodes[client], MessageType.TRAIN))
         sent = list(self._grid.push_messages(messages))
