@@ -91,10 +91,11 @@ class RunProgress(RunObserver):
     Attributes:
         begun: whether the run got as far as its rounds.
         in_rounds: whether one of them was begun.
+        owes_round: whether rounds are left to do, and this process has not finished one.
     """
 
     def __init__(self) -> None:
-        self.begun = self.in_rounds = False
+        self.begun = self.in_rounds = self.owes_round = False
         self._clock = RoundClock()
         self._num_rounds = 0
         self._clients: Sequence[int] = ()
@@ -111,11 +112,13 @@ class RunProgress(RunObserver):
 
     def run_started(self, run: RunInfo) -> None:
         self.begun, self._num_rounds, self._clock = True, run.num_rounds, RoundClock()
+        self.owes_round = run.start_round <= run.num_rounds
 
     def round_started(self, round: int, clients: Sequence[int]) -> None:
         self.in_rounds, self._clients = True, clients
 
     def round_finished(self, record: RoundRecord) -> None:
+        self.owes_round = False
         self._clock.round_done()
         for alarm in record.alarms:
             self.warn(f"round {record.round}: {alarm}.")

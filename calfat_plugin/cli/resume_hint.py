@@ -36,7 +36,7 @@ class ResumeHint:
             return self.last_words
         if self.directory is None or self._discarded(self.directory):
             return "stopped. No round was finished, so nothing is kept."
-        if self.directory.finished:
+        if self.directory.finished and not self.progress.owes_round:  # else they are the results of fewer rounds
             return f"stopped. The run itself is finished: {self.directory.path}.{self.directory.without_page}"
         return f"stopped. {self._how_to_resume(self.directory)}"
 

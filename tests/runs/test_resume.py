@@ -177,7 +177,11 @@ def test_a_finished_run_keeps_its_results_until_more_rounds_are_there(warm: Warm
     assert warm.run(*words, "train_args.comm_round=1", cwd=recipe.parent).code == 0
     before = [path.read_bytes() for path in kept]
     extension = (*words, "train_args.comm_round=2", "--resume")
-    assert warm.run(*extension, cwd=recipe.parent, **sabotage("training", 2)).code == -9
+    stopped = warm.run(*extension, cwd=recipe.parent, **sabotage("training", 2, "SIGTERM"))
+    assert stopped.err.endswith(
+        "stopped. Finished rounds are kept in run. Resume with:\n"
+        "  calfat run tiny.yaml --set train_args.comm_round=2 --resume --run-dir run\n"
+    )
     assert [path.read_bytes() for path in kept] == before
     assert warm.run(*extension, cwd=recipe.parent, **sabotage("row", 2)).code == -9
     assert not kept[0].exists()
