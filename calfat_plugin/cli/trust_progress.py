@@ -42,7 +42,7 @@ def show_verdict(console: Console, outcome: TrustReport) -> None:
                 row.attack,
                 row.eps,
                 percent(row.accuracy),
-                interval(*row.interval),
+                "" if row.interval is None else interval(*row.interval),
                 "" if row.left is None else percent(row.left),
             )
     console.print(table)

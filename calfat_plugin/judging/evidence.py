@@ -52,9 +52,9 @@ class Row:
     of: int | None = None
 
     @property
-    def interval(self) -> Interval:
-        """Of ``accuracy``."""
-        return wilson(self.accuracy, self.examples)
+    def interval(self) -> Interval | None:
+        """Of ``accuracy``; None of images that were picked for being near to an error, which are like no others."""
+        return wilson(self.accuracy, self.examples) if self.of in (None, self.examples) else None
 
     @property
     def left_interval(self) -> Interval | None:

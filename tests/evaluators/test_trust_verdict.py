@@ -118,6 +118,8 @@ def test_every_share_has_its_interval() -> None:
     row = Row("pgd20", "0.1", 0.80, 0.78, 300, 1.0, 0).as_json()
     assert (row["interval"], row["left_interval"]) == (of_binomial(240, 300), of_binomial(234, 300))
     assert Row("pgd20", "0.2", 0.5, None, 300, 1.0).as_json()["left_interval"] is None
+    picked = Row("autoattack", "0.1", 31 / 32, 0.78, 32, 1.0, of=300)  # those nearest to an error stand for no others
+    assert (picked.as_json()["interval"], picked.left_interval) == (None, wilson(0.78, 300))
 
 
 def test_what_the_last_images_leave_is_a_share_of_all() -> None:
