@@ -118,8 +118,6 @@ def test_every_share_has_its_interval() -> None:
     row = Row("pgd20", "0.1", 0.80, 0.78, 300, 1.0, 0).as_json()
     assert (row["interval"], row["left_interval"]) == (of_binomial(240, 300), of_binomial(234, 300))
     assert Row("pgd20", "0.2", 0.5, None, 300, 1.0).as_json()["left_interval"] is None
-    picked = Row("autoattack", "0.1", 31 / 32, 0.78, 32, 1.0, of=300)  # those nearest to an error stand for no others
-    assert (picked.as_json()["interval"], picked.left_interval) == (None, wilson(0.78, 300))
 
 
 def test_what_the_last_images_leave_is_a_share_of_all() -> None:
@@ -131,7 +129,7 @@ def test_what_the_last_images_leave_is_a_share_of_all() -> None:
     assert found.intervals["worst"] == of_binomial(234, 300)
     assert found.intervals["difference"] == of_binomial(6, 300)
     assert few.rows[0].left_interval == of_binomial(234, 300)
-    assert few.rows[0].interval == wilson(0.78, 32)
+    assert few.rows[0].interval is None  # they were picked for being near to an error, and stand for no others
 
 
 _FEW = "and 5 decide: {} images are too few to be sure"
