@@ -10,6 +10,7 @@ import pickle
 import queue
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,11 +26,12 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.host.transports.base import UnreachableError
-from calfat_plugin.host.transports.mqtt import ObjectStore
-from calfat_plugin.recipe.silo import S3Settings
+from calfat_plugin.host.transports.message import Message
+from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
+from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
-from tests.silo.hostile import GIGABYTES, UPDATE, Payload, message
+from tests.silo.hostile import GIGABYTES, STATUS, UPDATE, Payload, message
 
 pytestmark = needs_mosquitto
 
@@ -64,13 +66,23 @@ class Stranger:
             self._receipts.put(json.loads(message.payload))
 
     def say(
-        self, to: str, kind: str, payload: bytes, *, message_id: str = "", retain: bool = False, as_: str = ""
+        self,
+        to: str,
+        kind: str,
+        payload: bytes,
+        *,
+        message_id: str = "",
+        retain: bool = False,
+        as_: str = "",
+        more: tuple[str, str] | None = None,
     ) -> None:
         properties = Properties(PacketTypes.PUBLISH)
         message_id = message_id or os.urandom(8).hex()
         self._said.add(message_id)
         properties.CorrelationData = message_id.encode()
         properties.UserProperty = ("calfat", kind)
+        if more is not None:
+            properties.UserProperty = more
         topic = f"calfat/run/{as_ or self.name}/{to}"
         self._client.publish(topic, payload, qos=1, retain=retain, properties=properties).wait_for_publish(PATIENCE)
 
@@ -165,6 +177,34 @@ def test_strangers_at_the_broker_are_refused_and_the_run_continues(tmp_path: Pat
     assert "refused: it has no message id" in log
     assert log.count(" refused: ") == 15
     assert left == [key + "longer", key + "other"], "all that the parties themselves stored is gone"
+
+
+@contextmanager
+def party(silo: dict[str, Any], rank: int) -> Iterator[MQTTTransport]:
+    """The transport of one of three parties, in this process."""
+    places = Silo(mqtt=MQTTSettings(**silo["mqtt"]), s3=S3Settings(**silo["s3"]), start_deadline=PATIENCE)
+    with MQTTTransport(rank, 3, places, 1_000_000) as transport:
+        yield transport
+
+
+def status(sender: int) -> Message:
+    return Message(STATUS, sender, 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_the_library_cannot_read_deafens_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that reads dies of U+FEFF in a property, without a word."""
+    with broker_and_store(tmp_path) as silo, party(silo, 0) as server, party(silo, 2) as client:
+        with stranger_at(silo, "rank-1.calfat") as stranger:
+            stranger.say("rank-0.calfat", "message", b"", more=("\ufeff", "x"))
+        wait_for(lambda: "it forwarded a message that cannot be read; trying again" in caplog.text, "it is noticed")
+        client.patience = PATIENCE
+        client.send_message(status(2))
+        arrived = server.inbox.get(time.monotonic() + PATIENCE)
+        assert arrived is not None
+        assert arrived.get_sender_id() == 2
 
 
 class BreaksOff(BaseHTTPRequestHandler):

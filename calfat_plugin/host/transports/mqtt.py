@@ -241,16 +241,23 @@ class Broker:
             else:
                 # Not loop_forever in this thread: whoever publishes would then write to the socket beside it.
                 self._client.loop_start()
-                if not self._closing:
-                    self._lost.wait()
+                self._failure = self._read()
                 self._client.loop_stop()
-                self._failure = "it closes the connection"
             self.is_there.clear()
             if not self._closing and self._failure != logged:
                 log.warning("%s: %s; trying again", self, self._failure)
                 logged = self._failure
             if not self._closing:
                 time.sleep(_PAUSE)
+
+    def _read(self) -> str:
+        """Wait while the library's thread reads. Returns why it ended."""
+        reader = self._client._thread
+        while not (self._closing or self._lost.wait(_PAUSE)):
+            # It also dies of a packet that it cannot read, such as one with U+FEFF in a text, and tells nobody.
+            if not reader.is_alive():
+                return "it forwarded a message that cannot be read"
+        return "it closes the connection"
 
     # --- callbacks, in the library's thread ---
 
