@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
-from calfat_plugin.host.transports.base import UnreachableError
+from calfat_plugin.host.transports.base import UnreachableError, encode
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
@@ -205,6 +205,46 @@ def test_a_message_that_the_library_cannot_read_deafens_nobody(
         arrived = server.inbox.get(time.monotonic() + PATIENCE)
         assert arrived is not None
         assert arrived.get_sender_id() == 2
+
+
+def test_one_that_sends_too_much_delays_nobody_else_and_loses_no_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 1 has four messages at work, which last until they are let go; what comes beside them comes later."""
+    let_go = threading.Event()
+    held = queue.SimpleQueue[int]()
+
+    def admit(envelope: Message) -> None:
+        if envelope.get_sender_id() == 1:
+            held.put(threading.get_ident())
+            assert let_go.wait(PATIENCE)
+
+    with (
+        broker_and_store(tmp_path) as silo,
+        party(silo, 0) as server,
+        party(silo, 1) as one,
+        party(silo, 2) as other,
+        ExitStack() as stack,
+    ):
+        stack.callback(let_go.set)
+        server.admit = admit
+        one.patience = other.patience = PATIENCE
+        with stranger_at(silo, "rank-1.calfat") as flood:
+            for _ in range(4):
+                flood.say("rank-0.calfat", "message", encode(status(1)))
+            assert len({held.get(timeout=PATIENCE) for _ in range(4)}) == 4
+            for _ in range(50):
+                flood.say("rank-0.calfat", "message", encode(status(1)))
+        delivered = threading.Event()
+        one.send_message(status(1), on_delivered=delivered.set)
+        other.send_message(status(2))
+        arrived = server.inbox.get(time.monotonic() + PATIENCE)
+        assert arrived is not None
+        assert arrived.get_sender_id() == 2
+        assert held.empty()
+        assert "message from 'rank-1.calfat' refused: too many messages at once" in caplog.text
+        let_go.set()
+        assert delivered.wait(PATIENCE)
 
 
 class BreaksOff(BaseHTTPRequestHandler):

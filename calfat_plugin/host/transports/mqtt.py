@@ -18,7 +18,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -314,6 +313,7 @@ _RECEIPT_FLUSH = 1.0  # seconds that a receipt has to leave this process
 _PAUSE = 1.0  # seconds between two tries to reach the broker, or at the start the store
 _REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
+_OF_A_PARTY = 4  # messages at work: a heartbeat, an update, and what a lost connection has left of them
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
 _ARRIVED, _ACCEPTED, _REFUSED, _AGAIN, _CANCELLED = "arrived", "accepted", "refused", "again", "cancelled"
 
@@ -334,8 +334,8 @@ class MQTTTransport(Transport):
         self._answers: dict[str, SimpleQueue[Answer]] = {}
         self._verdicts: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._verdicts_lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(max_workers=num_parties + 1, thread_name_prefix="mqtt")
         super().__init__(rank, num_parties)
+        self._at_work: dict[int, list[threading.Thread]] = {peer: [] for peer in self._queues}
         self._store = ObjectStore(silo.s3, silo.mqtt.run)
         self._broker = Broker(silo, rank, self._arrived)
         until = time.monotonic() + silo.start_deadline
@@ -406,16 +406,32 @@ class MQTTTransport(Transport):
                 if (answers := self._answers.get(message_id)) is not None:
                     answers.put((str(state), peer_text(reason)))
             elif kind in (_MESSAGE, _OBJECT):
-                with suppress(RuntimeError):  # this party is about to end
-                    work = self._workers.submit(self._take, rank, sender, kind, message_id, bytes(message.payload))
-                    work.add_done_callback(_log_our_bugs)
+                self._begin(rank, sender, kind, message_id, bytes(message.payload))
             else:
                 raise RefusedError("it is of no kind that we know")
         except (RefusedError, ValueError, TypeError, RecursionError) as refused:
             self.refusals.add(repr(sender), refused)
 
+    def _begin(self, rank: int, *message: Any) -> None:
+        """Have a message taken in a thread of its own, for it may wait for the store."""
+        at_work = self._at_work[rank] = [each for each in self._at_work[rank] if each.is_alive()]
+        if len(at_work) >= _OF_A_PARTY:
+            # Without a receipt, which would only be more to send: an honest sender tries again.
+            raise RefusedError("too many messages at once")
+        if not self.stopped:
+            # No pool: its queue would grow without limit, and one sender's messages would wait before another's.
+            thread = threading.Thread(target=self._take, args=(rank, *message), name=f"take-{rank}", daemon=True)
+            thread.start()
+            at_work.append(thread)
+
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
-        """Check a message and send the receipts; in a thread of its own, for it may wait for the store."""
+        """Check a message and send the receipts."""
+        try:
+            self._answer(rank, sender, kind, message_id, payload)
+        except Exception:  # our bug, for the log
+            log.exception("a message could not be processed")
+
+    def _answer(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         known = (sender, message_id)
         with self._verdicts_lock:
             verdict = self._verdicts.get(known)
@@ -477,11 +493,6 @@ class MQTTTransport(Transport):
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
-        self._workers.shutdown(wait=True)  # the last receipts go out first
+        for thread in [each for at_work in self._at_work.values() for each in at_work]:
+            thread.join()  # the last receipts go out first
         self._broker.close()
-
-
-def _log_our_bugs(work: Future[None]) -> None:
-    error = work.exception()
-    if error is not None:
-        log.error("a message could not be processed", exc_info=error)
