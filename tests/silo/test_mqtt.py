@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.host.transports import mqtt as transports
 from calfat_plugin.host.transports.base import UnreachableError, encode
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
@@ -270,6 +271,56 @@ def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
         with pytest.raises(UnreachableError, match="says NoSuchKey"):
             objects.fetch("rank-1.calfat", "gone", 10, "")
         server.shutdown()
+
+
+class Drips(BaseHTTPRequestHandler):
+    """A store that gives a byte every 50 ms, of a million that were announced."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        with suppress(OSError):  # nobody reads any more
+            for _ in range(400):
+                self.wfile.write(b"x")
+                time.sleep(0.05)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_a_store_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No byte is late by itself."""
+    monkeypatch.setattr(transports, "_FETCH", 0.0)
+    monkeypatch.setattr(transports, "_BYTES_PER_SECOND", 1_000_000)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drips) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        objects = ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run")
+        with pytest.raises(UnreachableError, match=r"the store gave \d+ of 1000000 bytes in 1 s"):
+            objects.fetch("rank-1.calfat", "id", 1_000_000, "")
+        server.shutdown()
+
+
+def test_a_party_ends_although_the_store_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, let_go = threading.Event(), threading.Event()
+
+    def fetch(*arguments: object) -> bytes:
+        asked.set()
+        let_go.wait(PATIENCE)
+        raise UnreachableError
+
+    monkeypatch.setattr(transports, "_END", 0.2)
+    monkeypatch.setattr(ObjectStore, "fetch", fetch)
+    with broker_and_store(tmp_path) as silo, ExitStack() as stack:
+        stack.callback(let_go.set)
+        with party(silo, 0) as server, stranger_at(silo, "rank-1.calfat") as stranger:
+            stranger.say("rank-0.calfat", "object", json.dumps({"bytes": 9, "sha256": ""}).encode())
+            assert asked.wait(PATIENCE)
+            ending = threading.Thread(target=server.stop_receive_message)
+            ending.start()
+            ending.join(PATIENCE / 2)
+            ended = not ending.is_alive()
+            let_go.set()
+        assert ended
 
 
 def test_broker_that_dies_and_comes_back(tmp_path: Path) -> None:

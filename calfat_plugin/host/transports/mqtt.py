@@ -28,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
@@ -39,6 +40,9 @@ from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_ra
 log = logging.getLogger(__name__)
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
+_FETCH = 60.0  # seconds that an object may take in all, and one more for each of these bytes
+_BYTES_PER_SECOND = 125_000
+_PIECE = 65_536  # bytes
 _SERVER_ERROR = 500
 
 
@@ -88,22 +92,29 @@ class ObjectStore:
         """Read what a peer has announced, no byte more.
 
         Raises:
-            UnreachableError: another try may succeed, for which the sender stores it again.
+            UnreachableError: it did not come whole, or not in time. Another try, for which the sender stores it again,
+                may succeed.
             RefusedError: it is not what was announced.
         """
+        seconds = _FETCH + num_bytes / _BYTES_PER_SECOND
+        until, data = time.monotonic() + seconds, bytearray()
         answer = self._call("get_object", Key=self._key(sender, message_id))
-        with answer["Body"] as body:
+        with answer["Body"] as body:  # urllib3's own answer, with its own errors
             if answer["ContentLength"] != num_bytes:
                 raise RefusedError(f"its object has {answer['ContentLength']} bytes, {num_bytes} were announced")
             try:
-                data: bytes = body.read(num_bytes)
-            except (BotoCoreError, OSError) as error:
+                # What has come, not all that was asked for: the time limit of a socket begins anew with each byte.
+                while len(data) < num_bytes and (piece := body.read1(min(_PIECE, num_bytes - len(data)))):
+                    data += piece
+                    if time.monotonic() > until:
+                        raise UnreachableError(f"the store gave {len(data)} of {num_bytes} bytes in {seconds:.0f} s")
+            except (HTTPError, OSError) as error:
                 raise UnreachableError(peer_text(f"the store broke off: {error}")) from None
         if len(data) < num_bytes:  # boto3 lets a connection that ends early pass for an object's end
             raise UnreachableError(f"the store broke off after {len(data)} of {num_bytes} bytes")
         if not secrets.compare_digest(hashlib.sha256(data).hexdigest(), sha256):
             raise RefusedError("its object is not the one that was announced (SHA-256)")
-        return data
+        return bytes(data)
 
     def remove(self, sender: str, message_id: str) -> None:
         """Take an object away."""
@@ -310,6 +321,7 @@ _SMALL = 8_192  # bytes; what is larger goes through the store
 _ARRIVAL = 2.0  # seconds in which a peer that is there confirms that a message has arrived; else it is sent again
 _RECEIPT_LIFE = 60  # seconds that a broker keeps a receipt
 _RECEIPT_FLUSH = 1.0  # seconds that a receipt has to leave this process
+_END = 10.0  # seconds that messages at work have at the end; one may wait for a store that does not answer
 _PAUSE = 1.0  # seconds between two tries to reach the broker, or at the start the store
 _REMEMBERED = 64  # verdicts on messages, should the broker bring one twice
 _MAX_ID = 64
@@ -335,6 +347,7 @@ class MQTTTransport(Transport):
         self._verdicts: OrderedDict[tuple[str, str], Answer] = OrderedDict()
         self._verdicts_lock = threading.Lock()
         super().__init__(rank, num_parties)
+        self._beginning = threading.Lock()
         self._at_work: dict[int, list[threading.Thread]] = {peer: [] for peer in self._queues}
         self._store = ObjectStore(silo.s3, silo.mqtt.run)
         self._broker = Broker(silo, rank, self._arrived)
@@ -418,11 +431,12 @@ class MQTTTransport(Transport):
         if len(at_work) >= _OF_A_PARTY:
             # Without a receipt, which would only be more to send: an honest sender tries again.
             raise RefusedError("too many messages at once")
-        if not self.stopped:
-            # No pool: its queue would grow without limit, and one sender's messages would wait before another's.
-            thread = threading.Thread(target=self._take, args=(rank, *message), name=f"take-{rank}", daemon=True)
-            thread.start()
-            at_work.append(thread)
+        # No pool: its queue would grow without limit, and one sender's messages would wait before another's.
+        thread = threading.Thread(target=self._take, args=(rank, *message), name=f"take-{rank}", daemon=True)
+        with self._beginning:
+            if not self.stopped:
+                thread.start()
+                at_work.append(thread)
 
     def _take(self, rank: int, sender: str, kind: str, message_id: str, payload: bytes) -> None:
         """Check a message and send the receipts."""
@@ -493,6 +507,9 @@ class MQTTTransport(Transport):
 
     def stop_receive_message(self) -> None:
         super().stop_receive_message()
-        for thread in [each for at_work in self._at_work.values() for each in at_work]:
-            thread.join()  # the last receipts go out first
+        until = time.monotonic() + _END
+        with self._beginning:  # all that were begun
+            threads = [each for at_work in self._at_work.values() for each in at_work]
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))  # the last receipts go out first
         self._broker.close()
