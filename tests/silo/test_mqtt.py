@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import boto3
 import pytest
+import torch
 from click.testing import CliRunner
 from paho.mqtt import client as mqtt
 from paho.mqtt.packettypes import PacketTypes
@@ -26,13 +27,13 @@ from paho.mqtt.properties import Properties
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.host.transports import mqtt as transports
-from calfat_plugin.host.transports.base import UnreachableError, encode
+from calfat_plugin.host.transports.base import AnothersError, RefusedError, UnreachableError, encode
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.host.transports.mqtt import MQTTTransport, ObjectStore
 from calfat_plugin.recipe.silo import MQTTSettings, S3Settings, Silo
 from tests.silo.broker import BUCKET, CREDENTIALS, broker, broker_and_store, needs_mosquitto, store
 from tests.silo.federation import PATIENCE, Federation, assert_same_bits, assert_they_sleep, free_ports, wait_for
-from tests.silo.hostile import GIGABYTES, STATUS, UPDATE, Payload, message
+from tests.silo.hostile import GIGABYTES, MODEL, STATUS, UPDATE, Payload, message
 
 pytestmark = needs_mosquitto
 
@@ -271,6 +272,66 @@ def test_what_the_store_does_not_give_whole_is_sent_again() -> None:
         with pytest.raises(UnreachableError, match="says NoSuchKey"):
             objects.fetch("rank-1.calfat", "gone", 10, "")
         server.shutdown()
+
+
+class Remembers(BaseHTTPRequestHandler):
+    """A store at noon of some day, with an object of that morning and one of half an hour ago."""
+
+    removed: ClassVar[list[str]] = []
+    OBJECT = "<Contents><Key>{}</Key><LastModified>2020-01-01T{}:30:00.000Z</LastModified></Contents>"
+    CONTENTS = f"<ListBucketResult>{OBJECT.format('old', 10)}{OBJECT.format('new', 11)}</ListBucketResult>".encode()
+
+    def do_GET(self) -> None:
+        self.send_response_only(200)
+        self.send_header("Date", "Wed, 01 Jan 2020 12:00:00 GMT")
+        self.send_header("Content-Length", str(len(self.CONTENTS)))
+        self.end_headers()
+        self.wfile.write(self.CONTENTS)
+
+    def do_DELETE(self) -> None:
+        self.removed.append(self.path)
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+def test_only_what_is_old_is_swept() -> None:
+    """The rest may be on its way, from another process of this name."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Remembers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ObjectStore(S3Settings(endpoint=f"http://127.0.0.1:{server.server_port}"), "run").sweep("rank-1.calfat")
+        server.shutdown()
+    assert Remembers.removed == ["/calfat/old"]
+
+
+def test_a_second_process_of_a_rank_has_no_last_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses what is for the first, which is still fetching it; alone, it is the one that answers."""
+    refused = threading.Event()
+
+    def refuse(envelope: Message) -> None:
+        raise AnothersError("it does not answer this client's session")
+
+    with broker_and_store(tmp_path) as silo, party(silo, 0) as server, party(silo, 1) as second:
+        second.admit = refuse
+        with pytest.raises(RefusedError, match="it does not answer this client's session"):
+            server.send_now(Message(MODEL, 0, 1), PATIENCE)
+        with party(silo, 1) as first:
+            fetch, answer = first._store.fetch, second._answer
+
+            def slow(*arguments: Any) -> bytes:
+                assert refused.wait(PATIENCE)
+                return fetch(*arguments)
+
+            def report(*arguments: Any) -> None:
+                answer(*arguments)
+                refused.set()
+
+            monkeypatch.setattr(first._store, "fetch", slow)
+            monkeypatch.setattr(second, "_answer", report)
+            server.send_now(Message(MODEL, 0, 1, model_params={"w": torch.zeros(5000)}), PATIENCE)
+            assert first.inbox.holds(frozenset({MODEL}))
+        assert not second.inbox.holds(frozenset({MODEL}))
 
 
 class Drips(BaseHTTPRequestHandler):

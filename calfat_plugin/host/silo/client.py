@@ -20,7 +20,7 @@ from fedml.cross_silo.client.message_define import MyMessage
 from calfat_plugin.errors import CalfatError, HostError, UpdateError
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ClientTask, OpenTransport, fingerprint, max_message, silo_arguments
-from calfat_plugin.host.transports.base import FAILED, RefusedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import FAILED, AnothersError, RefusedError, Transport, UnreachableError
 from calfat_plugin.host.transports.message import Message
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.profiling import begin_part, timed
@@ -165,7 +165,7 @@ class SiloClient(OnTransport, ClientMasterManager):
         if type_ == MyMessage.MSG_TYPE_S2C_CHECK_CLIENT_STATUS and "notice" not in fields:
             return
         if fields.get("session") != self._session:
-            raise RefusedError("it does not answer this client's session")
+            raise AnothersError("it does not answer this client's session")
         if type_ in MODEL_TYPES and not {"round", "used", "ticket"} <= fields.keys():
             raise RefusedError("a model without round or ticket")
         if type_ == MyMessage.MSG_TYPE_S2C_FINISH and "notice" not in fields:

@@ -63,6 +63,10 @@ class PostponedError(RefusedError):
     """A message that is not let in now; the sender should try again."""
 
 
+class AnothersError(RefusedError):
+    """A message for another process of this rank. Where both hear it, that one has the last word."""
+
+
 def encode(message: Message) -> bytes:
     """Write a message; ``read_envelope`` and ``decode`` are the inverse.
 

@@ -19,6 +19,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -32,7 +34,14 @@ from urllib3.exceptions import HTTPError
 
 from calfat_plugin.disk import expanded
 from calfat_plugin.errors import HostError
-from calfat_plugin.host.transports.base import Outgoing, PostponedError, RefusedError, Transport, UnreachableError
+from calfat_plugin.host.transports.base import (
+    AnothersError,
+    Outgoing,
+    PostponedError,
+    RefusedError,
+    Transport,
+    UnreachableError,
+)
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.silo import S3Settings, Silo, certificate_name, for_rank
@@ -43,6 +52,7 @@ _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
 _FETCH = 60.0  # seconds that an object may take in all, and one more for each of these bytes
 _BYTES_PER_SECOND = 125_000
 _PIECE = 65_536  # bytes
+_LEFT_BEHIND = timedelta(hours=1)  # the age from which on nobody will fetch an object any more
 _SERVER_ERROR = 500
 
 
@@ -121,9 +131,18 @@ class ObjectStore:
         self._call("delete_object", Key=self._key(sender, message_id))
 
     def sweep(self, sender: str) -> None:
-        """Take away all that a party of this name left there when it was killed."""
-        for entry in self._call("list_objects_v2", Prefix=self._key(sender, "")).get("Contents", ()):
-            self._call("delete_object", Key=entry["Key"])
+        """Take away what a party of this name left there when it was killed, but nothing that may be on its way.
+
+        Another process of the name may be alive; nobody has refused this one yet.
+        """
+        answer = self._call("list_objects_v2", Prefix=self._key(sender, ""))
+        try:
+            now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])  # by the store's own clock
+        except (KeyError, ValueError):  # which it does not tell
+            return
+        for entry in answer.get("Contents", ()):
+            if now - entry["LastModified"] > _LEFT_BEHIND:
+                self._call("delete_object", Key=entry["Key"])
 
     def check(self, sender: str) -> None:
         """Write and remove a small object, so that a run does not begin without a store.
@@ -328,6 +347,7 @@ _MAX_ID = 64
 _OF_A_PARTY = 4  # messages at work: a heartbeat, an update, and what a lost connection has left of them
 _MESSAGE, _OBJECT, _RECEIPT = "message", "object", "receipt"
 _ARRIVED, _ACCEPTED, _REFUSED, _AGAIN, _CANCELLED = "arrived", "accepted", "refused", "again", "cancelled"
+_OTHERS = "other's"  # it is for another process of this rank, which may be fetching it: no last word
 
 Answer = tuple[str, str]  # what became of a message, and why
 
@@ -385,11 +405,15 @@ class MQTTTransport(Transport):
                     self._store.remove(self._name, message_id)
 
     def _await_verdict(self, peer: int, outgoing: Outgoing, answers: SimpleQueue[Answer]) -> None:
-        until = min(outgoing.deadline, time.monotonic() + _ARRIVAL)
+        arrival = min(outgoing.deadline, time.monotonic() + _ARRIVAL)
+        fetching, others = 0, ""  # processes of that rank that have the message; what those said whom it is not for
         while not outgoing.cancelled.is_set():
+            until = outgoing.deadline if fetching > 0 else arrival
             try:
                 state, reason = answers.get(timeout=max(0.0, until - time.monotonic()))
             except Empty:
+                if others and fetching == 0:
+                    raise RefusedError(others) from None
                 raise UnreachableError(f"rank {peer} does not answer at {self._broker}") from None
             if state == _ACCEPTED:
                 return
@@ -397,7 +421,10 @@ class MQTTTransport(Transport):
                 raise RefusedError(reason)
             if state == _AGAIN:
                 raise UnreachableError(reason)
-            until = outgoing.deadline  # it has arrived, and the peer is fetching its object
+            if state == _ARRIVED:
+                fetching += 1
+            elif state == _OTHERS:
+                fetching, others = fetching - 1, reason
         raise UnreachableError("given up for a newer message")
 
     # --- receiving ---
@@ -453,7 +480,7 @@ class MQTTTransport(Transport):
             self._broker.publish(rank, _RECEIPT, message_id, json.dumps((_ARRIVED, "")).encode(), _RECEIPT_LIFE)
             verdict = self._judge(rank, sender, kind, message_id, payload)
             with self._verdicts_lock:
-                if verdict[0] != _AGAIN:
+                if verdict[0] not in (_AGAIN, _OTHERS):
                     self._verdicts[known] = verdict
                 while len(self._verdicts) > _REMEMBERED:
                     self._verdicts.popitem(last=False)
@@ -473,7 +500,8 @@ class MQTTTransport(Transport):
         try:
             self.receive(payload, sender, frozenset({rank}))
         except RefusedError as refused:  # already logged
-            return _AGAIN if isinstance(refused, PostponedError) else _REFUSED, peer_text(refused)
+            kinds = {PostponedError: _AGAIN, AnothersError: _OTHERS}
+            return kinds.get(type(refused), _REFUSED), peer_text(refused)
         return _ACCEPTED, ""
 
     def _fetch(self, sender: str, message_id: str, announcement: bytes) -> bytes:
