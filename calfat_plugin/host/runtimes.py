@@ -229,6 +229,16 @@ class CrossSiloMQTT(CrossSilo):
     def is_unprotected(self) -> bool:
         return self.experiment.silo.tls is None and self.experiment.silo.mqtt.username is None
 
+    def security_warnings(self, rank: int) -> Iterator[str]:
+        yield from super().security_warnings(rank)
+        silo = self.experiment.silo
+        if rank == 0 and silo.tls is None and silo.mqtt.username is not None:
+            topics = f"calfat/{silo.mqtt.run}"
+            yield (
+                f"passwords alone keep no party from acting for another: the broker {silo.mqtt.address} must let the "
+                f"user of rank K write to {topics}/rank-K.calfat/+ only, and read {topics}/+/rank-K.calfat only"
+            )
+
     def open_transport(self, rank: int, max_message: int) -> Transport:
         from calfat_plugin.host.transports.mqtt import MQTTTransport
 

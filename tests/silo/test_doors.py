@@ -8,6 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.recipe import read_document
+from calfat_plugin.recipe.silo import UNPROTECTED
+from calfat_plugin.runs.request import checked_experiment
 from tests.silo.federation import Federation
 from tests.snapshot import TextSnapshot
 
@@ -67,6 +71,21 @@ def test_brokers_and_stores_that_are_safe_are_taken(tmp_path: Path, changes: lis
     words = [word for change in ["comm_args.backend=MQTT_S3", *changes] for word in ("--set", change)]
     done = CliRunner().invoke(main, ["check", str(Federation(tmp_path).recipe), *words])
     assert done.exit_code == 0, done.output
+
+
+def test_passwords_need_access_rules_and_the_server_says_which(tmp_path: Path) -> None:
+    """A broker that only checks them lets one party write under another's name; no run can see its rules."""
+    document = read_document(str(Federation(tmp_path).recipe))
+    backend, broker = "comm_args.backend=MQTT_S3", "broker: 'mq.example.org:8883', run: wards, tls: true"
+    passwords = f"calfat.silo.mqtt={{{broker}, username: 'party-{{rank}}', password_file: secret.txt}}"
+    runtime = runtime_of(checked_experiment(document, [backend, passwords]))
+    assert list(runtime.security_warnings(0)) == [
+        "passwords alone keep no party from acting for another: the broker mq.example.org:8883 must let the user of "
+        "rank K write to calfat/wards/rank-K.calfat/+ only, and read calfat/wards/+/rank-K.calfat only"
+    ]
+    assert list(runtime.security_warnings(1)) == []
+    nobody = runtime_of(checked_experiment(document, [backend, f"calfat.silo.mqtt={{{broker}}}"]))
+    assert list(nobody.security_warnings(0)) == [UNPROTECTED]
 
 
 @pytest.mark.parametrize(
