@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -19,16 +20,17 @@ from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
-from calfat_plugin.disk import read_json
+from calfat_plugin.disk import read_json, reporting_disk_errors
 from calfat_plugin.errors import OptionError, listed
 from calfat_plugin.host.runtimes import runtime_of
+from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
 from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
-from calfat_plugin.suites.record import Key, verdict_of
+from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.summary import check_versus, summarise
 from calfat_plugin.suites.tables import markdown, versus_markdown, write_tables
@@ -205,15 +207,29 @@ def _run_all(
 
 
 def _judge(plan: SuitePlan) -> None:
-    """Judge the first seed's model of each selected row that has no verdict yet."""
+    """Judge the first seed's model of each selected row that has no verdict yet.
+
+    A verdict on another model of the run is kept beside the new one: ``calfat trust`` never overwrites it.
+    """
     for run in plan.runs:
         if run.seed != plan.seeds[0] or run.cell.name not in plan.selected or run.state != "finished":
             continue
         if run.recorded is None and not verdict_of(run.directory, run.experiment):
+            if judges_another(run.directory, run.experiment):
+                _set_aside(run.directory / FILE)
             click.echo(f"calfat trust {run.directory}")
             judge(plan_run(run.directory, None, AttackRequest(attacks=())))
         elif run.recorded is not None and not run.recorded.verdict:
             warn(f"{run.name} was run elsewhere, and its model is not here: it is not judged.")
+
+
+def _set_aside(path: Path) -> None:
+    """Rename ``trust.json`` to ``trust-1.json``, or to the next number that is free."""
+    places = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(1))
+    kept = next(place for place in places if not place.exists())
+    with reporting_disk_errors(kept):
+        path.rename(kept)
+    click.echo(f"{path} is about another checkpoint, round or budget; it is now {kept.name}")
 
 
 def _at_a_time(plan: SuitePlan, total: int, jobs: int | None, workers: str | None) -> int:

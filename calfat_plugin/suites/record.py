@@ -27,6 +27,7 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.registry import Registry
 from calfat_plugin.report.reading import read_trust
 from calfat_plugin.results import RESULTS_FORMAT
+from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites.schema import RELEASE, WORST
 
 #: A cell's name, what its choice run tries (empty for a run of the table), and the seed.
@@ -139,11 +140,26 @@ def verdict_of(directory: Path, experiment: Experiment) -> str:
         RunError: ``trust.json`` is damaged.
     """
     content = read_trust(directory)
-    threat, asked = experiment.threat, content.get("threat") or {}
-    if not content.get("finished") or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps)):
+    if not content.get("finished") or judges_another(directory, experiment):
         return ""
     verdict = content["verdict"]
     return f"{verdict['text']}{'' if verdict.get('usable', True) else ', no usable number'}"
+
+
+def judges_another(directory: Path, experiment: Experiment) -> bool:
+    """Whether ``trust.json`` of a run is about another model than that of its last round, or about another budget.
+
+    A run may have been judged before it was given more rounds, or by its checkpoint of the best round.
+
+    Raises:
+        RunError: ``trust.json`` is damaged.
+    """
+    content, threat = read_trust(directory), experiment.threat
+    if not content:
+        return False
+    model, asked = (Path(content.get("checkpoint", "")).name, content.get("round")), content["threat"]
+    last = RunDirectory(directory).last_checkpoint.name, experiment.num_rounds
+    return model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps))
 
 
 def read_record(path: Path) -> dict[Key, Recorded]:

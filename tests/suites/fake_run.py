@@ -43,6 +43,7 @@ def main() -> None:
     directory = RunDirectory(words.run_dir)
     if words.resume:
         directory.check_same(experiment)
+        directory.write_recipe(experiment)
         print(f"resuming with {os.environ['OMP_NUM_THREADS']} threads", flush=True)
     else:
         directory = RunDirectory.create(experiment, words.run_dir)

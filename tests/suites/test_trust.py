@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
-from tests.suites.files import write_suite
+from tests.suites.files import SUITE, write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
 DAMAGED = "The file is damaged or was changed by hand. Restore it from a copy, or remove it and make it again.\n"
@@ -35,10 +35,11 @@ def judged(monkeypatch):
     return asked
 
 
-def said(directory, finished=True, eps="0.1", **verdict):
+def said(directory, finished=True, eps="0.1", checkpoint="last", round=1, **verdict):
     """Leave what ``calfat trust`` leaves in a run directory."""
+    model = {"checkpoint": f"{directory}/checkpoints/{checkpoint}.safetensors", "round": round}
     threat = {"norm": "linf", "eps": eps}
-    content = {"attack": "pgd20", "examples": 9, "threat": threat, "finished": finished, "checks": []}
+    content = {**model, "attack": "pgd20", "examples": 9, "threat": threat, "finished": finished, "checks": []}
     (Path(directory) / "trust.json").write_text(json.dumps({**content, "verdict": VERDICT | verdict}))
 
 
@@ -80,10 +81,37 @@ def test_what_a_row_says():
         ({"text": "not shown", "usable": False}, "not shown, no usable number (seed 0)"),
         ({"finished": False}, "-"),
         ({"eps": "0.2"}, "-"),
+        ({"checkpoint": "best-natural"}, "-"),
+        ({"round": 2}, "-"),
     ):
         said(str(FIRST).format("calfat"), **left)
         found = rows(call())
         assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
+
+
+def test_a_verdict_on_another_model_is_kept_and_the_row_judged(judged):
+    """Of a run that has since been given more rounds, and, by hand, of its best checkpoint; both stay readable."""
+    run = Path(str(FIRST).format("calfat"))
+    said(run, text="of the best", checkpoint="best-natural")
+    call("--trust", "--only", "CalFAT", "--record", "record.csv")
+    write_suite(Path(), SUITE.replace("comm_round: 1", "comm_round: 2"))
+    Path("record.csv").unlink()
+    found = call("--only", "CalFAT", "--record", "record.csv")
+    assert rows(found)["CalFAT"] == "2"  # no such column
+    assert {row["verdict"] for row in csv.DictReader(Path("record.csv").read_text().splitlines())} == {""}
+    shown = call("--trust", "--only", "CalFAT", "--record", "record.csv").stdout
+    assert f"{run}/trust.json is about another checkpoint, round or budget; it is now trust-2.json\n" in shown
+    assert judged == [str(run)] * 2
+    kept = [json.loads((run / f"trust-{number}.json").read_text()) for number in (1, 2)]
+    assert [each["verdict"]["text"] for each in kept] == ["of the best", VERDICT["text"]]
+
+
+def test_a_verdict_that_was_begun_is_continued(judged):
+    run = Path(str(FIRST).format("calfat"))
+    said(run, finished=False)
+    call("--trust", "--only", "CalFAT")
+    assert judged == [str(run)]
+    assert list(run.glob("trust-*")) == []
 
 
 def test_every_form_of_the_table_has_the_verdict():
