@@ -429,9 +429,12 @@ def _lead(
 
 
 def values_of(row: CellSummary, metric: str) -> BySeed:
-    """Seed to value; a run that failed or was lost counts as 0."""
-    failed = {run.run.seed: 0.0 for run in row.runs if run.status in ("failed", "lost")}
-    return failed | row.scores[metric].by_seed
+    """Seed to value; a run that was lost counts as 0.
+
+    One that failed, such as for want of memory, has no value: it says nothing of the row, and is tried again.
+    """
+    lost = {run.run.seed: 0.0 for run in row.runs if run.status == "lost"}
+    return lost | row.scores[metric].by_seed
 
 
 def _all_there(seeds: Sequence[int], *values: BySeed) -> bool:

@@ -11,11 +11,13 @@ import pytest
 from scipy import stats
 
 from calfat_plugin.errors import RecipeError
+from calfat_plugin.maths.intervals import Difference, Interval
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import PlannedRun
 from calfat_plugin.suites.record import Recorded, digest
-from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons
+from calfat_plugin.suites.runner import RunOutcome
+from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
 from calfat_plugin.suites.tables import as_json, markdown
 from tests.snapshot import TextSnapshot
 from tests.suites.files import recorded, write_suite
@@ -184,6 +186,20 @@ def test_a_row_without_robustness_has_none_to_exchange(measure: Measure) -> None
     assert (found.difference.seeds, found.p_value, found.word) == (3, None, "no robustness to exchange")
     assert "no robustness to exchange |" in markdown(summary)
     assert found.word in [each["result"] for each in as_json(summary)["comparisons"][0]]
+
+
+def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> None:
+    """Its comparisons wait, in this session as in the next; the same run lost is a collapse, and 0 everywhere."""
+    plan = summary.plan
+    run = next(run for run in plan.runs if run.cell.name == "0.5/FedMART" and run.seed == 4)
+    found = {}
+    for status in ("failed", "lost"):
+        _, even, _ = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
+        found[status] = {endpoint: each for (name, endpoint), each in even.items() if name == run.cell.name}
+    assert {each.word for each in found["failed"].values()} == {""}
+    assert found["failed"]["collapsed"].difference == Difference(0.0, Interval(0.0, 0.0), 3)
+    lost = [found["lost"][endpoint].difference for endpoint in ("pgd20", "collapsed")]
+    assert [(each.mean, each.seeds) for each in lost if each] == [(pytest.approx((-0.04 + 0.55) / 4), 4), (-0.25, 4)]
 
 
 def test_words(summary: SuiteSummary) -> None:
