@@ -134,7 +134,7 @@ class Score:
     """What one setting measured with one evaluator: a number of a table, of suites and of pages alike.
 
     Attributes:
-        by_seed: a finished seed to its value; accuracies are fractions in [0, 1].
+        by_seed: a seed to its value; accuracies are fractions in [0, 1], of a run that was lost 0.
         num_examples: what one value is a share of; None where it is no share of examples.
         is_accuracy: False for a figure of a plugin (``train/margin``, ``pgd20/ece``), which is shown as it is.
         reported: the published number, or None.
@@ -153,7 +153,7 @@ class Score:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """One a finished seed, in the order of the seeds."""
+        """One a seed, in the order of the seeds."""
         return tuple(self.by_seed.values())
 
     @property

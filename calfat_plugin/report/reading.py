@@ -225,7 +225,7 @@ class SuiteFiles:
         axes: names of the axes, which cells are named after.
         headings: evaluator label to heading, in the order of the table's columns.
         cells: as ``suites/tables.py`` writes them.
-        notes: how values of its cells were chosen, and what came of it.
+        notes: how values of its cells were chosen, and what came of it; which runs the page leaves out.
         front: what its rows reach for what they cost.
     """
 
@@ -248,7 +248,7 @@ def read_suite(path: Path) -> SuiteFiles:
         axes=tuple(str(axis["name"]) for axis in found.get("axes", ())),
         headings={str(metric["label"]): str(metric["heading"]) for metric in found.get("metrics", ())},
         cells=found.get("cells", ()),
-        notes=_choice_notes(found),
+        notes=[*_choice_notes(found), *_lost_note(found)],
         front=found.get("front") or {},
     )
 
@@ -263,6 +263,13 @@ def _choice_notes(found: Mapping[str, Any]) -> list[str]:
         if choice
     ]
     return [how, *told] if how else []
+
+
+def _lost_note(found: Mapping[str, Any]) -> list[str]:
+    """A sentence on runs that the suite's table counts and a page does not: such a run may have left no directory."""
+    lost = sum(run.get("status") == "lost" for cell in found.get("cells", ()) for run in cell.get("runs", ()))
+    what = "run whose training diverged; it counts" if lost == 1 else "runs whose training diverged; they count"
+    return [f"Left out of the means: {lost} {what} as 0 in the suite's table."] if lost else []
 
 
 def find_runs(path: Path) -> list[Path]:

@@ -124,7 +124,7 @@ SUITE = {
             "name": TEXT,
             "source?": TEXT,
             "scores?": {"*": {"reported?": FRACTION, "beyond_tolerance?": FLAG}},
-            "runs?": [{"directory": TEXT}],
+            "runs?": [{"directory": TEXT, "status?": TEXT}],
             "choice?": {"text": TEXT, "tried": TEXT},
         }
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 from calfat_plugin.maths.intervals import Score
 from calfat_plugin.suites.schema import Front
-from calfat_plugin.suites.summary import CellSummary, SuiteSummary, values_of
+from calfat_plugin.suites.summary import CellSummary, SuiteSummary
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def points(summary: SuiteSummary, cost_of: Callable[[CellSummary], float] | None
     found = []
     for row in summary.cells:
         cost = row.scores[front.cost].mean if cost_of is None else cost_of(row)
-        reached = Score(dict(values_of(row, front.reached)))
+        reached = Score(row.scores[front.reached].by_seed)
         if cost is not None and reached.mean is not None:
             found.append((cost, reached.mean, row, reached))
 

@@ -88,9 +88,9 @@ class CellSummary:
     waiting: tuple[int, ...] = ()
 
     @property
-    def finished(self) -> int:
-        """How many seeds the numbers are over."""
-        return sum(run.status == "finished" for run in self.runs)
+    def ended(self) -> int:
+        """How many seeds the accuracies are over: those that finished or were lost."""
+        return sum(run.status in ("finished", "lost") for run in self.runs)
 
     @property
     def verdict(self) -> str:
@@ -111,7 +111,9 @@ class CellSummary:
             return [f"skipped: {self.cell.skipped}"]
         notes = [] if self.choice is None else choice_notes(self.choice)
         return notes + [
-            f"seed {run.run.seed} {run.status}" + (f": {run.message}" if run.message else "")
+            f"seed {run.run.seed} {run.status}"
+            + (", which counts as 0 in accuracies" if run.status == "lost" else "")
+            + (f": {run.message}" if run.message else "")
             for run in self.runs
             if run.status not in ("finished", "new", "unfinished")
         ]
@@ -165,8 +167,9 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> Ce
     scores = {}
     figures = () if cell.experiment is None else cell.experiment.final_metrics
     for label in suite.metrics:
-        known = {run.run.seed: value for run in runs if (value := run.value(label)) is not None}  # with results
-        examples = {run.num_examples(label) for run in runs if run.run.seed in known}
+        value_of = RunSummary.value if label in figures else _accuracy
+        known = {run.run.seed: value for run in runs if (value := value_of(run, label)) is not None}
+        examples = {run.num_examples(label) for run in runs if run.run.seed in known and run.status != "lost"}
         published = None if reported is None else reported.accuracy.get(label)
         points = suite.tolerance.get(label)
         scores[label] = Score(
@@ -182,9 +185,15 @@ def _cell_summary(plan: SuitePlan, cell: Cell, runs: Sequence[RunSummary]) -> Ce
     return CellSummary(cell, tuple(runs), scores, source, plan.choices.get(cell.name), waiting)
 
 
+def _accuracy(run: RunSummary, metric: str) -> float | None:
+    """What a run measured; 0 where its training diverged: without such a run, a method that diverges now and then would
+    be shown by its good runs alone."""
+    return 0.0 if run.status == "lost" else run.value(metric)
+
+
 def _release(runs: Sequence[RunSummary], known: Collection[int], label: str) -> tuple[float, ...]:
     """The values of an accuracy by the release's convention; none where a seed's is not known."""
-    found = [run.value(release_of(label)) for run in runs if run.run.seed in known]
+    found = [_accuracy(run, release_of(label)) for run in runs if run.run.seed in known]
     values = tuple(value for value in found if value is not None)
     return values if len(values) == len(found) else ()
 
@@ -370,15 +379,15 @@ def _pair(
 ) -> Iterator[Compared]:
     """All comparisons of two rows of a family."""
     for metric in plan.metrics:
-        yield _compared(other, metric, values_of(one, metric), values_of(other, metric), seeds, plan)
+        yield _compared(other, metric, one.scores[metric].by_seed, other.scores[metric].by_seed, seeds, plan)
     if exchange is not None:
         gain = dict(_at_equal_robustness(plan, one, other, exchange))
         compared = _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
-        robust = values_of(other, plan.robust)
+        robust = other.scores[plan.robust].by_seed
         yield replace(compared, why_none=NO_ROBUSTNESS if any(robust.get(seed) == 0 for seed in seeds) else "")
     if plan.collapsed is not None:
         fell = [
-            {seed: float(value <= plan.collapsed / 100) for seed, value in values_of(row, plan.natural).items()}
+            {seed: float(value <= plan.collapsed / 100) for seed, value in row.scores[plan.natural].by_seed.items()}
             for row in (one, other)
         ]
         pairs = [(fell[0][seed], fell[1][seed]) for seed in fell[0] if seed in fell[1]]
@@ -404,8 +413,8 @@ def _at_equal_robustness(
     taken as none: natural accuracy grows by ``rate`` for each point of robustness that is given up. A seed is left out
     where ``other`` has no robustness to exchange.
     """
-    natural = [values_of(row, plan.natural) for row in (one, other, exchange)]
-    robust = [values_of(row, plan.robust) for row in (one, other)]
+    natural = [row.scores[plan.natural].by_seed for row in (one, other, exchange)]
+    robust = [row.scores[plan.robust].by_seed for row in (one, other)]
     for seed in natural[0]:
         if all(seed in values for values in (*natural, *robust)) and robust[1][seed]:
             rate = (natural[2][seed] - natural[1][seed]) / robust[1][seed]
@@ -419,22 +428,13 @@ def _lead(
     named, rival = plan.row, plan.lead_over or ""
 
     def lead(rows: Mapping[str, CellSummary]) -> BySeed:
-        one, other = (values_of(rows[label], plan.natural) for label in (named, rival))
+        one, other = (rows[label].scores[plan.natural].by_seed for label in (named, rival))
         return {seed: value - other[seed] for seed, value in one.items() if seed in other}
 
     (first, here), (second, there) = families.items()
     endpoint = LEAD.format(plan.natural, "/".join(first), "/".join(second))
     compared = _compared(here[rival], endpoint, lead(here), lead(there), summary.suite.seeds, plan)
     return replace(compared, adjusted=compared.p_value)
-
-
-def values_of(row: CellSummary, metric: str) -> BySeed:
-    """Seed to value; a run that was lost counts as 0.
-
-    One that failed, such as for want of memory, has no value: it says nothing of the row, and is tried again.
-    """
-    lost = {run.run.seed: 0.0 for run in row.runs if run.status == "lost"}
-    return lost | row.scores[metric].by_seed
 
 
 def _all_there(seeds: Sequence[int], *values: BySeed) -> bool:

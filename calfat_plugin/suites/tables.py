@@ -265,8 +265,8 @@ def names(summary: SuiteSummary, cell: CellSummary) -> list[str]:
 
 
 def count(cell: CellSummary) -> str:
-    """How many seeds a row's numbers are over."""
-    return NOTHING if cell.cell.skipped else str(cell.finished)
+    """How many seeds a row's accuracies are over."""
+    return NOTHING if cell.cell.skipped else str(cell.ended)
 
 
 def _line(text: str) -> str:

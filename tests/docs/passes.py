@@ -17,7 +17,7 @@ from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.front import as_json, points
 from calfat_plugin.suites.plan import make_plan
 from calfat_plugin.suites.record import read_record
-from calfat_plugin.suites.summary import CellSummary, SuiteSummary, summarise, values_of
+from calfat_plugin.suites.summary import CellSummary, SuiteSummary, summarise
 from calfat_plugin.suites.tuning import chosen_text
 from tests.docs.blocks import Table
 
@@ -42,7 +42,7 @@ def summary(data: str) -> SuiteSummary:
 
 def rows(data: str) -> dict[str, CellSummary]:
     """Name to row, of those with finished runs."""
-    return {row.cell.name: row for row in summary(data).cells if row.finished}
+    return {row.cell.name: row for row in summary(data).cells if row.ended}
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def results(data: str) -> Table:
                 *row.cell.labels[:2],
                 row.cell.labels[2].split()[0],
                 chosen_text(row.choice).removeprefix("learning_rate ") if row.choice else "",
-                str(row.finished),
+                str(row.ended),
                 f"{scores['passes'].mean:,.0f}",
                 f"{seconds(data, row):,.0f}",
                 *means,
@@ -132,11 +132,11 @@ def tests() -> list[Tested]:
         for method in METHODS:
             one, many = (rows(data).get(f"{method}/{attack}/{all_rounds}") for attack in (ONE_STEP, MANY))
             whole = len(summary(data).suite.seeds)
-            if one is None or many is None or not one.finished == many.finished == whole:  # nobody peeks
+            if one is None or many is None or not one.ended == many.ended == whole:  # nobody peeks
                 found.append(Tested(data, method, float("nan"), None, None))
                 continue
             fewer = (many.scores["passes"].mean or 0) / (one.scores["passes"].mean or 1)
-            of = [values_of(row, "autoattack") for row in (one, many)]
+            of = [row.scores["autoattack"].by_seed for row in (one, many)]
             found.append(Tested(data, method, fewer, paired(*of), paired_p_value(*of)))
     return found
 
@@ -194,12 +194,12 @@ def candidates() -> list[Candidate]:
         for data, all_rounds in DATA.items():
             cells.append(rows(data).get(f"{method}/{attack}/{all_rounds if rounds == 'all' else label}"))
             dearest.append(rows(data)[f"{method}/{MANY}/{all_rounds}"].scores["passes"].mean or 0)
-        there = [cell for cell in cells if cell is not None and cell.finished >= PAIRS]
+        there = [cell for cell in cells if cell is not None and cell.ended >= PAIRS]
         if len(there) < len(DATA):
             continue
         scores = [cell.scores for cell in there]
         if all((each["passes"].mean or 0) <= most / 4 for each, most in zip(scores, dearest, strict=True)):
-            natural = [value for cell in there for value in values_of(cell, "natural").values()]
+            natural = [value for cell in there for value in cell.scores["natural"].by_seed.values()]
             reached = tuple(each["autoattack"].mean or 0 for each in scores)
             found.append(Candidate(method, attack, rounds, reached, sum(value <= COLLAPSED for value in natural)))
     return sorted(found, key=lambda each: -each.both)

@@ -111,13 +111,13 @@ def test_a_run_of_the_table_that_diverges_is_lost_and_recorded(monkeypatch, tmp_
     done = call("--only", "FedPGD", "--record", "runs.csv")
     assert done.exit_code == 0, done.output
     reason = "round 1: not one client delivered a usable update."
-    assert f"- FedPGD: seed 0 lost: {reason}" in done.stdout
+    assert f"- FedPGD: seed 0 lost, which counts as 0 in accuracies: {reason}" in done.stdout
     assert "FedPGD,,0,lost," in Path("runs.csv").read_text()
     assert "nothing to do" in call("--only", "FedPGD", "--record", "runs.csv").stdout
     shutil.rmtree("runs")
     elsewhere = call("--only", "FedPGD", "--record", "runs.csv").stdout
     assert "nothing to do" in elsewhere
-    assert "- FedPGD: seed 0 lost: it is so in the suite's record" in elsewhere
+    assert "- FedPGD: seed 0 lost, which counts as 0 in accuracies: it is so in the suite's record" in elsewhere
 
     monkeypatch.setenv("FAKE_RUN", json.dumps({"calfat": "fail"}))
     assert call("--only", "CalFAT", "--record", "runs.csv").exit_code == 1

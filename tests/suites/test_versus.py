@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.maths.intervals import Rival
+from calfat_plugin.report.reading import read_suite
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import SuiteSummary, summarise
-from calfat_plugin.suites.tables import versus_markdown
+from calfat_plugin.suites.tables import versus_markdown, write_tables
 from tests.suites.files import SUITE
 
 ROWS = SUITE.replace("    FedPGD", "    Normalised: {calfat.model.norm: batch}\n    FedPGD").replace(
@@ -25,13 +28,16 @@ GRID = SUITE.replace(
 
 @pytest.fixture
 def summary(plan_of):
-    """Measured accuracies, in percent: cell to seed to (natural, PGD-20)."""
+    """Measured accuracies, in percent: cell to seed to (natural, PGD-20); None: the training diverged."""
 
-    def make(text: str, values: dict[str, dict[int, tuple[float, float]]]) -> SuiteSummary:
+    def make(text: str, values: dict[str, dict[int, tuple[float, float] | None]]) -> SuiteSummary:
         plan, outcomes = plan_of(text), []
         for run in plan.runs:
-            found = values[run.cell.name].get(run.seed)
+            if run.seed not in values[run.cell.name]:
+                continue
+            found = values[run.cell.name][run.seed]
             if found is None:
+                outcomes.append(RunOutcome(run, "lost", "it diverged"))
                 continue
             run.directory.mkdir(parents=True)
             evaluations = [
@@ -56,6 +62,37 @@ def test_rows_are_compared_with_the_named_one_over_the_seeds_that_both_have(summ
         },
     )
     snapshot(versus_markdown(found, "FedPGD"))
+
+
+def test_a_method_that_diverges_now_and_then_is_not_shown_by_its_good_runs(summary):
+    """60 and 61 of three seeds, the mean of which is 40.33: FedPGD has more, in the table and beside CalFAT."""
+    found = summary(
+        ROWS.replace("metrics: {", "metrics: {passes: passes, "),
+        {
+            "CalFAT": {0: (60, 30), 1: None, 2: (61, 31)},
+            "Normalised": {0: None},
+            "FedPGD": {0: (50, 20), 1: (51, 21), 2: (49, 22)},
+        },
+    )
+    calfat, normalised, _ = found.cells
+    score = calfat.scores["natural"]
+    assert (score.by_seed, score.mean) == ({0: 0.6, 1: 0.0, 2: 0.61}, pytest.approx(1.21 / 3))
+    assert score.rival == Rival("FedPGD", False, score.rival.difference)
+    assert score.rival.difference.seeds == 3
+    assert (calfat.ended, normalised.ended, calfat.scores["passes"].by_seed) == (3, 1, {})
+    assert normalised.scores["natural"].by_seed == {0: 0.0}
+    assert calfat.notes == ["seed 1 lost, which counts as 0 in accuracies: it diverged"]
+    assert re.search(r"\|   3 \| +- \| -9\.67 \[", versus_markdown(found, "FedPGD"))
+    (folder,) = write_tables(found, None)
+    assert read_suite(folder).notes == [
+        "Left out of the means: 2 runs whose training diverged; they count as 0 in the suite's table."
+    ]
+
+
+def test_the_release_count_of_a_run_that_was_lost_is_0_too(summary):
+    text = f"{SUITE}reported: {{source: a paper, percent: {{CalFAT: {{natural: 80}}}}}}\n"
+    found = summary(text, {"CalFAT": {0: (60, 30), 1: None}, "FedPGD": {}})
+    assert found.cells[0].scores["natural"].release == (0.6, 0.0)
 
 
 def test_each_seed_is_compared_with_the_same_seed(summary):
