@@ -351,15 +351,26 @@ def comparisons(summary: SuiteSummary) -> Iterator[list[Compared]]:
 
 
 def _families(summary: SuiteSummary, plan: Compare) -> dict[tuple[str, ...], dict[str, CellSummary]]:
-    """Labels of the other axes to label of the compared axis to row, without those that are skipped."""
+    """Labels of the other axes to label of the compared axis to row, without those that are skipped.
+
+    With the suite's seeds alone: who may add seeds until a difference is clear finds one that is.
+    """
     axis = next(index for index, variants in enumerate(summary.suite.axes.values()) if plan.row in variants)
     families: dict[tuple[str, ...], dict[str, CellSummary]] = {}
     for row in summary.cells:
         labels = row.cell.labels
         family = families.setdefault((*labels[:axis], *labels[axis + 1 :]), {})
         if not row.cell.skipped:
-            family[labels[axis]] = row
+            family[labels[axis]] = _of_seeds(row, summary.suite.seeds)
     return families
+
+
+def _of_seeds(row: CellSummary, seeds: Collection[int]) -> CellSummary:
+    values = {
+        metric: {seed: value for seed, value in score.by_seed.items() if seed in seeds}
+        for metric, score in row.scores.items()
+    }
+    return replace(row, scores={metric: replace(row.scores[metric], by_seed=of) for metric, of in values.items()})
 
 
 def _family(summary: SuiteSummary, plan: Compare, rows: Mapping[str, CellSummary]) -> list[Compared]:

@@ -15,7 +15,8 @@ from calfat_plugin.maths.intervals import Difference, Interval
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import PlannedRun
-from calfat_plugin.suites.record import Recorded, digest
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.record import Recorded, add_to_record, digest
 from calfat_plugin.suites.runner import RunOutcome
 from calfat_plugin.suites.summary import Compared, SuiteSummary, comparisons, summarise
 from calfat_plugin.suites.tables import as_json, markdown
@@ -44,6 +45,7 @@ axes:
     FedMART: {calfat.trainer: fedmart}
     standard: {calfat.trainer: standard}
 """
+METRICS = ("natural", "natural:worst-class", "pgd20")
 #: Cell to natural, worst class and PGD-20 accuracy of the four seeds.
 VALUES = {
     "0.1/CalFAT": ((0.80, 0.82, 0.78, 0.81), (0.50, 0.52, 0.48, 0.51), (0.50, 0.51, 0.49, 0.50)),
@@ -65,14 +67,13 @@ Measure = Callable[[str, Values], SuiteSummary]
 def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry) -> Measure:
     """A suite whose runs are all in its record, as far as there are values."""
     monkeypatch.chdir(tmp_path)
-    metrics = ("natural", "natural:worst-class", "pgd20")
 
     def make(text: str, values: Values) -> SuiteSummary:
         def row(run: PlannedRun) -> Recorded | None:
             of = values[run.cell.name]
             if run.seed > len(of[0]):
                 return None
-            measured = {metric: each[run.seed - 1] for metric, each in zip(metrics, of, strict=True)}
+            measured = {metric: each[run.seed - 1] for metric, each in zip(METRICS, of, strict=True)}
             return Recorded("finished", digest(run.experiment), measured)
 
         return recorded(tmp_path, text, registry, row)
@@ -200,6 +201,27 @@ def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> Non
     assert found["failed"]["collapsed"].difference == Difference(0.0, Interval(0.0, 0.0), 3)
     lost = [found["lost"][endpoint].difference for endpoint in ("pgd20", "collapsed")]
     assert [(each.mean, each.seeds) for each in lost if each] == [(pytest.approx((-0.04 + 0.55) / 4), 4), (-0.25, 4)]
+
+
+def test_further_seeds_of_a_call_change_no_planned_comparison(summary: SuiteSummary, registry: Registry) -> None:
+    """A fifth seed is in the table, and would make its differences clearer; fewer seeds leave the tests undone."""
+
+    def with_seeds(*seeds: int) -> SuiteSummary:
+        return summarise(make_plan(summary.suite, registry, seeds=seeds))
+
+    rows = {
+        run.key: Recorded("finished", digest(run.experiment), dict.fromkeys(METRICS, value))
+        for run, value in zip(with_seeds(5).plan.runs[:2], (0.9, 0.1), strict=True)
+    }
+    add_to_record(Path("runs.csv"), rows)
+    more = with_seeds(1, 2, 3, 4, 5)
+    assert [len(cell.scores["pgd20"].values) for cell in more.cells[:2]] == [5, 5]
+
+    def numbers(of: SuiteSummary) -> list[object]:
+        return [(key, each.difference, each.p_value) for family in families(of) for key, each in family.items()]
+
+    assert numbers(more) == numbers(summary)
+    assert {each.p_value for family in families(with_seeds(1, 2, 3, 5)) for each in family.values()} == {None}
 
 
 def test_words(summary: SuiteSummary) -> None:
