@@ -12,6 +12,7 @@ from calfat_plugin.maths.metrics import mean_std
 
 CONFIDENCE = 0.95
 _QUANTILE = (1 + CONFIDENCE) / 2  # two-sided
+_FEWEST_EQUAL = 4  # values that have an interval although all are equal; of fewer it may be a coincidence
 _ROUNDING = 1e-9  # differences of decimals are not exact: 0.3112 - 0.2912 > 0.02
 
 
@@ -27,7 +28,7 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: of the differences; a fraction for accuracies.
-        interval: Student's, of that mean; None for fewer than two seeds.
+        interval: Student's, of that mean; None where :func:`student` gives none, and for shares of yes and no.
         seeds: how many pairs.
     """
 
@@ -38,7 +39,7 @@ class Difference(NamedTuple):
     @property
     def is_clear(self) -> bool:
         """Whether the interval excludes zero."""
-        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+        return self.interval is not None and (self.interval.low > _ROUNDING or self.interval.high < -_ROUNDING)
 
 
 class Rival(NamedTuple):
@@ -78,14 +79,25 @@ def wilson(share: float, number: int) -> Interval:
 
 
 def student(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """Student's t interval of the mean that values of several seeds estimate; None for fewer than two."""
+    """Student's t interval of the mean that values of several seeds estimate.
+
+    Returns:
+        None for fewer than two values, and for two or three that are equal: that tells little of their spread, and an
+        interval without width would make any difference certain.
+    """
     if len(values) < 2:
+        return None
+    mean, std = mean_std(values)
+    if _is_zero(std) and len(values) < _FEWEST_EQUAL:
         return None
     from scipy.special import stdtrit  # here, not above: recipes are checked without it
 
-    mean, std = mean_std(values)
     half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * (std or 0.0) / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
+
+
+def _is_zero(number: float | None) -> bool:
+    return number is not None and abs(number) < _ROUNDING
 
 
 def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval | None:
@@ -96,7 +108,7 @@ def of_accuracy(values: Sequence[float], num_examples: int | None) -> Interval |
         num_examples: what each was counted over; None where the value is no share of examples.
 
     Returns:
-        None without values, and for one value that is no share of examples.
+        None without values, for one value that is no share of examples, and where :func:`student` gives none.
     """
     if len(values) == 1:
         return wilson(values[0], num_examples) if num_examples else None
@@ -206,15 +218,17 @@ def paired_p_value(one: Mapping[int, float], other: Mapping[int, float]) -> floa
         one, other: seed to value; seeds that only one has do not count.
 
     Returns:
-        None for fewer than two pairs; 1 where all pairs are equal, 0 where all differ by the same amount.
+        None where the differences have no interval (:func:`student`): for fewer than two pairs, and for two or three
+        that differ by the same amount. Of more such pairs 1 where they are equal, else 0.
     """
     from scipy.stats import ttest_1samp
 
     differences = [value - other[seed] for seed, value in one.items() if seed in other]
-    if len(differences) < 2:
+    if student(differences) is None:
         return None
-    if not mean_std(differences).std:
-        return float(differences[0] == 0)
+    mean, std = mean_std(differences)
+    if _is_zero(std):
+        return float(_is_zero(mean))
     return float(ttest_1samp(differences, 0).pvalue)
 
 
@@ -255,7 +269,8 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
     """Whether two one-sided paired t tests at 5 % (TOST) reject a difference of ``margin`` or more in either direction.
 
     Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence
-    of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987).
+    of average bioavailability", J. Pharmacokinetics and Biopharmaceutics 15 (1987). Where the differences have no
+    interval (:func:`student`), nothing is rejected.
 
     Args:
         margin: > 0, in the unit of the values.
@@ -266,9 +281,9 @@ def is_level(one: Mapping[int, float], other: Mapping[int, float], margin: float
 
 
 def prediction(values: Sequence[float]) -> Interval | None:
-    """95 % prediction interval: where the value of one further seed lies if values are normal; None for fewer than two.
+    """95 % prediction interval: where the value of one further seed lies if values are normal.
 
-    mean ± t std sqrt(1 + 1/n), Student's t with n - 1 degrees of freedom.
+    mean ± t std sqrt(1 + 1/n), Student's t with n - 1 degrees of freedom; None where :func:`student` gives none.
     """
     found = student(values)
     if found is None:

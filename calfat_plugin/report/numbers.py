@@ -36,9 +36,12 @@ def points(difference: float) -> str:
 
 
 def paired_points(difference: Difference | None) -> str:
-    """``-3.21 [-4.10, -2.32]``, a difference that is paired over seeds; empty for fewer than two of them."""
-    if difference is None or difference.interval is None:
+    """``-3.21 [-4.10, -2.32]``, a difference that is paired over seeds, or without brackets where it has no interval;
+    empty for fewer than two seeds."""
+    if difference is None or difference.seeds < 2:
         return ""
+    if difference.interval is None:
+        return points(difference.mean)
     low, high = map(points, difference.interval)
     return f"{points(difference.mean)} [{low}, {high}]"
 

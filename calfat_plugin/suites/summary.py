@@ -296,7 +296,7 @@ def _unlike(one: CellSummary, other: CellSummary) -> tuple[str, ...]:
 
 SIGNIFICANT = 0.05
 AT_EQUAL, COLLAPSED, LEAD = "natural at equal {}", "collapsed", "lead in {}, {} minus {}"
-NO_ROBUSTNESS = "no robustness to exchange"
+NO_ROBUSTNESS, TOO_FEW = "no robustness to exchange", "too few seeds"
 BySeed = Mapping[int, float]
 
 
@@ -395,7 +395,7 @@ def _pair(
         gain = dict(_at_equal_robustness(plan, one, other, exchange))
         compared = _compared(other, AT_EQUAL.format(plan.robust), gain, dict.fromkeys(gain, 0.0), seeds, plan)
         robust = other.scores[plan.robust].by_seed
-        yield replace(compared, why_none=NO_ROBUSTNESS if any(robust.get(seed) == 0 for seed in seeds) else "")
+        yield replace(compared, why_none=NO_ROBUSTNESS) if any(robust.get(seed) == 0 for seed in seeds) else compared
     if plan.collapsed is not None:
         fell = [
             {seed: float(value <= plan.collapsed / 100) for seed, value in row.scores[plan.natural].by_seed.items()}
@@ -404,15 +404,21 @@ def _pair(
         pairs = [(fell[0][seed], fell[1][seed]) for seed in fell[0] if seed in fell[1]]
         wins, losses = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
         p_value = sign_p_value(wins, losses) if _all_there(seeds, *fell) else None
-        yield Compared(other, COLLAPSED, paired(*fell), p_value)
+        difference = paired(*fell)
+        # Of -1, 0 and 1 Student's interval is none: over ten pairs of zeros it would be [0, 0].
+        yield Compared(other, COLLAPSED, difference and difference._replace(interval=None), p_value)
 
 
 def _compared(
     other: CellSummary, endpoint: str, one: BySeed, two: BySeed, seeds: Sequence[int], plan: Compare
 ) -> Compared:
-    p_value = paired_p_value(one, two) if _all_there(seeds, one, two) else None
+    there = _all_there(seeds, one, two)
+    p_value = paired_p_value(one, two) if there else None
     level = endpoint == plan.robust and plan.level is not None and is_level(one, two, plan.level / 100)
-    return Compared(other, endpoint, paired(one, two), p_value, is_level=p_value is not None and level)
+    why_none = TOO_FEW if there and p_value is None else ""
+    return Compared(
+        other, endpoint, paired(one, two), p_value, is_level=p_value is not None and level, why_none=why_none
+    )
 
 
 def _at_equal_robustness(

@@ -37,8 +37,8 @@ DIFFERENCES = (
 )
 PLANNED = (
     "Planned comparisons: {} minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not "
-    "corrected) and p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after Holm within "
-    "each family."
+    "corrected; none of collapsed runs) and p-values (paired t test; for collapsed runs, McNemar's exact test), "
+    "corrected after Holm within each family."
 )
 FRONT = "No row with at most as many {} has more {} than these."
 _LATEX = {

@@ -56,8 +56,9 @@ class Published:
     def claim(self, endpoint: str) -> str:
         """CalFAT's difference to FedPGD in a primary endpoint, with its interval and the word that it may have."""
         of = self.compared[REFERENCE, endpoint]
-        low, high = (100 * bound for bound in of["difference"]["interval"])
-        return f"{100 * of['difference']['mean']:+.1f} [{low:.1f}, {high:.1f}], {of['result']}"
+        interval = of["difference"]["interval"]  # none of shares of collapsed runs
+        bounds = "" if interval is None else " [{:.1f}, {:.1f}]".format(*(100 * bound for bound in interval))
+        return f"{100 * of['difference']['mean']:+.1f}{bounds}, {of['result']}"
 
     def exchanged(self, name: str) -> tuple[str, str]:
         """Endpoint 4 with the rate of exchange of standard FL's measured robustness, and over how many pairs."""

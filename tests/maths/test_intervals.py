@@ -41,6 +41,20 @@ def test_students_interval_is_that_of_scipy(values: tuple[float, ...]) -> None:
     assert student(values) == pytest.approx((low, high), abs=1e-12)
 
 
+def test_two_or_three_equal_values_have_no_interval() -> None:
+    """Nor have differences that are equal but for rounding; what is no test is neither clear nor level."""
+    one, other = {1: 0.8, 2: 0.9, 3: 0.3}, {1: 0.7, 2: 0.8, 3: 0.2}
+    assert len({one[seed] - other[seed] for seed in one}) > 1
+    for seeds in ((1, 2), (1, 2, 3)):
+        some = {seed: one[seed] for seed in seeds}
+        assert paired(some, other) == Difference(pytest.approx(0.1), None, len(seeds))  # type: ignore[arg-type]
+        assert paired_p_value(some, other) is None
+        assert not is_level(some, other, 0.2)
+        assert not any(rival.is_clear_best for rival in rivals({"one": some, "other": other}).values())
+    assert student((0.5,) * 2) is student((0.5,) * 3) is prediction((0.5,) * 3) is None
+    assert student((0.5,) * 4) == (0.5, 0.5)
+
+
 def test_a_single_seed_has_no_interval_over_seeds() -> None:
     assert student((0.5,)) is None
     assert student(()) is None
@@ -64,16 +78,16 @@ def test_differences_are_paired_over_the_seeds_that_both_have() -> None:
 
 
 def test_each_setting_is_compared_with_the_best_and_the_best_with_the_next_best() -> None:
-    settings = {  # by name, the lowest is first
-        "lowest": {0: 0.25, 1: 0.25},
-        "top": {0: 0.75, 1: 0.75},
+    settings: dict[str, dict[int, float]] = {  # by name, the lowest is first
+        "lowest": dict.fromkeys(range(4), 0.25),
+        "top": dict.fromkeys(range(4), 0.75),
         "none": {},
-        "second": {0: 0.5, 1: 0.5},
+        "second": dict.fromkeys(range(4), 0.5),
     }
     assert rivals(settings) == {
-        "lowest": Rival("top", False, Difference(-0.5, Interval(-0.5, -0.5), 2)),
-        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 2)),
-        "second": Rival("top", False, Difference(-0.25, Interval(-0.25, -0.25), 2)),
+        "lowest": Rival("top", False, Difference(-0.5, Interval(-0.5, -0.5), 4)),
+        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 4)),
+        "second": Rival("top", False, Difference(-0.25, Interval(-0.25, -0.25), 4)),
     }
     assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["top"]
 
@@ -107,14 +121,16 @@ def test_the_paired_t_test_is_that_of_scipy_over_common_seeds() -> None:
     expected = stats.ttest_rel([ONE[seed] for seed in (1, 2, 3, 4)], [OTHER[seed] for seed in (1, 2, 3, 4)])
     assert paired_p_value(ONE, OTHER) == pytest.approx(expected.pvalue, abs=1e-12)
     assert paired_p_value({1: 0.5}, {1: 0.4}) is None
-    assert paired_p_value({1: 0.5, 2: 0.25}, {1: 0.5, 2: 0.25}) == 1
-    assert paired_p_value({1: 0.5, 2: 0.25}, {1: 0.25, 2: 0.0}) == 0
+    four = {1: 0.5, 2: 0.25, 3: 0.8, 4: 0.3}
+    assert paired_p_value(four, dict(four)) == paired_p_value(four, {1: 0.5, 2: 0.25, 3: 0.8, 4: 0.1 + 0.2}) == 1
+    assert paired_p_value(four, {seed: value - 0.1 for seed, value in four.items()}) == 0
 
 
 def test_it_rejects_exactly_where_the_interval_excludes_zero() -> None:
-    for shift in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1):
-        shifted = {seed: value - shift for seed, value in OTHER.items()}
-        difference, p_value = paired(ONE, shifted), paired_p_value(ONE, shifted)
+    rounded = dict.fromkeys(range(4), 0.3), dict.fromkeys(range(4), 0.1 + 0.2)
+    shifted = [{seed: value - shift for seed, value in OTHER.items()} for shift in (0.0, 0.01, 0.02, 0.03, 0.04, 0.1)]
+    for one, other in (rounded, rounded[::-1], *((ONE, each) for each in shifted)):
+        difference, p_value = paired(one, other), paired_p_value(one, other)
         assert difference is not None
         assert p_value is not None
         assert difference.is_clear == (p_value < 0.05)

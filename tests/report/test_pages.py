@@ -40,7 +40,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for trainer in ("calfat", "fedpgd"):
         for seed in (0, 1):
             full_run(root / f"{trainer}-{seed}", f"calfat.trainer={trainer}", f"common_args.random_seed={seed}")
-            better = 0.02 * seed + (0.1 if trainer == "calfat" else 0.0)
+            better = 0.1 + 0.02 * seed if trainer == "calfat" else 0.015 * seed
             path = root / f"{trainer}-{seed}" / "results.json"
             text = path.read_text()
             for number in (0.6431, 0.6531):  # natural accuracy in both counts
@@ -302,16 +302,16 @@ def test_many_clients_and_classes_stay_readable(tmp_path: Path, monkeypatch: pyt
 def test_means_over_seeds_beside_reported_and_the_best_in_bold(comparison: Path) -> None:
     page = Page.read(comparison)
     assert "calfat 2 75.31 ± 1.41 [62.6, 88.0] 64.69, +11.62" in page.text
-    assert "fedpgd 2 65.31 ± 1.41 [52.6, 78.0] 64.69, +1.62" in page.text
+    assert "fedpgd 2 65.06 ± 1.06 [55.5, 74.6] 64.69, +1.37" in page.text
     assert '<span class="best">75.31</span>' in page.source
-    assert '<span class="best">65.31</span>' not in page.source
+    assert '<span class="best">65.06</span>' not in page.source
 
 
 def test_differences_are_paired_over_seeds(comparison: Path) -> None:
-    """The seeds of each setting lie 2 points apart, and their differences agree: only paired ones are so narrow."""
+    """Seeds of a setting lie 2 or 1.5 points apart, the differences half a point: only paired ones are so narrow."""
     text = Page.read(comparison).text.partition("Differences, paired over seeds")[2]
-    assert "calfat 2 +10.00 [+10.00, +10.00]" in text
-    assert "fedpgd 2 \N{MINUS SIGN}10.00 [\N{MINUS SIGN}10.00, \N{MINUS SIGN}10.00]" in text
+    assert "calfat 2 +10.25 [+7.07, +13.43]" in text
+    assert "fedpgd 2 \N{MINUS SIGN}10.25 [\N{MINUS SIGN}13.43, \N{MINUS SIGN}7.07]" in text
 
 
 def test_a_comparison_says_what_differs_and_what_is_common(comparison: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from calfat_plugin.errors import RecipeError
-from calfat_plugin.maths.intervals import Difference, Interval
+from calfat_plugin.maths.intervals import Difference
 from calfat_plugin.registry import Registry
 from calfat_plugin.suites import load_suite
 from calfat_plugin.suites.cells import PlannedRun
@@ -138,7 +138,19 @@ def test_collapses_are_counted_and_compared_exactly(summary: SuiteSummary) -> No
     skewed, _, _ = families(summary)
     found = skewed["0.1/FedPGD", "collapsed"]
     assert found.difference is not None
-    assert (found.difference.mean, found.p_value, found.word) == (-0.25, 1.0, "not clear")
+    assert (found.difference, found.p_value, found.word) == (Difference(-0.25, None, 4), 1.0, "not clear")
+    assert re.search(r"\| 0\.1/FedPGD +\| collapsed +\| +4 \| +-25\.00 \| +1 \|", markdown(summary))
+
+
+def test_two_seeds_with_equal_differences_are_no_evidence(measure: Measure) -> None:
+    """Whatever the difference: natural accuracy of the worst class 0.5 and 0.6 against 0.49 and 0.59."""
+    values = dict.fromkeys(VALUES, ((0.8, 0.9), (0.5, 0.6), (0.5, 0.6)))
+    values["0.1/FedMART"] = ((0.79, 0.89), (0.49, 0.59), (0.49, 0.59))
+    (found, _, _) = families(measure(STUDY.replace("[1, 2, 3, 4]", "[1, 2]"), values))
+    for endpoint in ("natural:worst-class", "pgd20"):
+        each = found["0.1/FedMART", endpoint]
+        assert (each.difference, each.word) == (Difference(pytest.approx(0.01), None, 2), "too few seeds")  # type: ignore[arg-type]
+    assert found["0.1/FedMART", "collapsed"].word == "not clear"
 
 
 def test_a_family_is_corrected_for_all_that_was_planned_in_it(summary: SuiteSummary) -> None:
@@ -198,7 +210,7 @@ def test_a_run_that_the_machine_ended_has_no_value(summary: SuiteSummary) -> Non
         _, even, _ = families(summarise(plan, [RunOutcome(run, status, "no memory")]))
         found[status] = {endpoint: each for (name, endpoint), each in even.items() if name == run.cell.name}
     assert {each.word for each in found["failed"].values()} == {""}
-    assert found["failed"]["collapsed"].difference == Difference(0.0, Interval(0.0, 0.0), 3)
+    assert found["failed"]["collapsed"].difference == Difference(0.0, None, 3)
     lost = [found["lost"][endpoint].difference for endpoint in ("pgd20", "collapsed")]
     assert [(each.mean, each.seeds) for each in lost if each] == [(pytest.approx((-0.04 + 0.55) / 4), 4), (-0.25, 4)]
 
@@ -272,8 +284,9 @@ def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     text = markdown(summary)
     _, found = text.split("\nPlanned comparisons: ")
     assert found.startswith(
-        "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected) and "
-        "p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after Holm within each family. "
+        "CalFAT minus the other row, in points, paired over seeds, with 95 % intervals (Student's, not corrected; none "
+        "of collapsed runs) and p-values (paired t test; for collapsed runs, McNemar's exact test), corrected after "
+        "Holm within each family. "
         "Level: within 3 points in pgd20, by two one-sided tests.\n\n| row         | endpoint "
     )
     tables = found.strip().split("\n\n")[1:]

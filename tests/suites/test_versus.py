@@ -101,7 +101,7 @@ def test_each_seed_is_compared_with_the_same_seed(summary):
         ROWS,
         {"CalFAT": {1: (90, 20), 2: (93, 21)}, "Normalised": {}, "FedPGD": {0: (70, 50), 1: (72, 51), 2: (74, 52)}},
     )
-    assert "|   2 | +18.50 [+12.15, +24.85] | -31.00 [-31.00, -31.00] |" in versus_markdown(found, "FedPGD")
+    assert "|   2 | +18.50 [+12.15, +24.85] | -31.00 |" in versus_markdown(found, "FedPGD")
 
 
 def test_a_row_is_compared_at_its_own_other_labels(summary):
@@ -117,7 +117,7 @@ def test_a_row_is_compared_at_its_own_other_labels(summary):
     )
     lines = versus_markdown(found, "FedPGD").splitlines()
     assert [line.split("|")[1:3] for line in lines[2:4]] == [[" 0.1  ", " CalFAT "], [" 0.3  ", " CalFAT "]]
-    assert "| -10.00 [-10.00, -10.00] | +20.00 [+20.00, +20.00] |" in lines[3]
+    assert "| -10.00 | +20.00 |" in lines[3].replace("  ", "")
     assert len(lines) == 6
     lines = versus_markdown(found, "0.1").splitlines()
     assert [line.split("|")[1:3] for line in lines[2:4]] == [[" 0.3  ", " CalFAT "], [" 0.3  ", " FedPGD "]]

@@ -21,7 +21,7 @@ from tests.snapshot import TextSnapshot
 from tests.suites.files import SUITE, write_suite
 
 METRICS = "metrics: {pgd20: PGD-20, 'pgd20:worst-class': worst class, 'pgd20:worst-clients': worst clients}"
-TEXT = SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}", METRICS)
+TEXT = SUITE.replace("metrics: {natural: natural, pgd20: PGD-20}", METRICS).replace("[0, 1]", "[0, 1, 2, 3]")
 COUNTS = [[30, 10], [10, 30]]
 
 
@@ -35,11 +35,11 @@ def plan(folder: Path, text: str = TEXT) -> SuitePlan:
 
 
 def summary(folder: Path, per_class: dict[str, tuple[float, float]], text: str = TEXT, **beside: Any) -> SuiteSummary:
-    """Every run finished: a cell's accuracies of two classes, a tenth more with seed 1; ``beside``: more keys."""
+    """Every run finished: a cell's accuracies of two classes, a tenth more with odd seeds; ``beside``: more keys."""
     planned, outcomes = plan(folder, text), []
     for run in planned.runs:
         run.directory.mkdir(parents=True)
-        values = [value + run.seed / 10 for value in per_class[run.cell.labels[-1]]]
+        values = [value + run.seed % 2 / 10 for value in per_class[run.cell.labels[-1]]]
         found = {"label": "pgd20", "accuracy": sum(values) / 2, "num_examples": 100, "per_class": values, **beside}
         (run.directory / "results.json").write_text(json.dumps({"evaluations": [found]}))
         (run.directory / "partition.json").write_text(json.dumps({"class_counts": COUNTS}))
@@ -56,7 +56,7 @@ def test_the_worst_are_columns_also_of_runs_that_were_finished_before_there_were
     assert [score.is_clear_best for score in fedpgd.values()] == [False, True, True]
     row = markdown(found).splitlines()[4]
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
-        *("CalFAT", "2", "45.00 ± 7.07 [0.0, 100.0]", "25.00 ± 7.07 [0.0, 88.5]", "35.00 ± 7.07 [0.0, 98.5]")
+        *("CalFAT", "4", "45.00 ± 5.77 [35.8, 54.2]", "25.00 ± 5.77 [15.8, 34.2]", "35.00 ± 5.77 [25.8, 44.2]")
     ]
 
 
@@ -67,7 +67,7 @@ def test_what_a_run_has_written_itself_counts(tmp_path: Path) -> None:
 
 
 def test_one_seed_has_wilsons_interval_and_its_worst_class_has_none(tmp_path: Path) -> None:
-    found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)}, TEXT.replace("seeds: [0, 1]", "seeds: [0]"))
+    found = summary(tmp_path, {"CalFAT": (0.2, 0.6), "FedPGD": (0.4, 0.4)}, TEXT.replace("[0, 1, 2, 3]", "[0]"))
     row = markdown(found).splitlines()[4]
     assert [cell.strip() for cell in row.split("|")[3:-1]] == ["40.00 [30.9, 49.8]", "20.00", "30.00"]
     assert DIFFERENCES not in markdown(found)
@@ -81,22 +81,22 @@ def test_differences_are_paired_and_clear_ones_bold(tmp_path: Path) -> None:
     )
     found = summary(tmp_path, {"CalFAT": (0.6, 0.6), "Other": (0.2, 0.2), "FedPGD": (0.5, 0.5)}, text)
     written = markdown(found)
-    assert "| CalFAT |   2 | **65.00 ± 7.07** [1.5, 100.0] |" in written
+    assert "| CalFAT |   4 | **65.00 ± 5.77** [55.8, 74.2] |" in written
     assert (
         "| method |   n |                   pgd20 |\n"
         "| ------ | --: | ----------------------: |\n"
-        "| CalFAT |   2 | +10.00 [+10.00, +10.00] |\n"
-        "| Other  |   2 | -40.00 [-40.00, -40.00] |\n"
-        "| FedPGD |   2 | -10.00 [-10.00, -10.00] |\n"
+        "| CalFAT |   4 | +10.00 [+10.00, +10.00] |\n"
+        "| Other  |   4 | -40.00 [-40.00, -40.00] |\n"
+        "| FedPGD |   4 | -10.00 [-10.00, -10.00] |\n"
         f"\n{DIFFERENCES}\n"
     ) in written
-    assert r"CalFAT & 2 & $\mathbf{65.00} \pm 7.07$ {\scriptsize [1.5, 100.0]} \\" in latex(found)
+    assert r"CalFAT & 4 & $\mathbf{65.00} \pm 5.77$ {\scriptsize [55.8, 74.2]} \\" in latex(found)
     first, second, third = csv.DictReader(io.StringIO(as_csv(found)))
     assert (first["rival"], second["rival"], third["rival"]) == ("FedPGD", "CalFAT", "CalFAT")
     assert (third["rival_points"], third["rival_low_points"], third["rival_high_points"]) == ("-10.0000",) * 3
     scores = [cell["scores"]["pgd20"] for cell in as_json(found)["cells"]]
     assert [score["clear_best"] for score in scores] == [True, False, False]
-    assert scores[1]["rival"]["seeds"] == 2
+    assert scores[1]["rival"]["seeds"] == 4
 
 
 @pytest.mark.parametrize(
