@@ -49,16 +49,14 @@ class Rival(NamedTuple):
         name: of the best setting; for the best itself of the next best.
         leads: whether the setting is the best.
         difference: to the rival; None where they share no seed.
+        is_clear_best: whether the setting is the best, and the interval of its difference to each other one excludes
+            zero; that to the next best is not enough, as others may vary more.
     """
 
     name: str
     leads: bool
     difference: Difference | None
-
-    @property
-    def is_clear_best(self) -> bool:
-        """Whether the setting is the best, and the interval of the difference to the next best excludes zero."""
-        return self.leads and self.difference is not None and self.difference.is_clear and self.difference.mean > 0
+    is_clear_best: bool = False
 
 
 def wilson(share: float, number: int) -> Interval:
@@ -137,8 +135,10 @@ def rivals(settings: Mapping[str, Mapping[int, float]]) -> dict[str, Rival]:
     best, *others = sorted(means, key=lambda name: -means[name]) or [""]  # of equals the first
     if not others:
         return {}
-    versus = {name: others[0] if name == best else best for name in means}
-    return {name: Rival(to, name == best, paired(settings[name], settings[to])) for name, to in versus.items()}
+    found = {name: Rival(best, False, paired(settings[name], settings[best])) for name in others}
+    leads = [paired(settings[best], settings[name]) for name in others]
+    is_clear = all(lead is not None and lead.is_clear and lead.mean > 0 for lead in leads)
+    return {**found, best: Rival(others[0], True, leads[0], is_clear)}
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Score:
 
     @property
     def is_clear_best(self) -> bool:
-        """Whether it is bold: the best, and the interval of its paired difference to the next best excludes zero."""
+        """Whether it is bold: the best, and the interval of its paired difference to each other score excludes zero."""
         return self.rival is not None and self.rival.is_clear_best
 
     @property

@@ -28,7 +28,7 @@ NOTHING = "-"
 CHOSEN, TRUST = "chosen", "calfat trust"
 INTERVALS = (
     "In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best "
-    "mean, where the 95 % interval of its difference to the next best, paired over seeds, excludes zero; rows compare "
+    "mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes zero; rows compare "
     "if data, partition, model, clients, threat model and evaluator agree."
 )
 DIFFERENCES = (

@@ -86,10 +86,26 @@ def test_each_setting_is_compared_with_the_best_and_the_best_with_the_next_best(
     }
     assert rivals(settings) == {
         "lowest": Rival("top", False, Difference(-0.5, Interval(-0.5, -0.5), 4)),
-        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 4)),
+        "top": Rival("second", True, Difference(0.25, Interval(0.25, 0.25), 4), True),
         "second": Rival("top", False, Difference(-0.25, Interval(-0.25, -0.25), 4)),
     }
     assert [name for name, rival in rivals(settings).items() if rival.is_clear_best] == ["top"]
+
+
+@pytest.mark.parametrize(
+    "third",
+    [
+        {0: 0.45, 1: 0.60, 2: 0.70, 3: 0.56},  # 57.75 %: 2.25 points less, from -15 to 19
+        {0: 0.5},  # one seed
+        {7: 0.5, 8: 0.5},  # nothing to pair
+    ],
+)
+def test_the_best_is_clear_only_where_it_is_beside_every_other(third: Mapping[int, float]) -> None:
+    settings = {"best": {0: 0.60, 1: 0.61, 2: 0.59, 3: 0.60}, "next": {0: 0.58, 1: 0.589, 2: 0.571, 3: 0.58}}
+    assert rivals(settings)["best"].is_clear_best
+    found = rivals({**settings, "third": third})["best"]
+    assert (found.name, found.difference) == ("next", rivals(settings)["best"].difference)
+    assert not found.is_clear_best
 
 
 @pytest.mark.parametrize("settings", [{}, {"one": {0: 0.5}}, {"one": {0: 0.5}, "none": {}}])

@@ -20,7 +20,7 @@ from tests.report.pages import Page
 FINAL = {"natural": 0.8, "fgsm": 0.5, "pgd20": 0.4}
 WEIGHTS = "calfat.aggregator.weights=uniform"
 SEEDS = tuple(f"common_args.random_seed={seed}" for seed in range(4))  # fewer equal values have no interval
-CLEAR = ", where the 95 % interval of its difference to the next best, paired over seeds, excludes zero"
+CLEAR = ", where the 95 % interval of its difference to each other one, paired over seeds, excludes zero"
 
 
 @pytest.fixture
