@@ -338,7 +338,9 @@ class Server:
         """(aggregate, next global model). While the outcome is of no use, the update that moves furthest is refused.
 
         Each update passed its own checks; but numbers below their limit can still overflow in an aggregator's memory
-        or on the way through the model, and one client must not end the run of the others with them.
+        or on the way through the model, and one client must not end the run of the others with them. Nor with a
+        single number, such as a negative variance of a batch normalisation, which moves less far than training does:
+        where models that were sent are of no use by themselves, one of theirs is refused.
         """
         while True:
             with seeded_global_rng(derive_seed(self.experiment.seed, "ambient aggregation", round=round)):
@@ -363,9 +365,11 @@ class Server:
                 problem = self._problem_of(aggregate, state)
             if not problem:
                 return aggregate, state
-            furthest = max(usable, key=lambda client: self._displacement(usable[client]))
+            alone = [client for client in usable if self._logits_problem(usable[client].state)]
+            furthest = max(alone or usable, key=lambda client: self._displacement(usable[client]))
             del usable[furthest]
-            refused[furthest] = f"client {furthest}: with its update, which moves furthest, {problem}"
+            which = "which is of no use by itself" if alone else "which moves furthest"
+            refused[furthest] = f"client {furthest}: with its update, {which}, {problem}"
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
 
@@ -425,11 +429,15 @@ class Server:
             for name, tensor in tensors.items():
                 if problem := value_problem(tensor):
                     return f"the aggregate's '{name}' {problem}"
+        problem = self._logits_problem(state)
+        return f"a logit of the global model {problem}" if problem else ""
+
+    def _logits_problem(self, state: State) -> str:
+        """What makes the logits of a model useless, in words; an empty text where they are finite."""
         self._model.load_state_dict(dict(state))
         with torch.no_grad():
             logits = logits_of(self._model, pixels(self._measurements.subset.x[:_PROBED]))
-        problem = value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
-        return f"a logit of the global model {problem}" if problem else ""
+        return value_problem(logits) if isinstance(logits, Tensor) else ""  # else the evaluation finds the words
 
     def _displacement(self, update: LocalUpdate) -> float:
         """Euclidean length of all that an update changes, extras included."""

@@ -101,11 +101,23 @@ def test_float8_is_refused_by_name(dtype: torch.dtype, name: str) -> None:
 
 
 def test_updates_that_overflow_only_together_are_refused_one_by_one() -> None:
-    """Each weight is within its limit, and their product is not: the one that moves furthest is refused."""
+    """Each weight is within its limit, and their product is not."""
     _, start = federation("fedavg")
     huge = {name: tensor * 1e14 for name, tensor in start.global_state.items()}
     record = round_with("fedavg", 10, huge)
     assert record.clients == (0, 2)
     assert record.refused[1].startswith(
-        "client 1: with its update, which moves furthest, a logit of the global model holds "
+        "client 1: with its update, which is of no use by itself, a logit of the global model holds "
     )
+
+
+def test_one_number_does_not_get_the_others_refused() -> None:
+    """A negative variance makes every logit nan, though the update that holds it moves less far than honest ones."""
+    federation = Federation(experiment(model_args__model="vgg8", train_args__client_num_in_total=3))
+    state = federation.server.state
+    wires: dict[int, Any] = {client: honest(state, "fedavg", 0.01 * client) for client in range(3)}
+    name = next(name for name in state if name.endswith("running_var"))
+    wires[1] = {**honest(state, "fedavg", 0.0), name: state[name].index_fill(0, torch.tensor(0), -4.0)}
+    record = federation.server.finish_round(1, {client: (10, wire) for client, wire in wires.items()})
+    assert_used_or_refused(record)
+    assert record.refused[1].startswith("client 1: with its update, which is of no use by itself, a logit of the ")
