@@ -47,7 +47,9 @@ def replacing(path: Path) -> Iterator[Path]:
     Yields:
         The path to write to. It takes the place of ``path`` when the block ends without an error.
     """
-    yield temporary_of(path)
+    temporary = temporary_of(path)
+    temporary.unlink(missing_ok=True)  # in a folder from elsewhere it may be a link, which writing would follow
+    yield temporary
     put_in_place([path])
 
 

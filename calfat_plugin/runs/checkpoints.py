@@ -47,7 +47,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """Write a file; returns its digest.
 
     Args:
-        path: where to; what is there is overwritten in place.
+        path: where to; a file that is there is overwritten in place, a link is replaced.
         tensors: on any device; they may share memory.
 
     Raises:
@@ -55,6 +55,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     """
     apart = _apart(tensors)
     digest = _digest(apart, facts)
+    if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
+        path.unlink()
     # One key, because the format writes several in no fixed order: the same run shall give the same bytes.
     # Not the library's save_file, which writes a temporary file beside ``path`` that a kill leaves behind.
     path.write_bytes(save(apart, {KEY: json.dumps({**facts, DIGEST: digest})}))

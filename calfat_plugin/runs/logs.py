@@ -10,6 +10,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
+from calfat_plugin.errors import RunError
+
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
@@ -18,7 +20,12 @@ def log_to(path: Path) -> Iterator[None]:
     """Send records, warnings and prints of this process to ``path`` (appended) and nowhere else, for a while.
 
     Afterwards the process's handlers, levels, streams and way of showing warnings are what they were.
+
+    Raises:
+        RunError: ``path`` is a link.
     """
+    if path.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
+        raise RunError(f"{path}: is a link, and the log is written to no other place. Remove the link.")
     root = logging.getLogger()
     handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_FORMAT))

@@ -6,8 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from calfat_plugin import disk
+from calfat_plugin.errors import RunError
+from calfat_plugin.federation.server import Snapshot
+from calfat_plugin.runs.checkpoints import save_checkpoint, write_tensors
+from calfat_plugin.runs.logs import log_to
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -19,6 +24,31 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     disk.write_text(file, "new")  # what was left over is in nobody's way
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert file.read_text() == "new"
+
+
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    """In a run directory from elsewhere it may lead to any file of the user."""
+    elsewhere, run = tmp_path / "precious", tmp_path / "run"
+    elsewhere.write_text("precious")
+    run.mkdir()
+    for name in ("trust.json", "last.safetensors"):
+        disk.temporary_of(run / name).symlink_to(elsewhere)
+    disk.write_text(run / "trust.json", "new")
+    save_checkpoint(run / "last.safetensors", Snapshot(1, {"w": torch.ones(1)}), {})
+    (run / "client-0-round-2.safetensors").symlink_to(elsewhere)
+    write_tensors(run / "client-0-round-2.safetensors", {"c": torch.ones(1)}, {})
+    assert elsewhere.read_text() == "precious"
+    assert (run / "trust.json").read_text() == "new"
+    assert not [path for path in run.iterdir() if path.is_symlink()]
+
+
+def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "precious", tmp_path / "log.txt"
+    elsewhere.write_text("precious")
+    link.symlink_to(elsewhere)
+    with pytest.raises(RunError, match="log.txt: is a link, and the log is written to no other place"), log_to(link):
+        pass
+    assert elsewhere.read_text() == "precious"
 
 
 def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(
