@@ -157,7 +157,7 @@ def run(
                 shown.warn(warning)
             session.run(request, directory, shown, shown.warn)
     except BaseException as error:
-        if not (resume or directory.last_checkpoint.exists()):  # no round was finished
+        if not resume:
             directory.discard(keep_log=shown.in_rounds and isinstance(error, Exception))
         raise
     return load_run(directory.path)

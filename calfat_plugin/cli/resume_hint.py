@@ -51,11 +51,9 @@ class ResumeHint:
 
     def _discarded(self, directory: RunDirectory, *, keep_log: bool = False) -> bool:
         """Remove a run of this process in which no round was finished; whether it was so."""
-        if self._resumed or directory.last_checkpoint.exists():
+        if self._resumed:
             return False
-        if self.is_ours:
-            directory.discard(keep_log=keep_log)
-        return True
+        return directory.discard(keep_log=keep_log) if self.is_ours else not directory.last_checkpoint.exists()
 
     def _how_to_resume(self, directory: RunDirectory) -> str:
         how = shlex.join([*self.command, "--resume", "--run-dir", str(directory.path)])

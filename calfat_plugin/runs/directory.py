@@ -117,17 +117,22 @@ class RunDirectory:
         made = [folder for folder in (wanted, *wanted.parents) if not folder.exists()]
         chosen = cls(path or new_path(experiment, parent))
         chosen._made = made if path else [chosen.path, *made]
-        if chosen.recipe.exists():
-            raise RunError(
-                f"{chosen.path}: there is a run in this directory already. "
-                "Add --resume to continue it, or choose another --run-dir."
-            )
+        chosen._refuse_another_run()
         try:
             chosen.last_checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{chosen.path}: the run directory cannot be created ({error.strerror}).") from None
-        chosen.write_recipe(experiment)
+        with chosen.locked():
+            chosen._refuse_another_run()  # of two processes that are started at once, one comes later
+            chosen.write_recipe(experiment)
         return chosen
+
+    def _refuse_another_run(self) -> None:
+        if self.recipe.exists():
+            raise RunError(
+                f"{self.path}: there is a run in this directory already. "
+                "Add --resume to continue it, or choose another --run-dir."
+            )
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
@@ -227,14 +232,19 @@ class RunDirectory:
         except RunError:
             return True
 
-    def discard(self, *, keep_log: bool = False) -> None:
-        """Remove a run that has nothing worth keeping: its own files, and the folders that were made for it.
+    def discard(self, *, keep_log: bool = False) -> bool:
+        """Remove a run in which no round was finished: its own files, and the folders that were made for it.
 
         Other files in a ``--run-dir`` that existed before are kept.
 
         Args:
             keep_log: keep the log, which says why the run failed.
+
+        Returns:
+            Whether it was so. What another process writes is that one's, though this one made the directory.
         """
+        if self.last_checkpoint.exists() or self.busy:
+            return False
         kept = {self.log} if keep_log else set()
         found = [self.client_states]
         found += [each for path in self._files() for each in (path, temporary_of(path))]
@@ -249,6 +259,7 @@ class RunDirectory:
         for folder in (self.last_checkpoint.parent, *self._made):
             with suppress(OSError):  # it holds something else
                 folder.rmdir()
+        return True
 
     def _files(self) -> list[Path]:
         checkpoints = [self.checkpoint(name) for name in CHECKPOINTS]

@@ -7,11 +7,14 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.errors import RunError
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.rounds_csv import RoundsFile
@@ -111,6 +114,40 @@ def test_other_data_under_the_same_recipe(warm: WarmServer, folder: Path, key: s
     del content[key]  # as an earlier version wrote it
     path.write_text(json.dumps(content))
     assert warm.run(*RUN, "--resume", cwd=folder).code == 0
+
+
+class Late(RunDirectory):
+    """A directory in which another process was a moment earlier."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with super().locked():
+            self.recipe.write_text("of another process")
+            yield
+
+
+def test_of_two_that_make_a_directory_at_once_the_later_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is a run in this directory already"):
+        Late.create(experiment(), tmp_path)
+    assert (tmp_path / "recipe.yaml").read_text() == "of another process"
+
+
+def test_what_another_process_writes_is_not_discarded(tmp_path: Path) -> None:
+    made = RunDirectory.create(experiment(), tmp_path / "run")
+    hint = ResumeHint([], resumed=False)
+    hint.directory = made
+    before = contents(tmp_path)
+    with RunDirectory(made.path).locked():
+        with pytest.raises(RunError, match="another process is writing this run"), made.locked():
+            pass
+        assert hint.after_error() == ""
+        assert contents(tmp_path) == before
+    made.last_checkpoint.touch()  # now that one has ended, and a round is finished
+    assert hint.after_error() == ""
+    made.last_checkpoint.unlink()
+    assert contents(tmp_path) == before
+    hint.after_error()
+    assert not made.path.exists()
 
 
 def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnapshot) -> None:
