@@ -40,7 +40,7 @@ from calfat_plugin.recipe.document import Document
 from calfat_plugin.recipe.silo import SILO
 from calfat_plugin.report.profile_table import spending_text
 from calfat_plugin.results import State
-from calfat_plugin.runs.checkpoints import load_checkpoint, save_checkpoint
+from calfat_plugin.runs.checkpoints import READ_ERRORS, load_checkpoint, read_facts, save_checkpoint
 from calfat_plugin.runs.compute import describe_environment, device_to_train, new_profile, using_threads
 from calfat_plugin.runs.directory import DEFAULT_ROOT, RunDirectory
 from calfat_plugin.runs.logs import log_to
@@ -60,10 +60,24 @@ class PartyDirectory(RunDirectory):
 
 
 class _States:
-    """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained."""
+    """What a client keeps, a checkpoint a round: after the last that the server used, and after the last trained.
+
+    Raises:
+        RunError: what is there is another client's, which would be lost.
+    """
 
     def __init__(self, folder: Path, client: int) -> None:
         self._folder, self._client = folder, client
+        for path in sorted(folder.glob("round-*.safetensors")):
+            try:
+                owners = read_facts(path)["clients"]
+            except READ_ERRORS:
+                continue  # where it is needed, :meth:`after` says what is wrong with it
+            if owners != [client]:
+                raise RunError(
+                    f"{path}: is of client {', '.join(map(str, owners))}, and this is client {client}. Give each "
+                    "client a run directory of its own."
+                )
 
     def after(self, used: int) -> State:
         """The state after the round that the server last used; empty before the first."""
@@ -72,7 +86,7 @@ class _States:
         if not self._path(used).exists():
             log.warning("nothing is kept here from round %d; continuing with an empty client state", used)
             return {}
-        return load_checkpoint(self._path(used))[0].client_states.get(self._client, {})
+        return load_checkpoint(self._path(used))[0].client_states[self._client]
 
     def keep(self, round: int, state: State, used: int) -> None:
         """Store the state after ``round``, and forget all but that and ``used``."""
@@ -98,6 +112,7 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
     name, client = experiment.name, rank - 1
     directory = PartyDirectory.open(request, DEFAULT_ROOT / name / f"rank-{rank}")
     with directory.locked(), log_to(directory.log), using_threads(experiment):
+        states = _States(directory.last_checkpoint.parent, client)
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds and not runtime.is_mpi_job:  # of such a job's processes, none may be missing
@@ -109,7 +124,6 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")
         worker = _worker_of(request, rank, directory, lambda text: say(f"warning: {text}"))
-        states = _States(directory.last_checkpoint.parent, client)
         say(f"client {client} of {name}: {worker.num_examples(client)} examples, waiting for the server")
         task = ClientTask(
             worker,
@@ -157,14 +171,15 @@ def train_round(
 
     Args:
         rank: the client's id is one less.
-        folder: of this client; each name and seed of a recipe has a directory there, for its last run.
+        folder: of this client, or of several; each name and seed of a recipe has a directory there for each of them,
+            for its last run.
         used: the last round in which the server used its update, from whose end it continues; 0: none.
 
     Returns:
         (number of examples, update or refusal).
     """
     experiment = request.experiment
-    path = folder / f"{experiment.name}-{experiment.seed}"
+    path = folder / f"{experiment.name}-{experiment.seed}-client-{rank - 1}"
     if used == 0:  # nothing of an earlier run is needed, which may have had another recipe
         PartyDirectory(path).recipe.unlink(missing_ok=True)
     request = replace(request, run_dir=path, resume=PartyDirectory(path).recipe.exists())

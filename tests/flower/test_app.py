@@ -94,6 +94,14 @@ def test_parties_give_the_bits_of_plain_loops_and_keep_what_is_theirs(app: Modul
         assert digest(load_checkpoint(newest)[0].client_states[client]) == digest(states[client])
 
 
+def test_parties_of_one_machine_may_share_a_folder(app: ModuleType, tmp_path: Path) -> None:
+    shared = {node: {**config, "folder": str(tmp_path / "shared")} for node, config in silos(tmp_path).items()}
+    directory = run(app, grid_of(app, shared))
+    _, experiment = written(tmp_path, CHANGED)
+    snapshot = load_checkpoint(directory / "checkpoints" / "last.safetensors")[0]
+    assert digest(snapshot.global_state) == digest(trained_in_loops(experiment)[0])
+
+
 def test_parties_take_part_in_a_second_run_with_another_recipe(app: ModuleType, tmp_path: Path) -> None:
     first, second = ({"set": f"train_args.comm_round=2 train_args.learning_rate={rate}"} for rate in (0.05, 0.02))
     run(app, grid_of(app, silos(tmp_path), **first), **first)

@@ -315,3 +315,14 @@ def test_a_party_keeps_two_rounds_and_nothing_of_a_killed_one(tmp_path: Path) ->
     states.keep(9, state(9), used=7)
     assert names(tmp_path) == ["round-7.safetensors", "round-9.safetensors"]
     assert torch.equal(states.after(7)["scaffold/c/w"], state(7)["scaffold/c/w"])
+
+
+def test_a_party_does_not_take_what_another_one_keeps(tmp_path: Path) -> None:
+    """As when it is started with the run directory of another rank, which has the same recipe."""
+    (tmp_path / "round-5.safetensors").write_text("damaged")  # and not needed
+    _States(tmp_path, 0).keep(6, state(6), used=5)
+    before = names(tmp_path)
+    with pytest.raises(RunError, match="round-6.safetensors: is of client 0, and this is client 1. Give each client a"):
+        _States(tmp_path, 1)
+    assert names(tmp_path) == before
+    assert torch.equal(_States(tmp_path, 0).after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])
