@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from calfat_plugin.host.transports import grpc as transports
 from calfat_plugin.host.transports.base import Message, UnreachableError, encode
 from calfat_plugin.host.transports.certificates import Certificates
 from calfat_plugin.recipe.silo import Address, Silo, TLSSettings
+from tests.environment import bare
 from tests.silo.federation import Federation, free_ports, wait_for
 from tests.snapshot import TextSnapshot
 
@@ -229,6 +233,21 @@ def test_parties_of_one_address_have_their_own_connections(monkeypatch: pytest.M
     watch.is_a_partys("10.0.0.9:118", "[1]", 1)  # the sweep has forgotten it: it was not open
     watch.sweep()
     assert closed == ["10.0.0.9:100: more than 9 connections of one party"]
+
+
+LOCK = "import fcntl; fcntl.lockf(open({file!r}, 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_a_look_at_the_connections_leaves_this_process_its_locks(tmp_path: Path) -> None:
+    """POSIX locks, as SQLite takes them, end with the first handle on the file that is closed."""
+    watch = transports.ConnectionGuard(1, 3, 2000, lambda peer, reason: None)
+    other = [sys.executable, "-c", LOCK.format(file=str(tmp_path / "database"))]
+    with (tmp_path / "database").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        watch.sweep()
+        refused = subprocess.run(other, env=bare(), stderr=subprocess.PIPE, text=True)
+        assert "BlockingIOError" in refused.stderr
+    assert subprocess.run(other, env=bare()).returncode == 0
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

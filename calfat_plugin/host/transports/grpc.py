@@ -8,10 +8,12 @@ no option for is done here: a limit for each address, and limits for calls that 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import resource
 import socket
+import stat
 import threading
 import time
 from collections import Counter
@@ -135,7 +137,14 @@ class ConnectionGuard:
 
 @contextmanager
 def _socket(handle: int) -> Iterator[socket.socket]:
-    """A second handle on an open socket."""
+    """A second handle on an open socket.
+
+    Raises:
+        OSError: it is none. Of a file no second handle is made: closing one frees all the POSIX locks that this process
+            has on the file, such as SQLite's.
+    """
+    if not stat.S_ISSOCK(os.fstat(handle).st_mode):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
     copy = os.dup(handle)
     try:
         connection = socket.socket(fileno=copy)
