@@ -68,11 +68,6 @@ def pack_refusal(reason: str) -> Wire:
     return Wire({_REFUSED: torch.tensor(list(reason.encode()), dtype=torch.uint8)})
 
 
-def is_refusal(wire: Mapping[str, Tensor]) -> bool:
-    """Whether a message is one of :func:`pack_refusal`."""
-    return _REFUSED in wire
-
-
 def add_client_state(wire: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Wire:
     """A message that brings along what its client keeps, for runtimes in which any process may train any client."""
     return Wire({**wire, **{_CLIENT + name: tensor for name, tensor in state.items()}})

@@ -27,7 +27,7 @@ from fedml.simulation.mpi.fedavg.message_define import MyMessage
 
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.experiment import Experiment
-from calfat_plugin.federation.wire import Wire, add_client_state, is_refusal, take_client_state
+from calfat_plugin.federation.wire import Wire, add_client_state, take_client_state
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.adapters import OnTransport, WorkerTrainer
 from calfat_plugin.host.arguments import ServerTask, host_arguments
@@ -46,7 +46,7 @@ from calfat_plugin.host.transports.pool import (
     spent_in,
 )
 from calfat_plugin.profiling import add_share, begin_part, take_part
-from calfat_plugin.results import EvaluationResult, RoundRecord
+from calfat_plugin.results import EvaluationResult, RoundRecord, State
 
 _MODEL = MyMessage.MSG_ARG_KEY_MODEL_PARAMS
 _MODEL_TYPES = (MyMessage.MSG_TYPE_S2C_INIT_CONFIG, MyMessage.MSG_TYPE_S2C_SYNC_MODEL_TO_CLIENT)
@@ -77,13 +77,14 @@ class Rounds(FedAVGAggregator):
     def aggregate(self) -> Wire:
         """Combine what the clients sent; returns the next message to every client."""
         uploads: dict[int, tuple[int, Wire]] = {}
+        states: dict[int, State] = {}
         for index, client in enumerate(self.clients):
-            update, state = take_client_state(self.model_dict[index])
+            update, states[client] = take_client_state(self.model_dict[index])
             uploads[client] = self.sample_num_dict[index], update
-            if not is_refusal(update):  # else the client keeps what it kept, which may be nothing
-                self.client_states[client] = state
         server = self.server
         self.aggregated = server.aggregate_round(server.round + 1, uploads)
+        for client in self.aggregated.clients:  # the others keep what they kept, which may be nothing
+            self.client_states[client] = states[client]
         return server.downlink()
 
     def finish_round(self, aggregated: RoundRecord) -> None:

@@ -21,7 +21,20 @@ from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.adapters import WorkerTrainer
 from calfat_plugin.host.arguments import ServerTask, host_arguments
-from calfat_plugin.results import EvaluationResult
+from calfat_plugin.results import EvaluationResult, State
+
+
+class SimulationTrainer(WorkerTrainer):
+    """A trainer whose clients' new states wait in the worker until the server has used their updates."""
+
+    def __init__(self, worker: Worker, args: Any, client_states: Mapping[int, State]) -> None:
+        super().__init__(worker, args)
+        self._kept = client_states
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """Train client ``self.id``."""
+        self.worker.client_states[self.id] = self._kept.get(self.id, {})
+        super().train(train_data, device, args)
 
 
 class SimulationAPI(FedAvgAPI):
@@ -29,8 +42,9 @@ class SimulationAPI(FedAvgAPI):
 
     def __init__(self, args: Any, worker: Worker, task: ServerTask) -> None:
         self.server, self.worker, self.on_round = task.server, worker, task.on_round
+        self.client_states = task.client_states
         dataset = self.server.dataset
-        self.trainer = WorkerTrainer(worker, args)
+        self.trainer = SimulationTrainer(worker, args, task.client_states)
         self.clients: tuple[int, ...] = ()
         counts = {client: worker.num_examples(client) for client in worker.shards}
         nothing = dict.fromkeys(counts)  # the worker has the data; the host only passes these around
@@ -53,8 +67,11 @@ class SimulationAPI(FedAvgAPI):
 
     def _aggregate(self, w_locals: list[tuple[int, Mapping[str, Tensor]]]) -> Wire:
         uploads = dict(zip(self.clients, w_locals, strict=True))
-        record = self.server.finish_round(self.trainer.round, uploads)
-        self.on_round(record, self.server.snapshot(self.worker.client_states))
+        aggregated = self.server.aggregate_round(self.trainer.round, uploads)
+        for client in aggregated.clients:  # the others keep what they kept
+            self.client_states[client] = self.worker.client_states[client]
+        self.worker.client_states.clear()
+        self.on_round(self.server.evaluate_round(aggregated), self.server.snapshot(self.client_states))
         return self.server.downlink()
 
     def _local_test_on_all_clients(self, round_idx: int) -> None:
@@ -76,7 +93,7 @@ def simulate(task: ServerTask) -> tuple[EvaluationResult, ...]:
         UpdateError: a round without a single usable update.
     """
     server = task.server
-    worker = Worker(server.experiment, server.dataset, task.shards, server.device, server.observer, task.client_states)
+    worker = Worker(server.experiment, server.dataset, task.shards, server.device, server.observer)
     args = host_arguments(server.experiment)
     args.comm_round = server.experiment.num_rounds - server.round
     if args.comm_round > 0:  # else the run was stopped in its final evaluation

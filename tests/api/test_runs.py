@@ -92,17 +92,17 @@ def test_a_run_shows_its_results(done: calfat.Run) -> None:
 def test_after_a_stop_finished_rounds_stay_and_resume_continues_them(
     done: calfat.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, folder = Server.finish_round, tmp_path / "run"
+    finish, folder = Server.aggregate_round, tmp_path / "run"
 
     def stop_in_round_two(server: Server, round: int, uploads: Any) -> Any:
         if round == 2:
             raise KeyboardInterrupt
         return finish(server, round, uploads)
 
-    monkeypatch.setattr(Server, "finish_round", stop_in_round_two)
+    monkeypatch.setattr(Server, "aggregate_round", stop_in_round_two)
     with pytest.raises(KeyboardInterrupt):
         calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, progress=False)
-    monkeypatch.setattr(Server, "finish_round", finish)
+    monkeypatch.setattr(Server, "aggregate_round", finish)
     stopped = calfat.load_run(folder)
     assert (dict(stopped.results), len(rows(stopped)), repr(stopped)) == ({}, 1, f"<Run {folder}: not finished>")
     resumed = calfat.run(SECTIONS, seed=3, set=TWO, run_dir=folder, resume=True, progress=False)
@@ -113,7 +113,7 @@ def test_a_run_without_a_finished_round_leaves_its_log_alone(tmp_path: Path, mon
     def fail(server: Server, round: int, uploads: Any) -> Any:
         raise calfat.UpdateError("no")
 
-    monkeypatch.setattr(Server, "finish_round", fail)
+    monkeypatch.setattr(Server, "aggregate_round", fail)
     with pytest.raises(calfat.UpdateError):
         calfat.run(SECTIONS, run_dir=tmp_path / "run", progress=False)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "run" / "log.txt"]

@@ -117,7 +117,17 @@ def test_what_cannot_be_read_is_a_refused_update(what: str, tmp_path: Path, snap
     snapshot(record.refused[0])
 
 
-def test_a_client_that_refuses_keeps_what_it_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unused", "reason"),
+    [
+        ({"model": packed(pack_refusal("no more")), "state": packed({})}, "client 0: no more"),
+        ({"model": GOOD}, "client 0: tensor 'body.0.bias' is missing, and 7 more"),
+    ],
+    ids=["its own refusal", "the server's"],
+)
+def test_a_client_whose_update_is_not_used_keeps_what_it_kept(
+    unused: dict[str, Array], reason: str, tmp_path: Path
+) -> None:
     _, experiment = written(tmp_path, (*METHODS["SCAFFOLD + FedPGD"], "train_args.client_num_per_round=5"))
     sent: list[State] = []
 
@@ -125,12 +135,11 @@ def test_a_client_that_refuses_keeps_what_it_kept(tmp_path: Path) -> None:
         if reply.metadata.src_node_id != 100:
             return reply
         sent.append(tensors_of(reply, STATE))
-        refusal = {"model": packed(pack_refusal("no more")), "state": packed({})}
-        return reply if len(sent) == 1 else reply_with(reply, refusal)
+        return reply if len(sent) == 1 else reply_with(reply, unused)
 
     run = Run(experiment, spoils=refuses_later)
     run.simulate()
-    assert [record.refused for record in run.records] == [{}, *[{0: "client 0: no more"}] * 3]
+    assert [record.refused for record in run.records] == [{}, *[{0: reason}] * 3]
     assert digest(run.states[0]) == digest(sent[0])
 
 

@@ -97,3 +97,17 @@ def test_a_client_without_an_update_keeps_what_it_kept(kept: dict[str, torch.Ten
     assert job.ran.records[0].refused == {first: f"client {first}: it diverged"}
     assert rounds.client_states.keys() == {*before, second}
     assert rounds.client_states.get(first, {}).keys() == kept.keys()
+
+
+def test_a_client_whose_update_the_server_refuses_keeps_what_it_kept() -> None:
+    """As between silos, whose clients hear which of their updates was used last."""
+    job = Job()
+    rounds = job.rounds()
+    first, second = rounds.client_sampling(0, 4, 2)
+    message, num_examples = job.answer(rounds, first)
+    del message["classifier.bias"]
+    rounds.add_local_trained_result(0, message, num_examples)
+    rounds.add_local_trained_result(1, *job.answer(rounds, second))
+    job.finish(rounds)
+    assert job.ran.records[0].refused == {first: f"client {first}: tensor 'classifier.bias' is missing"}
+    assert rounds.client_states.keys() == {second}

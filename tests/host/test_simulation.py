@@ -28,6 +28,7 @@ from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.interfaces import LocalTask, LocalTrainer
 from calfat_plugin.results import LocalUpdate
 from tests.host.federation import experiment, run
+from tests.methods.helpers import same_bits
 from tests.snapshot import TextSnapshot
 
 
@@ -51,14 +52,14 @@ def test_the_hosts_own_round_loop_drives_our_parties(monkeypatch: pytest.MonkeyP
         (Server, "start_round"),
         (Client, "train"),
         (Worker, "fit"),
-        (Server, "finish_round"),
+        (Server, "aggregate_round"),
     ):
         count_calls(monkeypatch, owner, name, calls)
     ran = run(experiment(train_args__comm_round=3, train_args__client_num_per_round=per_round))
 
     names = [name for name, _ in calls]
     # The host's runner calls the API's run, which calls the host's train: two methods are called "train".
-    assert names == ["run", "train", *(["start_round", *["train", "fit"] * per_round, "finish_round"] * 3)]
+    assert names == ["run", "train", *(["start_round", *["train", "fit"] * per_round, "aggregate_round"] * 3)]
     fits = [arguments[:2] for name, arguments in calls if name == "fit"]
     assert fits == [(client, record.round) for record in ran.records for client in record.clients]
     assert [record.round for record in ran.records] == [1, 2, 3]
@@ -103,6 +104,23 @@ def test_every_client_starts_from_the_global_weights() -> None:
         assert torch.equal(weights, first if round == 1 else second)
     # The clients moved by 1 to 5, with equally many examples each: the mean moved by 3.
     assert torch.allclose(second, first + 3, atol=1e-5)
+
+
+def test_a_client_whose_update_the_server_refuses_keeps_what_it_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As between silos, whose clients hear which of their updates was used last."""
+    fit = Worker.fit
+
+    def spoilt(worker: Worker, client: int, round: int, downlink: Any) -> Any:
+        wire = fit(worker, client, round, downlink)
+        if (client, round) == (1, 2):
+            del wire["classifier.bias"]
+        return wire
+
+    monkeypatch.setattr(Worker, "fit", spoilt)
+    ran = run(experiment(calfat__aggregator="scaffold"))
+    assert [record.refused for record in ran.records] == [{}, {1: "client 1: tensor 'classifier.bias' is missing"}]
+    first, second = (snapshot.client_states for snapshot in ran.snapshots)
+    assert [client for client in first if same_bits(first[client], second[client])] == [1]
 
 
 def test_clients_are_drawn_by_the_runs_seed_and_round() -> None:

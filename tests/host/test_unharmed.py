@@ -100,7 +100,7 @@ def test_after_a_failed_run_the_world_is_as_before(
     def fail(server: Server, round: int, uploads: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(Server, "finish_round", fail)
+    monkeypatch.setattr(Server, "aggregate_round", fail)
     with unharmed(), pytest.raises(type(error)):
         run(tmp_path)
 

@@ -273,7 +273,8 @@ def test_killed_anywhere_and_resumed_leaves_behind_what_an_uninterrupted_run_doe
     """Down to the bytes of every client's file, and without any other file."""
     assert warm.run(*RUN, "run", cwd=recipe.parent, **sabotage(at, round)).code == -9
     left = names(recipe.parent / "run" / "checkpoints" / "clients")
-    assert any(name.endswith(f"-round-{round}.safetensors") for name in left)
+    written = any(name.endswith(f"-round-{round}.safetensors") for name in left)
+    assert written == (at != "training")  # once the server has used the updates
     resumed = warm.run(*RUN, "run", "--resume", cwd=recipe.parent)
     assert (resumed.code, resumed.err) == (0, "")
     assert everything(recipe.parent / "run") == everything(whole)
@@ -322,7 +323,7 @@ def test_a_party_does_not_take_what_another_one_keeps(tmp_path: Path) -> None:
     (tmp_path / "round-5.safetensors").write_text("damaged")  # and not needed
     _States(tmp_path, 0).keep(6, state(6), used=5)
     before = names(tmp_path)
-    with pytest.raises(RunError, match="round-6.safetensors: is of client 0, and this is client 1. Give each client a"):
+    with pytest.raises(RunError, match=r"round-6\.safetensors: is of client 0, and this is client 1\. Give each"):
         _States(tmp_path, 1)
     assert names(tmp_path) == before
     assert torch.equal(_States(tmp_path, 0).after(6)["scaffold/c/w"], state(6)["scaffold/c/w"])

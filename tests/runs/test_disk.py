@@ -46,7 +46,7 @@ def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
     elsewhere, link = tmp_path / "precious", tmp_path / "log.txt"
     elsewhere.write_text("precious")
     link.symlink_to(elsewhere)
-    with pytest.raises(RunError, match="log.txt: is a link, and the log is written to no other place"), log_to(link):
+    with pytest.raises(RunError, match=r"log\.txt: is a link, and the log is written to no other place"), log_to(link):
         pass
     assert elsewhere.read_text() == "precious"
 

@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from calfat_plugin.errors import HostError
-from calfat_plugin.federation.wire import Wire, is_refusal, num_bytes
+from calfat_plugin.federation.wire import num_bytes
 from calfat_plugin.host.arguments import ServerTask, max_message
 from calfat_plugin.host.flower.messages import MODEL, STATE, Answer, answer_in, content, packed
 from calfat_plugin.peer_text import peer_text
@@ -48,8 +48,12 @@ def run_rounds(
     sent = rounds.send()
     server.start_round(server.round + 1)
     while True:
-        aggregated = server.aggregate_round(server.round + 1, rounds.collect(sent))
+        answers = rounds.collect(sent)
+        uploads = {client: (answer.num_examples, answer.wire) for client, answer in answers.items()}
+        aggregated = server.aggregate_round(server.round + 1, uploads)
         rounds.used |= dict.fromkeys(aggregated.clients, aggregated.round)
+        for client in aggregated.clients if states_travel else ():  # the others keep what they kept
+            task.client_states[client] = answers[client].state
         left -= 1
         if left and states_travel:
             sent = rounds.send()
@@ -89,8 +93,8 @@ class _Rounds:
             raise HostError(f"round {round}: Flower did not take all messages to the clients; its log says why.")
         return dict(zip(sent, clients, strict=True))
 
-    def collect(self, sent: Mapping[str, int]) -> dict[int, tuple[int, Wire]]:
-        """Wait for the answers to all that was sent: client id to (number of examples, message)."""
+    def collect(self, sent: Mapping[str, int]) -> dict[int, Answer]:
+        """Wait for the answers to all that was sent: client id to answer."""
         waiting, answers = dict(sent), dict[int, Answer]()
         while waiting:
             self._check()
@@ -99,12 +103,10 @@ class _Rounds:
                 answers[client] = self._answer(client, reply)
             if waiting:
                 time.sleep(_INTERVAL)
-        for client, answer in sorted(answers.items()):
+        for _, answer in sorted(answers.items()):
             if self._states_travel:
                 add_share(answer.process, answer.spans)
-                if not is_refusal(answer.wire):  # else it keeps what it kept
-                    self._task.client_states[client] = answer.state
-        return {client: (answer.num_examples, answer.wire) for client, answer in answers.items()}
+        return answers
 
     def _answer(self, client: int, reply: Message) -> Answer:
         where = f"round {self._task.server.round + 1}: client {client}"
