@@ -16,6 +16,7 @@ from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import pack_refusal
 from calfat_plugin.federation.worker import Worker
 from calfat_plugin.host.arguments import ServerTask
+from calfat_plugin.host.flower import server as flower_server
 from calfat_plugin.host.flower.client import any_client_app
 from calfat_plugin.host.flower.messages import STATE, packed, tensors_of
 from calfat_plugin.host.flower.rounds import RemoteTrainingError, run_rounds
@@ -70,6 +71,18 @@ def test_the_bits_are_those_of_plain_loops(method: str, tmp_path: Path) -> None:
     assert {client: digest(state) for client, state in run.states.items()} == {
         client: digest(state) for client, state in states.items()
     }
+
+
+def test_who_has_started_too_few_nodes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower would have no more of them, however long the run waited."""
+    monkeypatch.setattr(flower_server, "_REMIND", -1.0)
+    _, experiment = written(tmp_path)
+    grid, said = Run(experiment, comes_later=2).grid, list[str]()
+    assert flower_server._nodes(grid, 5, lambda: None, said.append) == [100, 101, 102, 103, 104]
+    assert said == 2 * [
+        "still waiting for nodes of Flower's simulation: 4 of 5 are there. With flwr run, add --federation-config "
+        "'num-supernodes=5'."
+    ]
 
 
 # --- what a node may answer -------------------------------------------------------------------------------------------

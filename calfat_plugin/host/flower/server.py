@@ -24,7 +24,7 @@ from calfat_plugin.results import EvaluationResult
 
 _CLUSTER = "RAY_ADDRESS"  # Ray's own variable: of a cluster to join
 _PAUSE = 0.05  # seconds between two looks for nodes
-_REMIND = 30.0  # seconds between two reports of who is missing
+_REMIND = 30.0  # seconds between two reports of who or how many are missing
 
 
 def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...]:
@@ -48,7 +48,8 @@ def simulate(task: ServerTask, grid: Grid | None) -> tuple[EvaluationResult, ...
                 at_end.enter_context(silently())
                 engine = at_end.enter_context(Engine(app, clients, resources(server.experiment)))
                 grid, check = engine.grid, engine.check
-            run_rounds(task, grid, dict(enumerate(_nodes(grid, clients, check))), check, states_travel=True)
+            nodes = dict(enumerate(_nodes(grid, clients, check, task.warn)))
+            run_rounds(task, grid, nodes, check, states_travel=True)
     return server.final_evaluation(task.scratch)
 
 
@@ -117,10 +118,17 @@ class _Roll:
         self._nodes[client] = node
 
 
-def _nodes(grid: Grid, number: int, check: Callable[[], None]) -> list[int]:
-    """As many nodes; Flower registers them while the rounds could begin already."""
+def _nodes(grid: Grid, number: int, check: Callable[[], None], warn: Callable[[str], None]) -> list[int]:
+    """As many nodes; Flower registers them while the rounds could begin already. Who has started too few is told."""
+    remind_at = time.monotonic() + _REMIND
     while len(found := sorted(grid.get_node_ids())) < number:
         check()
+        if time.monotonic() > remind_at:
+            warn(
+                f"still waiting for nodes of Flower's simulation: {len(found)} of {number} are there. With flwr run, "
+                f"add --federation-config 'num-supernodes={number}'."
+            )
+            remind_at += _REMIND
         time.sleep(_PAUSE)
     return found[:number]
 
