@@ -33,7 +33,7 @@ from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, 
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
 from calfat_plugin.suites.summary import check_versus, summarise
-from calfat_plugin.suites.tables import markdown, versus_markdown, write_tables
+from calfat_plugin.suites.tables import check_out, markdown, versus_markdown, write_tables
 from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
@@ -96,6 +96,7 @@ def suite(
     """
     with json_output(as_json) as show:
         loaded = dataclasses.replace(load_suite(file, plugins), record=record)
+        check_out(loaded, out)
         if versus is not None:
             check_versus(loaded, versus)
         registry = registry_of(loaded, overrides)

@@ -12,20 +12,21 @@ from typing import Any
 
 from calfat_plugin import __version__
 from calfat_plugin.disk import write_text
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Rival, Score
 from calfat_plugin.options import to_plain
 from calfat_plugin.report.numbers import bare_percent as percent
 from calfat_plugin.report.numbers import interval, paired_points, points
 from calfat_plugin.suites.front import as_json as front_as_json
 from calfat_plugin.suites.front import points as front_of
-from calfat_plugin.suites.schema import Choose, evaluator_of
+from calfat_plugin.suites.schema import Choose, Suite, evaluator_of
 from calfat_plugin.suites.summary import CellSummary, Compared, SuiteSummary, comparisons, versus
 from calfat_plugin.suites.tuning import as_json as choice_as_json
 from calfat_plugin.suites.tuning import chosen_text, how_chosen
 
 NOTHING = "-"
 CHOSEN, TRUST = "chosen", "calfat trust"
+_PERCENT = "Accuracy in percent on the test split, mean"
 INTERVALS = (
     "In brackets: a 95 % interval, Student's over seeds, or Wilson's of one run over its test examples. Bold: the best "
     "mean, where the 95 % interval of its difference to each other one, paired over seeds, excludes zero; rows compare "
@@ -53,6 +54,13 @@ _LATEX = {
 }
 # What Markdown would read as HTML, an entity, emphasis, code or a link.
 _MARKDOWN = re.compile(r"[\\`*<\[\]]|(?<!\w)_|_(?!\w)|~(?=~)|&(?=#?\w+;)")
+#: The files of a suite, and how those that calfat wrote, also the earliest, begin.
+_BEGINNINGS = {
+    "table.md": re.compile(rf"# .*\n\n(\|.*\n)+\n{_PERCENT}"),
+    "table.tex": re.compile(rf"% needs \\usepackage{{booktabs}}\n\\begin{{table}}\n  \\centering\n.*{_PERCENT}"),
+    "table.csv": re.compile(r".*\bmetric,n,mean_percent,"),
+    "suite.json": re.compile(r'{\n  "suite": "'),
+}
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def caption(summary: SuiteSummary) -> str:
     """What the numbers mean, in a few sentences."""
     suite, seeds = summary.suite, ", ".join(map(str, summary.plan.seeds))
     text = (
-        f"Accuracy in percent on the test split, mean ± sample standard deviation over n of the seeds {seeds}; "
+        f"{_PERCENT} ± sample standard deviation over n of the seeds {seeds}; "
         f"the global model after the final round. {INTERVALS}"
     )
     figures = {label for cell in summary.cells for label, score in cell.scores.items() if not score.is_accuracy}
@@ -305,6 +313,31 @@ def _escape(text: str) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
+def _copy(suite: Suite, out: Path, name: str) -> Path:
+    return out / f"{suite.name}{Path(name).suffix}"
+
+
+def check_out(suite: Suite, out: Path | None) -> None:
+    """Refuse tables that would take the place of the record, and copies in ``out`` of what calfat did not write.
+
+    Raises:
+        OptionError: with the file.
+    """
+    copies = [] if out is None else [(_copy(suite, out, name), begins) for name, begins in _BEGINNINGS.items()]
+    tables = [*(suite.directory / name for name in _BEGINNINGS), *(path for path, _ in copies)]
+    if suite.record is not None and suite.record.resolve() in [path.resolve() for path in tables]:
+        raise OptionError(
+            f"--record {suite.record}: a table of the suite is written there, over the record. Choose another folder "
+            "with --out, or another name for the record."
+        )
+    for path, begins in copies:
+        if path.exists() and not (path.is_file() and begins.match(path.read_text(encoding="utf-8", errors="replace"))):
+            raise OptionError(
+                f"--out {out}: {path} is there already, and is no table that calfat wrote. It is not overwritten: move "
+                "it away, or choose another folder."
+            )
+
+
 def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
     """Write ``table.md``, ``.tex``, ``.csv`` and ``suite.json`` to the suite's directory, and copies to ``out``.
 
@@ -325,7 +358,7 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
-                write_text(folder / (f"{summary.suite.name}{Path(name).suffix}" if is_copy else name), text)
+                write_text(_copy(summary.suite, folder, name) if is_copy else folder / name, text)
         except OSError as error:
             raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
     return list(folders)

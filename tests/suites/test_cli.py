@@ -53,6 +53,37 @@ def test_a_suite_runs_and_shows_its_table(snapshot):
     assert Path("copies/tiny.csv").read_text() == Path("runs/suites/tiny/table.csv").read_text()
 
 
+def test_a_copy_takes_the_place_of_an_older_one_and_of_nothing_else(finished):
+    """Neither of the record, there already or not, nor of what somebody else wrote."""
+    assert call("--table", "--out", ".").exit_code == 0
+    for name in ("tiny.md", "tiny.tex", "tiny.csv", "tiny.json"):
+        older = Path(name).read_bytes()
+        assert call("--table", "--out", ".").exit_code == 0
+        assert Path(name).read_bytes() == older
+        Path(name).write_text(mine := "# mine\n\nAccuracy in percent on the test split, mean of me\nmetric,n\n")
+        refused = f"error: --out .: {name} is there already, and is no table that calfat wrote. It is not overwritten: "
+        for words in ([], ["--table"], ["--dry-run"]):
+            done = call("--out", ".", *words)
+            assert (done.exit_code, done.output) == (2, f"{refused}move it away, or choose another folder.\n")
+        assert Path(name).read_text() == mine
+        Path(name).write_bytes(older)
+
+
+@pytest.mark.parametrize("record", ["copies/tiny.csv", "runs/suites/tiny/table.csv"])
+@pytest.mark.parametrize("there", [True, False])
+def test_no_table_is_written_over_the_record(record, there):
+    if there:
+        Path(record).parent.mkdir(parents=True)
+        Path(record).write_text("cell,tried,seed,state\n")
+    done = call("--record", record, "--out", "./copies")
+    assert done.exit_code == 2
+    assert done.output == (
+        f"error: --record {record}: a table of the suite is written there, over the record. Choose another folder with "
+        "--out, or another name for the record.\n"
+    )
+    assert Path(record).exists() == there
+
+
 def test_differences_to_a_row_that_the_user_names_are_below_the_table(finished, snapshot):
     done = call("--versus", "FedPGD")
     assert done.exit_code == 0, done.output
