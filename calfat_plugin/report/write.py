@@ -10,7 +10,7 @@ from pathlib import Path
 from calfat_plugin.disk import scratch_folder
 from calfat_plugin.errors import RunError
 from calfat_plugin.report.page import GENERATOR
-from calfat_plugin.report.reading import NO_SUITE, find_runs, read_run, read_suite
+from calfat_plugin.report.reading import NO_SUITE, SUITE, find_runs, read_run, read_suite
 
 PAGE = "report.html"
 FIGURES = "figures"
@@ -30,7 +30,7 @@ def write_run_report(directory: Path, out: Path | None = None) -> Path:
     from calfat_plugin.report.run_page import run_page
 
     run = read_run(directory)
-    return _write(out or directory / PAGE, lambda figures: run_page(run, figures))
+    return _write(out or directory / PAGE, lambda figures: run_page(run, figures), own=out is None)
 
 
 def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Path:
@@ -68,8 +68,9 @@ def write_comparison(directories: Sequence[Path], out: Path | None = None) -> Pa
     if root is not None:
         title = suite.title or root.resolve().name
         notes += suite.notes
+    own = out is None and root is not None and (root / SUITE).exists()
     out = out or (root or Path()) / PAGE
-    return _write(out, lambda figures: comparison_page(title, groups, figures, suite=suite, notes=notes))
+    return _write(out, lambda figures: comparison_page(title, groups, figures, suite=suite, notes=notes), own=own)
 
 
 def try_report(
@@ -95,24 +96,32 @@ def try_report(
         return None
 
 
-def _write(out: Path, compose: Callable[[Path], str]) -> Path:
+def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
     """Draw into a temporary folder, then put page and figures in place; a failure leaves an older report whole.
 
-    A page that calfat did not make is kept.
+    A page that calfat did not make is kept, and so are figures without a page of calfat's beside them.
+
+    Args:
+        own: whether the page goes to the folder of its run or suite, where all figures are calfat's.
     """
     if out.is_dir():
         raise RunError(f"{out}: is a directory; name a file, such as {out / PAGE}.")
     if out.exists() and f'content="{GENERATOR} ' not in out.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise RunError(f"{out}: there is a file that calfat did not make; choose another with --out.")
+    # A page of another name has a folder of its own.
+    final = out.with_name(FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
+    if not (own or out.exists()) and final.is_dir() and not final.is_symlink() and any(final.iterdir()):
+        raise RunError(
+            f"{final}: the page's figures go there, and without {out} beside it, what it holds is not calfat's. Choose "
+            "another page with --out, or move the folder away."
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(out.parent, ".report-") as temporary:
-            # A page of another name has a folder of its own.
-            figures = temporary / (FIGURES if out.name == PAGE else f"{out.stem}_{FIGURES}")
+            figures = temporary / final.name
             figures.mkdir()
             page = temporary / out.name
             page.write_text(compose(figures), encoding="utf-8")
-            final = out.with_name(figures.name)
             if final.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
                 raise RunError(f"{final}: is a link, and figures are written to no other place. Remove the link.")
             final.mkdir(exist_ok=True)

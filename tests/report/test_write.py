@@ -77,6 +77,37 @@ def test_a_page_that_is_not_ours_is_kept(tmp_path: Path, snapshot: TextSnapshot)
     )
 
 
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(("out", "figures"), [("report.html", "figures"), ("two.html", "two_figures")])
+def test_figures_that_are_not_ours_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, figures: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, trainer in (("a", "calfat"), ("b", "fedpgd")):
+        made_run(Path(name), f"calfat.trainer={trainer}", final=FINAL)
+    Path(figures).mkdir()
+    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n")  # an empty folder is nobody's
+    mine = Path(figures, "natural.svg")
+    mine.write_text("mine")
+    assert calfat("report", "a", "b", "--out", out) == (0, f"report: {out}\n")  # beside a page, calfat's
+    Path(out).unlink()
+    assert calfat("report", "a", "b", "--out", out) == (
+        2,
+        f"error: {figures}: the page's figures go there, and without {out} beside it, what it holds is not calfat's. "
+        "Choose another page with --out, or move the folder away.\n",
+    )
+    assert mine.read_text() == "mine"
+    assert not Path(out).exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_whose_page_was_removed_gets_a_new_one(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", final=FINAL)
+    write_run_report(run).unlink()
+    (run / "figures" / "natural.svg").write_text("of the page that is gone")
+    assert write_run_report(run).exists()
+
+
 def test_a_report_that_fails_leaves_the_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
