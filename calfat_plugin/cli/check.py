@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
-from calfat_plugin.cli.as_json import json_option
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
 from calfat_plugin.errors import RecipeError
@@ -41,10 +41,11 @@ def check(
     """Check RECIPE, or every cell of a suite, without running it."""
     overrides += of_host
     document = read_document(recipe)  # once: it may be a pipe
-    if "axes" in document.data:
-        found = _check_suite(document, overrides, seed, plugins)
-    else:
-        found = _check_recipe(document, overrides, seed, plugins, show)
+    with json_output(as_json):  # a plugin may print
+        if "axes" in document.data:
+            found = _check_suite(document, overrides, seed, plugins)
+        else:
+            found = _check_recipe(document, overrides, seed, plugins, show)
     warn(*found.warnings)
     if strict and found.warnings:
         raise RecipeError(f"{recipe}: {counted(len(found.warnings), 'warning')}; --strict allows none.")

@@ -6,7 +6,6 @@ The checks expect a broken installation, so whatever a third party's import rais
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import shlex
@@ -22,7 +21,7 @@ from typing import Literal
 
 import click
 
-from calfat_plugin.cli.as_json import json_option
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.errors import PluginError
 from calfat_plugin.host.installed import how_to_get_a_host, version_of
 from calfat_plugin.recipe.schema import DataArgs
@@ -61,14 +60,14 @@ def doctor(as_json: bool) -> None:
     Exits with 1 when something that runs need is broken.
     """
     findings = []
-    for finding in diagnose():
-        findings.append(finding)
-        if not as_json:
-            click.echo("\n".join(_lines(finding)))
+    with json_output(as_json) as show:
+        for finding in diagnose():
+            findings.append(finding)
+            if not as_json:
+                click.echo("\n".join(_lines(finding)))
+        show([dataclasses.asdict(finding) for finding in findings])
     failed, warned = (sum(finding.status == status for finding in findings) for status in ("fail", "warn"))
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-    else:
+    if not as_json:
         wrong = f"{counted(failed, 'failure')}, {counted(warned, 'warning')}." if failed or warned else ""
         click.echo(wrong or "Nothing is wrong.")
     sys.exit(1 if failed else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from calfat_plugin import entries
-from calfat_plugin.cli.as_json import json_option
+from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.entry_page import PRESET_DATASET, WHERE, entry_page, methods_of
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.entries import KINDS, kind_of
@@ -43,26 +42,27 @@ _OPTION_KEYS = (
 @json_option
 def plugins(name: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List everything that a recipe can name, or explain NAME."""
-    registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
-    everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
-    found = everything if name is None else _find(registry, name)
-    if as_json:
-        content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
-        if name is None:
-            content["not_loaded"] = [
-                {
-                    "plugin": failure.provider.plugin,
-                    "distribution": failure.provider.distribution,
-                    "version": failure.provider.version,
-                    "reason": failure.reason,
-                }
-                for failure in registry.failures
-            ]
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
-    elif name is None:
-        _print_list(registry)
-    else:
-        _print_pages(registry, found)
+    with json_output(as_json) as show:
+        registry = Registry.for_recipe(with_plugins(Document("calfat plugins", {}), plugins))
+        everything = [entry for kind in KINDS for entry, _ in registry.offers(kind)]
+        found = everything if name is None else _find(registry, name)
+        if as_json:
+            content: dict[str, Any] = {"plugins": [describe_entry(registry, entry) for entry in found]}
+            if name is None:
+                content["not_loaded"] = [
+                    {
+                        "plugin": failure.provider.plugin,
+                        "distribution": failure.provider.distribution,
+                        "version": failure.provider.version,
+                        "reason": failure.reason,
+                    }
+                    for failure in registry.failures
+                ]
+            show(content)
+        elif name is None:
+            _print_list(registry)
+        else:
+            _print_pages(registry, found)
 
 
 def describe_entry(registry: Registry, entry: entries.Entry) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from calfat_plugin import __version__, entries
+from calfat_plugin.cli.as_json import json_output
 from calfat_plugin.cli.options import plugin_option
 from calfat_plugin.exact import StepSize
 from calfat_plugin.experiment import defined_modifiers
@@ -39,8 +40,8 @@ _NULL: Schema = {"type": "null"}
 @plugin_option
 def schema(plugins: tuple[Path, ...]) -> None:
     """Print a JSON schema of recipes, with the plugins that are installed, for editors."""
-    registry = Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))
-    click.echo(json.dumps(recipe_schema(registry), indent=2))
+    with json_output(True) as show:
+        show(recipe_schema(Registry.for_recipe(with_plugins(Document("calfat schema", {}), plugins))))
 
 
 def recipe_schema(registry: Registry) -> Schema:

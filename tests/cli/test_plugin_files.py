@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
@@ -61,6 +62,20 @@ def error(*arguments: str) -> str:
 def test_a_recipe_can_name_what_the_file_offers() -> None:
     assert calfat("check", "r.yaml", *FLAG).out.startswith("r.yaml: good. my-fat with fedavg on ")
     assert error("check", "r.yaml").startswith("r.yaml:2: calfat.trainer: no local trainer called 'my-fat'.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("plugins", "--json"), ("plugins", "my-fat", "--json"), ("check", "r.yaml", "--json"), ("schema",)],
+    ids=" ".join,
+)
+def test_what_the_file_prints_is_not_in_the_json(words: tuple[str, ...]) -> None:
+    method = METHOD.format(name="my-fat", module="my_fat").replace("yield", "print('in its hook'); yield")
+    Path("my_fat.py").write_text(f"print('at import')\n{method}")
+    ended = calfat(*words, *FLAG)
+    assert ended.code == 0
+    assert "my-fat" in json.dumps(json.loads(ended.out))
+    assert {"at import", "in its hook"} <= {*ended.err.splitlines()}
 
 
 def test_its_options_are_checked_like_any_others(snapshot: TextSnapshot) -> None:
