@@ -42,6 +42,7 @@ COMMANDS = {
     "doctor": "Find what is wrong with this installation.",
 }
 
+_STDERR = 2  # its descriptor, the last of the three that every program has
 _MODULES = {"unlink-fedml": "link-fedml"}  # where that is not the command's own name
 
 
@@ -50,6 +51,7 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line, and report an output that cannot be written like any other error."""
+        _open_streams()
         sys.excepthook = _show_traceback
         wait_passively()
         atexit.register(gc.freeze)  # at its end, Python looks for garbage in all that was ever imported: up to a second
@@ -57,8 +59,7 @@ class LazyGroup(click.Group):
             try:
                 return super().main(*args, **kwargs)
             finally:
-                if sys.stdout is not None:
-                    sys.stdout.flush()
+                sys.stdout.flush()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not coloured(sys.stdout):
@@ -102,6 +103,22 @@ def wait_passively() -> None:
     """Let threads of torch that wait sleep, not spin at the cost of busy cores; call it before torch is imported."""
     if "torch" not in sys.modules:  # its OpenMP reads this when it is loaded
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _open_streams() -> None:
+    """Let standard streams that the process was started without, as by a daemon or with ``>&-``, lead nowhere.
+
+    Libraries use the streams as if they were always there, and the next file that is opened would take the place of a
+    missing descriptor, and then hold what other programs print.
+    """
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = open(os.devnull, mode, encoding="utf-8", errors="replace")  # noqa: SIM115 (as long as Python runs)
+            setattr(sys, name, nowhere)
+            setattr(sys, f"__{name}__", nowhere)
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

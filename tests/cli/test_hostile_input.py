@@ -146,6 +146,33 @@ def test_an_error_that_cannot_be_shown_keeps_its_exit_code() -> None:
         assert done.returncode == 2
 
 
+STREAMS = """
+import os, subprocess, sys
+from calfat_plugin.cli.main import main
+main(["--version"], standalone_mode=False)
+streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+said = [*(stream.isatty() for stream in streams), *(os.get_inheritable(number) for number in range(3))]
+said.append(subprocess.run(["sh", "-c", "cat; echo out; echo err >&2"]).returncode)
+with open(sys.argv[1], "w") as file:
+    print(*said, file.fileno() > 2, file=file)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_not_there_lead_nowhere(tmp_path: Path, closed: str) -> None:
+    """Libraries that ask ``sys.__stdout__`` something, and programs that are started, find all three."""
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, STREAMS, str(tmp_path / "said")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(RECIPES.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "said").read_text().split() == [*["False"] * 6, *["True"] * 3, "0", "True"]
+
+
 @pytest.mark.parametrize(
     ("variables", "coloured"),
     [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({"NO_COLOR": ""}, True)],

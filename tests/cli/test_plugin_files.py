@@ -289,6 +289,15 @@ def test_at_a_terminal_the_user_is_asked(answer: str, executed: bool, folder: Pa
 
 
 @pytest.mark.usefixtures("strangers_run")
+def test_nobody_is_asked_where_standard_input_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "__stdin__", None)
+    ended = calfat("attack", "run")
+    assert (ended.code, REFUSED in ended.err) == (2, True)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.usefixtures("strangers_run")
 def test_where_nothing_can_be_noted_the_user_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "file"))
