@@ -15,6 +15,10 @@ from typing import Any
 
 from calfat_plugin.errors import RunError
 
+#: What to do about a file of a run that cannot be written.
+OTHER_RUN_DIR = "Make room, or choose another --run-dir."
+#: The same, where no option says where it goes.
+TRY_AGAIN = "Make room, and try again with the same command."
 #: What to do about a damaged file that a command can make again.
 RESTORE = "Restore it from a copy, or remove it and make it again."
 _MOST_SYNCS = 32  # threads
@@ -26,8 +30,11 @@ def expanded(path: str | Path) -> Path:
 
 
 @contextmanager
-def reporting_disk_errors(path: Path) -> Iterator[None]:
+def reporting_disk_errors(path: Path, todo: str = OTHER_RUN_DIR) -> Iterator[None]:
     """Turn what goes wrong while ``path`` is written into an error for the user: a full disk is not a bug of ours.
+
+    Args:
+        todo: what the error says to do.
 
     Raises:
         RunError: with the path and the system's reason.
@@ -35,9 +42,42 @@ def reporting_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}). Make room, or choose another --run-dir."
-        ) from None
+        raise RunError(f"{path}: cannot be written ({error.strerror or error}). {todo}") from None
+
+
+def refuse_unwritable(folder: Path, todo: str, *, make: bool = False) -> None:
+    """Refuse a folder that cannot be written to now, not after hours of work.
+
+    Args:
+        todo: what the error says to do.
+        make: the folder need not be there yet.
+
+    Raises:
+        RunError: with the folder and the system's reason.
+    """
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written to ({error.strerror}); {todo}") from None
+
+
+def reserved(candidates: Iterator[Path]) -> Path:
+    """The first that did not exist, created empty, so that two commands never take the same.
+
+    Raises:
+        RunError: all exist, or the disk refuses.
+    """
+    for path in candidates:
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
+        return path
+    raise RunError(f"{path}: this file exists already; results are never overwritten.")
 
 
 @contextmanager
@@ -77,13 +117,16 @@ def put_in_place(paths: Sequence[Path], also: Collection[Path] = ()) -> None:
     sync_together({path.parent for path in paths})
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, todo: str = OTHER_RUN_DIR) -> None:
     """Write a text file atomically and durably.
+
+    Args:
+        todo: what an error says to do.
 
     Raises:
         RunError: the disk refuses.
     """
-    with reporting_disk_errors(path), replacing(path) as temporary:
+    with reporting_disk_errors(path, todo), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

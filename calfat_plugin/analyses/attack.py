@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
 from calfat_plugin.analyses.attack_plan import NATURAL, AttackPlan
+from calfat_plugin.disk import refuse_unwritable, reserved
 from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.alarms import Alarm, find_alarms
 from calfat_plugin.exact import exact_text
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from calfat_plugin.entries import Citation, Entry
+
+CHOOSE_OUTPUT = "choose another place with --output."
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
         }
     alarms = find_alarms(results)
     numbered = (folder / f"{stem}-{number}.json" for number in count(2))
-    path = _reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
+    path = reserved(chain([folder / f"{stem}.json"], numbered) if output is None else iter([output]))
     RunDirectory(path.parent).write_json(
         path,
         {
@@ -185,20 +186,8 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
         folder, stem = run / "attacks", weights.stem
     else:
         folder, stem = weights.parent, f"{weights.stem}-attacks"
-    refuse_unwritable(folder, make=True)
+    refuse_unwritable(folder, CHOOSE_OUTPUT, make=True)
     return folder, stem
-
-
-def refuse_unwritable(folder: Path, *, make: bool = False) -> None:
-    """Refuse a folder that cannot be written to now, not after hours of work; ``make``: it need not be there yet."""
-    try:
-        if make:
-            folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written to ({error.strerror}); choose another place with --output."
-        ) from None
 
 
 def _citations(plan: AttackPlan) -> tuple[Citation, ...]:
@@ -208,16 +197,3 @@ def _citations(plan: AttackPlan) -> tuple[Citation, ...]:
         return experiment.citations()
     entries: tuple[Entry, ...] = (experiment.dataset.entry, *(pick.entry for pick in experiment.evaluators))
     return tuple({entry.citation: None for entry in entries if entry.citation is not None})
-
-
-def _reserved(candidates: Iterator[Path]) -> Path:
-    """The first that did not exist, created empty, so that two commands never take the same."""
-    for path in candidates:
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written ({error.strerror}).") from None
-        return path
-    raise RunError(f"{path}: this file exists already; results are never overwritten.")

@@ -10,13 +10,14 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import write_text
+from calfat_plugin.disk import TRY_AGAIN, refuse_unwritable, reserved, write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.options import describe
@@ -24,7 +25,7 @@ from calfat_plugin.recipe.clients import CLIENTS
 from calfat_plugin.report.charts import mean_of
 from calfat_plugin.report.reading import PER_CLASS
 from calfat_plugin.results import RESULTS_FORMAT
-from calfat_plugin.runs.loaded_run import LoadedRun, Trust, Warn, distrust, loaded_run, set_up_task
+from calfat_plugin.runs.loaded_run import IN_THE_RUN, LoadedRun, Trust, Warn, distrust, loaded_run, set_up_task
 
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
@@ -61,7 +62,7 @@ def compare_per_class(
     plugins: Iterable[Path] = (),
     trust: Trust = distrust,
 ) -> dict[str, Any]:
-    """Run the protocol and write ``per_class.json`` into the run directory.
+    """Run the protocol and write ``per_class.json`` into the run directory; an earlier one is kept as ``per_class-1``.
 
     Args:
         methods: local trainers as recipes write them, also with a label. The run's own method keeps its options when
@@ -74,6 +75,7 @@ def compare_per_class(
 
     started = time.perf_counter()
     with loaded_run(directory, checkpoint, warn, plugins=plugins, trust=trust) as run:
+        refuse_unwritable(directory, IN_THE_RUN)
         variants = _variants(run, methods, evaluators)
         for variant in variants.values():
             run.model(variant)  # refuses what cannot start from these weights before anything is trained
@@ -92,7 +94,12 @@ def compare_per_class(
             "seconds": time.perf_counter() - started,
             "calfat_plugin": __version__,
         }
-    write_text(directory / PER_CLASS, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    path = directory / PER_CLASS
+    if path.exists():
+        earlier = reserved(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1))
+        path.replace(earlier)
+        say(f"earlier results: {earlier}")
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", TRY_AGAIN)
     return content
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import write_text
+from calfat_plugin.disk import TRY_AGAIN, refuse_unwritable, write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.report.reading import TSNE
-from calfat_plugin.runs.loaded_run import LAST, Trust, Warn, distrust, loaded_run
+from calfat_plugin.runs.loaded_run import IN_THE_RUN, LAST, Trust, Warn, distrust, loaded_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,7 @@ def write_tsne(directory: Path, *, examples: int = EXAMPLES, warn: Warn, trust: 
     from sklearn.manifold import TSNE as Embedding  # noqa: N811 (beside our file's name)
 
     with loaded_run(directory, LAST, warn, trust=trust) as run:
+        refuse_unwritable(directory, IN_THE_RUN)
         chosen = balanced(run.dataset.test, run.dataset.num_classes, examples)
         batch_size = run.experiment.evaluation.batch_size
         features = penultimate_features(run.model(), chosen.to(run.device), batch_size)
@@ -50,7 +51,7 @@ def write_tsne(directory: Path, *, examples: int = EXAMPLES, warn: Warn, trust: 
             "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
             "calfat_plugin": __version__,
         }
-    write_text(directory / TSNE, json.dumps(content, allow_nan=False) + "\n")
+    write_text(directory / TSNE, json.dumps(content, allow_nan=False) + "\n", TRY_AGAIN)
     return content
 
 

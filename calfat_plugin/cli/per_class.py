@@ -46,7 +46,8 @@ def per_class(
     """Train every client of a run one local epoch with each method, from one global model, and measure class by class.
 
     Nothing is aggregated; each local model is measured on the whole test split. The learning rate is the recipe's,
-    without schedule; groups of clients are left out. Writes per_class.json into RUN_DIR and makes its report anew.
+    without schedule; groups of clients are left out. Writes per_class.json into RUN_DIR, keeps an earlier one as
+    per_class-1.json, and makes its report anew.
     """
     with json_output(as_json) as show:
         compare_per_class(

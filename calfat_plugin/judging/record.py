@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calfat_plugin.analyses.attack import refuse_unwritable
-from calfat_plugin.disk import RESTORE, read_json, write_text
+from calfat_plugin.analyses.attack import CHOOSE_OUTPUT
+from calfat_plugin.disk import RESTORE, TRY_AGAIN, read_json, refuse_unwritable, write_text
 from calfat_plugin.errors import RunError, one_line
 from calfat_plugin.judging.evidence import Evidence
 from calfat_plugin.judging.trial import as_bits, from_bits
@@ -48,7 +48,7 @@ class Record:
         Raises:
             RunError: the file answers another question, is damaged, or cannot be written.
         """
-        refuse_unwritable(path.parent)
+        refuse_unwritable(path.parent, CHOOSE_OUTPUT)
         content = read_json(path)
         if not content:
             return cls(path, digest, facts)
@@ -89,4 +89,4 @@ class Record:
             "robust": "" if self.robust is None else as_bits(self.robust),
             "digest": self.digest,
         }
-        write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_text(self.path, json.dumps(content, indent=2, allow_nan=False) + "\n", TRY_AGAIN)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.batches import batches
-from calfat_plugin.disk import write_text
+from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import ModelError
 from calfat_plugin.evaluators.base import PROBABILITIES, are_probabilities, finite, refuse_training_mode, share
 from calfat_plugin.evaluators.gradient import CW, CWOptions, margin
@@ -135,7 +135,7 @@ class Trial:
             disputed[where[differ(logits, again)]] = True
             if memory is not None:  # before the evaluator notes that this batch is done
                 memory.parent.mkdir(parents=True, exist_ok=True)
-                write_text(memory, f"{as_bits(broken)}\n{as_bits(disputed)}\n")
+                write_text(memory, f"{as_bits(broken)}\n{as_bits(disputed)}\n", TRY_AGAIN)
 
         with seeded_global_rng(derive_seed(self.seed, f"trust/{label}")):
             # Without a memory an attack must not continue either: what it broke before would not be judged again.

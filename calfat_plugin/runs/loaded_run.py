@@ -31,6 +31,8 @@ Warn = Callable[[str], None]
 Trust = Callable[[PluginFile], bool]  #: whether to execute a plugin file that this user has not run before
 
 LAST = "last"
+#: What to do where an analysis cannot write to the directory of the run that it is about.
+IN_THE_RUN = "the results go into the run. Change its permissions, or give a copy of it."
 _OTHERWISE = (
     "`calfat attack` takes it with its model: --model package.module:factory --weights {target} --dataset NAME."
 )

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from calfat_plugin.disk import read_bytes, write_text
+from calfat_plugin.disk import TRY_AGAIN, read_bytes, write_text
 from calfat_plugin.errors import CalfatError, RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds
 from calfat_plugin.host.runtimes import supported_runtime
@@ -141,7 +141,7 @@ def mark_lost(run: PlannedRun, reason: str) -> None:
     Raises:
         RunError: the disk refuses.
     """
-    write_text(run.lost, f"{_LOST_WITH}{digest(run.experiment)}\n{reason}\n")
+    write_text(run.lost, f"{_LOST_WITH}{digest(run.experiment)}\n{reason}\n", TRY_AGAIN)
 
 
 def why_lost(run: PlannedRun) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import reporting_disk_errors, write_text
+from calfat_plugin.disk import TRY_AGAIN, reporting_disk_errors, write_text
 from calfat_plugin.errors import CalfatError, RunError
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble
@@ -203,7 +203,7 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
     Raises:
         RunError: the file is damaged, or cannot be written.
     """
-    with reporting_disk_errors(path):
+    with reporting_disk_errors(path, TRY_AGAIN):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = os.open(path.parent, os.O_RDONLY)  # locking it leaves nothing behind
         try:
@@ -211,7 +211,7 @@ def add_to_record(path: Path, rows: Mapping[Key, Recorded], gone: Iterable[Key] 
             before = read_record(path)
             after = {key: row for key, row in (before | dict(rows)).items() if key not in set(gone)}
             if after != before:
-                write_text(path, _as_csv(after))
+                write_text(path, _as_csv(after), TRY_AGAIN)
         finally:
             os.close(folder)
 

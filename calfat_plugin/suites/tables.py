@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calfat_plugin import __version__
-from calfat_plugin.disk import write_text
+from calfat_plugin.disk import TRY_AGAIN, write_text
 from calfat_plugin.errors import OptionError, RunError
 from calfat_plugin.maths.intervals import Rival, Score
 from calfat_plugin.options import to_plain
@@ -358,7 +358,7 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
-                write_text(_copy(summary.suite, folder, name) if is_copy else folder / name, text)
+                write_text(_copy(summary.suite, folder, name) if is_copy else folder / name, text, TRY_AGAIN)
         except OSError as error:
             raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
     return list(folders)

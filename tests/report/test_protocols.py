@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from calfat_plugin.analyses import tsne
 from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
 from calfat_plugin.analyses.tsne import balanced, penultimate_features, write_tsne
 from calfat_plugin.cli.main import main
@@ -230,6 +233,37 @@ def test_the_command_writes_the_numbers_and_the_page(frozen: Path) -> None:
     unknown = CliRunner().invoke(main, ["per-class", str(frozen), "--methods", "calfatt"])
     assert unknown.exit_code == 2
     assert "no local trainer called 'calfatt'. Did you mean 'calfat'?" in unknown.output
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_earlier_numbers_are_kept(tmp_path: Path) -> None:
+    run = run_with_model(tmp_path / "run", FROZEN)
+    kept = []
+    for earlier in (None, "per_class-1.json", "per_class-2.json"):
+        result = CliRunner().invoke(main, ["per-class", str(run), "--methods", "fedpgd", "--evaluators", "natural"])
+        assert result.exit_code == 0, result.output
+        assert ("earlier results" in result.output) == (earlier is not None)
+        assert earlier is None or f"earlier results: {run / earlier}\n" in result.output
+        kept.append((run / "per_class.json").read_bytes())
+    assert [(run / name).read_bytes() for name in ("per_class-1.json", "per_class-2.json", "per_class.json")] == kept
+
+
+@pytest.mark.parametrize("command", [("per-class",), ("report", "--tsne")], ids=" ".join)
+def test_a_run_that_cannot_be_written_to_is_refused_before_anything_is_computed(
+    command: tuple[str, ...], frozen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    monkeypatch.setattr(Worker, "fit", lambda *_: pytest.fail("a client trained"))
+    monkeypatch.setattr(tsne, "penultimate_features", lambda *_: pytest.fail("features were computed"))
+    result = CliRunner().invoke(main, [*command, str(frozen)], catch_exceptions=False)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"error: {frozen}: cannot be written to (Permission denied); the results go into the run. Change its "
+        "permissions, or give a copy of it.\n"
+    )
 
 
 # --- t-SNE ------------------------------------------------------------------------------------------------------------

@@ -250,3 +250,11 @@ def test_many_write_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
         list(pool.map(lambda key: add_to_record(path, {key: wanted[key]}), wanted))
     assert read_record(path) == wanted
     assert [each.name for each in tmp_path.iterdir()] == ["runs.csv"]
+
+
+def test_a_record_that_cannot_be_written_is_reported_with_what_helps(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv.tmp").mkdir()
+    with pytest.raises(RunError) as raised:
+        add_to_record(tmp_path / "runs.csv", {("CalFAT", "", 0): ROW})
+    told = "cannot be written (Is a directory). Make room, and try again with the same command."
+    assert str(raised.value) == f"{tmp_path / 'runs.csv'}: {told}"
