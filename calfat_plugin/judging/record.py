@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 2  # 1 knew no surrogate, no copies that judge again, and less of what makes a number unusable
+_BEGINS = re.compile(r'\{\s*"format"')  # as every version wrote it, also where the end is lost
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,18 @@ class Record:
         """What an earlier process left in the file; nothing where there is none.
 
         Raises:
-            RunError: the file answers another question, is damaged, or cannot be written.
+            RunError: the file is of something else, answers another question, is damaged, or cannot be written.
         """
         refuse_unwritable(path.parent, CHOOSE_OUTPUT)
-        content = read_json(path)
-        if not content:
+        if not path.exists():
             return cls(path, digest, facts)
+        ours = path.is_file() and _BEGINS.match(path.read_text(encoding="utf-8", errors="replace"))
+        content = read_json(path) if ours else {}
+        if "verdict" not in content:
+            raise RunError(
+                f"{path}: is there already, and calfat trust did not write it. It is not overwritten: name another "
+                "file with --output."
+            )
         if content.get("format") != FORMAT:
             raise RunError(
                 f"{path}: was written by another version of calfat-plugin (format {one_line(content.get('format'))}; "

@@ -279,6 +279,9 @@ def find_runs(path: Path) -> list[Path]:
     """
     if (path / RECIPE).is_file():
         return [path]
+    if path.is_file():  # such as the page of a run
+        run = path.parent if (path.parent / RECIPE).is_file() else "runs/calfat_digits/0-20260101-120000"
+        raise RunError(f"{path}: not a directory. Name run directories, such as {run}.")
     listed = [run for cell in read_suite(path).cells for run in cell.get("runs", ())]
     found = [found for run in listed if (found := listed_run(path, Path(run["directory"]))) is not None]
     if found:

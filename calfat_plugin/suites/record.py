@@ -38,6 +38,7 @@ _OTHER_COUNT = (
 )
 CHOICE = "choice"  # the metric of a choice run: what the suite's ``choose.metric`` measured
 _HEAD = ("cell", "tried", "seed", "state", "recipe", "seconds", "processor", "calfat_plugin", "format", "verdict")
+_FIRST = 4  # of these; every version of a record begins with them
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def read_record(path: Path) -> dict[Key, Recorded]:
     """All rows; none where there is no file.
 
     Raises:
-        RunError: the file cannot be read, or a row is damaged; with its line.
+        RunError: the file cannot be read or is no record, or a row is damaged; with its line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -182,6 +183,11 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
     rows: dict[Key, Recorded] = {}
     reader = csv.DictReader(text.splitlines())
     try:
+        if text and tuple(reader.fieldnames or ())[:_FIRST] != _HEAD[:_FIRST]:
+            raise RunError(
+                f"{path}: is there already, and calfat suite did not write it: its first line does not begin with "
+                f"{','.join(_HEAD[:_FIRST])}. It is not overwritten: name another file with --record."
+            )
         for row in reader:
             if (number := int(row.setdefault("format", "1"))) != RESULTS_FORMAT:
                 raise RunError(f"{path}:{reader.line_num}: {_OTHER_COUNT.format(number, RESULTS_FORMAT)}")

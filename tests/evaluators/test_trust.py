@@ -24,6 +24,7 @@ from torch import nn
 from calfat_plugin.cli.main import main
 from calfat_plugin.datasets import ImageData
 from calfat_plugin.datasets.digits import load_digits
+from calfat_plugin.errors import RunError
 from calfat_plugin.evaluators.autoattack import subattacks
 from calfat_plugin.evaluators.gradient import CW, FGSM, PGD, CWOptions, FGSMOptions
 from calfat_plugin.experiment import assemble
@@ -34,6 +35,7 @@ from calfat_plugin.judging.answers import Answers, Slopes
 from calfat_plugin.judging.attacks import DLR, ProbabilityMargin
 from calfat_plugin.judging.battery import battery
 from calfat_plugin.judging.independent_checks import AutoAttackCheck, BlackBox, RandomNoise, Surrogate
+from calfat_plugin.judging.record import Record
 from calfat_plugin.judging.surrogate import network, trained_surrogate
 from calfat_plugin.judging.trial import Trial
 from calfat_plugin.judging.white_box import Gradients, ScaleFree, Strength, WhiteBox
@@ -652,6 +654,22 @@ def test_a_record_of_an_earlier_format_is_kept(folder: Path) -> None:
         "checks were others. It is not overwritten: remove it, or write the new one elsewhere with --output.\n",
     )
     assert Path("plain-trust.json").read_text() == old
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes\n", "", "{}", '{\n  "name": "app"\n}\n', '{"format": 2, "evaluations": []}', None]
+)
+def test_a_file_of_something_else_is_kept(folder: Path, text: str | None) -> None:
+    """A text, a JSON file, results of ``calfat attack``, a folder."""
+    path = Path("mine.json")
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(RunError) as raised:
+        Record.open(path, "", {}, 30)
+    assert str(raised.value) == (
+        "mine.json: is there already, and calfat trust did not write it. It is not overwritten: name another file with "
+        "--output."
+    )
+    assert text is None or path.read_text() == text
 
 
 def test_a_damaged_record_is_refused(folder: Path) -> None:

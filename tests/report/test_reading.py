@@ -137,6 +137,15 @@ def test_a_path_without_runs(tmp_path: Path, snapshot: TextSnapshot) -> None:
         read_run(tmp_path)
 
 
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a")
+    for path, named in ((run / "rounds.csv", run), (tmp_path / "notes", "runs/calfat_digits/0-20260101-120000")):
+        path.touch()
+        with pytest.raises(RunError) as raised:
+            find_runs(path)
+        assert str(raised.value) == f"{path}: not a directory. Name run directories, such as {named}."
+
+
 def test_a_damaged_file_is_reported_by_name(tmp_path: Path, snapshot: TextSnapshot) -> None:
     path = made_run(tmp_path / "a", final={"natural": 0.9})
     (path / "results.json").write_text('{"evaluations": [')

@@ -229,6 +229,19 @@ def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str],
     assert path.read_text() == damaged
 
 
+@pytest.mark.parametrize("text", ["name,mark\nAda,1\n", "name,mark\n", "\n", "cell,note\n", '"' * 9])
+def test_a_file_of_something_else_is_no_record(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "marks.csv"
+    path.write_text(text)
+    with pytest.raises(RunError) as error:
+        add_to_record(path, {("CalFAT", "", 7): ROW})
+    assert str(error.value) == (
+        f"{path}: is there already, and calfat suite did not write it: its first line does not begin with "
+        "cell,tried,seed,state. It is not overwritten: name another file with --record."
+    )
+    assert path.read_text() == text
+
+
 def test_a_record_of_the_other_count_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     add_to_record(path, {("CalFAT", "", 7): ROW})
