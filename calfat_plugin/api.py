@@ -17,7 +17,7 @@ import yaml
 from calfat_plugin.cli.finished_model import planned
 from calfat_plugin.cli.progress import RunProgress, choose_progress, verbatim_console
 from calfat_plugin.cli.workers import with_workers
-from calfat_plugin.errors import RecipeError, RunError, one_line
+from calfat_plugin.errors import OptionError, RecipeError, RunError, one_line
 from calfat_plugin.evaluators.alarms import Alarm, read_alarms
 from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import assemble
@@ -218,6 +218,8 @@ def trust(
         def warn(self, message: str) -> None:
             warnings.warn(message, stacklevel=3)
 
+    if examples is not None and (isinstance(examples, bool) or not isinstance(examples, int) or examples < 1):
+        raise OptionError(f"examples={one_line(examples)}: expected a whole number of test images, 1 or more.")
     plan = planned(
         _path(target),
         checkpoint,

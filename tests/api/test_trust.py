@@ -62,3 +62,11 @@ def test_a_fraction_computed_in_python_is_that_fraction(weights: Path, monkeypat
 def test_what_is_refused(words: tuple[str, ...], snapshot: TextSnapshot, weights: Path) -> None:
     with snapshot.raises(calfat.CalfatError):
         calfat.trust(*words)
+
+
+@pytest.mark.parametrize("examples", [-3, 0, True, 30.0, "x"])
+def test_a_number_of_images_that_is_none_is_refused(examples: Any, weights: Path) -> None:
+    with pytest.raises(calfat.OptionError) as refused:
+        calfat.trust(model="cnn_small", weights=weights, dataset="digits", eps=0.3, examples=examples)
+    assert str(refused.value) == f"examples={examples!r}: expected a whole number of test images, 1 or more."
+    assert [path.name for path in weights.parent.iterdir()] == ["plain.safetensors"]
