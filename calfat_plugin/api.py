@@ -102,7 +102,7 @@ def run(
     *,
     seed: int | None = None,
     set: Mapping[str, Any] | None = None,
-    plugins: Sequence[str | Path] = (),
+    plugins: str | Path | Sequence[str | Path] = (),
     run_dir: str | Path | None = None,
     resume: bool = False,
     download: bool = False,
@@ -116,7 +116,7 @@ def run(
         seed: instead of the recipe's.
         set: dotted key to value, such as ``{"train_args.comm_round": 5}``, instead of the recipe's; or sections, such
             as ``{"train_args": {"comm_round": 5}}``, which set the keys in them and leave the others.
-        plugins: files with plugins, as ``calfat run --plugin`` takes them.
+        plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         run_dir: where to write; None: ``runs/<recipe>/<seed>-<time>`` in the current folder.
         resume: continue the run in ``run_dir``, or the newest unfinished one of this recipe and seed.
         download: fetch a missing data set.
@@ -140,7 +140,7 @@ def run(
         if len(steps) < 2 or not all(steps):
             raise RecipeError(f"{place}: expected a key such as train_args.comm_round.")
         document = document.with_value(steps, value, place)
-    experiment = checked_experiment(document, plugins=plugins)
+    experiment = checked_experiment(document, plugins=_paths(plugins))
     runtime = runtime_of(experiment)
     if workers is None and (processes := runtime.num_processes) > 1:
         command = shlex.join(["calfat", "run", "RECIPE" if isinstance(recipe, Mapping) else str(recipe), "--local"])
@@ -167,8 +167,8 @@ def trust(
     target: str | Path | None = None,
     *,
     full: bool = False,
-    transfer: Sequence[str | Path] = (),
-    plugins: Sequence[str | Path] = (),
+    transfer: str | Path | Sequence[str | Path] = (),
+    plugins: str | Path | Sequence[str | Path] = (),
     trust_plugins: bool = False,
     eps: str | float | None = None,
     norm: Norm | None = None,
@@ -192,8 +192,8 @@ def trust(
     Args:
         target: a run directory, or one of its checkpoints; or ``model``, ``weights`` and ``dataset``.
         full: run every check, and AutoAttack on all images, also if the verdict is clear.
-        transfer: run directories or checkpoints of other models, whose adversarial examples are tried, too.
-        plugins: files with plugins.
+        transfer: a run directory or checkpoint of another model, or several, whose adversarial examples are tried, too.
+        plugins: a file with plugins, or several.
         trust_plugins: whether plugin files of the run may be executed that this user has not run before.
         eps: the budget, such as 0.1 or ``"8/255"``; None: the recipe's.
         norm: of the budget; None: the recipe's, else ``linf``.
@@ -236,13 +236,13 @@ def trust(
         device=None if device is None else str(device),
         data_dir=None if data_dir is None else str(data_dir),
         download=download,
-        plugins=tuple(map(Path, plugins)),
+        plugins=_paths(plugins),
         trust=lambda file: trust_plugins,
     )
     for message in plan.experiments[0].warnings:
         warnings.warn(message, stacklevel=2)
-    others, command = tuple(map(Path, transfer)), ["calfat_plugin.trust"]
-    return examine(plan, others, full=full, output=_path(output), command=command, observer=Warner()).verdict
+    command = ["calfat_plugin.trust"]
+    return examine(plan, _paths(transfer), full=full, output=_path(output), command=command, observer=Warner()).verdict
 
 
 def _exact(given: str | float) -> str:
@@ -254,21 +254,26 @@ def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
 
 
+def _paths(given: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
+    """All of them; a text is one, not as many as it has letters."""
+    return (Path(given),) if isinstance(given, (str, Path)) else tuple(map(Path, given))
+
+
 def load_dataset(
-    name: str, *, root: str | Path | None = None, plugins: Sequence[str | Path] = (), **options: Any
+    name: str, *, root: str | Path | None = None, plugins: str | Path | Sequence[str | Path] = (), **options: Any
 ) -> Dataset:
     """A data set whole, as a recipe that names it gets it: ``train`` and ``test`` with ``x`` and ``y``.
 
     Args:
         name: of a data set; ``calfat plugins`` lists them.
         root: the folder that holds data sets and receives downloads; None: ``data_args.data_cache_dir``'s default.
-        plugins: files with plugins, as ``calfat run --plugin`` takes them.
+        plugins: a file with plugins, or several, as ``calfat run --plugin`` takes them.
         options: of the data set, as ``calfat.dataset`` takes them, such as ``download=True``.
 
     Raises:
         CalfatError: there is no such data set or option, or its files are missing or damaged.
     """
-    document = with_plugins(Document("load_dataset", {"calfat": {}}), plugins)
+    document = with_plugins(Document("load_dataset", {"calfat": {}}), _paths(plugins))
     document = document.with_value(("data_args", "dataset"), name, f"load_dataset({one_line(name)})")
     if root is not None:
         document = document.with_value(("data_args", "data_cache_dir"), str(root), f"root={str(root)!r}")

@@ -252,6 +252,7 @@ def test_a_data_set_is_loaded_by_name_with_its_options(tmp_path: Path) -> None:
         ({"name": "cifar10", "verify": 1}, "verify=1: calfat.dataset.verify: got 1 (int), expected true or false."),
         ({"name": "cifar10", "root": "/nowhere"}, "data set cifar10: /nowhere/cifar-10-batches-py/data_batch_1 is "),
         ({"name": "digits", "plugins": ["nowhere.py"]}, "--plugin nowhere.py: no such file."),
+        ({"name": "digits", "plugins": "nowhere.py"}, "--plugin nowhere.py: no such file."),
     ],
 )
 def test_a_data_set_that_cannot_be_loaded(arguments: dict[str, Any], error: str) -> None:

@@ -182,6 +182,12 @@ def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeyp
     assert (nested.name, nested.trainer.name, nested.monitor.every) == ("mine", "fedpgd", 2)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_plugin_file_need_not_stand_in_a_list(kind: type) -> None:
+    with pytest.raises(calfat.PluginError, match=r"^--plugin margin_fat\.py: no such file\.$"):
+        calfat.run(SECTIONS, plugins=kind("margin_fat.py"))
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,17 @@ def test_what_is_refused(words: tuple[str, ...], snapshot: TextSnapshot, weights
         calfat.trust(*words)
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_one_path_need_not_stand_in_a_list(kind: type, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(calfat.PluginError, match=r"^--plugin margin_fat\.py: no such file\.$"):
+        calfat.trust(model="cnn_small", weights=weights, dataset="digits", plugins=kind("margin_fat.py"))
+    asked: list[Any] = []
+    monkeypatch.setattr("calfat_plugin.api.examine", lambda plan, transfer, **more: asked.append(transfer) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        calfat.trust(model="cnn_small", weights=weights, dataset="digits", eps=0.3, transfer=kind("runs/a"))
+    assert asked == [(Path("runs/a"),)]
+
+
 @pytest.mark.parametrize("examples", [-3, 0, True, 30.0, "x"])
 def test_a_number_of_images_that_is_none_is_refused(examples: Any, weights: Path) -> None:
     with pytest.raises(calfat.OptionError) as refused:
