@@ -31,7 +31,6 @@ from calfat_plugin.cli.resume_hint import ResumeHint
 from calfat_plugin.cli.workers import with_workers
 from calfat_plugin.compat import quick_imports
 from calfat_plugin.disk import read_json
-from calfat_plugin.errors import RecipeError
 from calfat_plugin.evaluators.alarms import read_alarms
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.recipe import read_document
@@ -100,10 +99,7 @@ def run(
         _stoppable(hint.after_stop),
         user_errors(hint.after_error, hint.after_stop),
     ):
-        document = read_document(recipe)
-        if "axes" in document.data:
-            raise RecipeError(f"{recipe}: this is a suite. Run it with: {shlex.join(['calfat', 'suite', recipe])}")
-        experiment = checked_experiment(document, overrides, seed, download=download, plugins=plugins)
+        experiment = checked_experiment(read_document(recipe), overrides, seed, download=download, plugins=plugins)
         warn(*experiment.warnings)
         runtime = runtime_of(experiment)
         request = Request(experiment, run_dir, resume, [Path(sys.argv[0]).name, *sys.argv[1:]], profile=profile)

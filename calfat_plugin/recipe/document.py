@@ -7,6 +7,7 @@ file, a ``--set`` on the command line, or a preset. All recipe errors get their 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,11 @@ class Document:
     def error(self, path: KeyPath, complaint: str) -> RecipeError:
         """An error that begins with place and key path."""
         return _error_at(self.place(path), path, complaint)
+
+    def mistaken_for(self, found: str, command: str) -> RecipeError:
+        """An error that says what the file is instead of what was expected, and which command runs such a file."""
+        again = self.file if Path(self.file).is_file() else "FILE"  # a pipe gives it once, and sections are no file
+        return RecipeError(f"{self.file}: this is a {found}. Run it with: {shlex.join(['calfat', command, again])}")
 
     def get(self, path: KeyPath) -> Any:
         """The value at ``path``; None where there is none."""

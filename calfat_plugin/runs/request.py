@@ -46,7 +46,13 @@ def checked_experiment(
     download: bool = False,
     plugins: Iterable[str | Path] = (),
 ) -> Experiment:
-    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML."""
+    """Override and resolve a recipe, and refuse what the host cannot run: all that needs neither torch nor FedML.
+
+    Raises:
+        CalfatError: with what to fix; also for a suite, with the command that runs it.
+    """
+    if "axes" in document.data:
+        raise document.mistaken_for("suite", "suite")
     document = with_plugins(document.with_overrides(overrides), plugins)
     if seed is not None:
         document = document.with_value(("common_args", "random_seed"), seed, f"--seed {seed}")

@@ -60,6 +60,8 @@ def parse_suite(document: Document, plugins: Iterable[Path] = ()) -> Suite:
         RecipeError: with file, line, key, what was found and what was wanted.
         PluginError: there is no such plugin file.
     """
+    if "calfat" in document.data and "axes" not in document.data:
+        raise document.mistaken_for("recipe", "run")
     plain = {key: value for key, value in document.data.items() if key not in STRUCTURED_KEYS}
     options = parse_options(SuiteOptions, plain, owner="a suite", fail=failing_at(document, ()), also=STRUCTURED_KEYS)
     name = Path(document.file).stem

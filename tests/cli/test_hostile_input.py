@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from calfat_plugin import RecipeError, run
 from calfat_plugin.cli.main import COMMANDS
 from tests.cli.runner import COMMAND, RECIPES, ROOT, Ended, calfat, python
 
@@ -221,9 +222,22 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
         assert ended.err.endswith(said), ended.err
 
 
-def test_a_suite_given_to_run_is_pointed_to_its_command() -> None:
+def test_a_suite_given_as_a_recipe_is_pointed_to_its_command() -> None:
     suite = RECIPES.parent / "suites" / "digits_table1.yaml"
-    assert calfat("run", str(suite)) == refused(f"{suite}: this is a suite. Run it with: calfat suite {suite}")
+    said = f"{suite}: this is a suite. Run it with: calfat suite {suite}"
+    assert calfat("run", str(suite)) == refused(said)
+    assert calfat("new-flower-app", "app", "--recipe", str(suite)) == refused(said)
+    assert not Path("app").exists()
+    with pytest.raises(RecipeError) as caught:
+        run(suite)
+    assert str(caught.value) == said
+    with pytest.raises(RecipeError, match=r"^recipe: this is a suite\. Run it with: calfat suite FILE$"):
+        run({"title": "Table 1", "axes": {}})
+
+
+def test_a_recipe_given_as_a_suite_is_pointed_to_its_command() -> None:
+    recipe = RECIPES / "fedpgd_digits.yaml"
+    assert calfat("suite", str(recipe)) == refused(f"{recipe}: this is a recipe. Run it with: calfat run {recipe}")
 
 
 # --- plugins ----------------------------------------------------------------------------------------------------------
