@@ -12,7 +12,8 @@ from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
-from calfat_plugin.runs.loaded_run import Trust
+from calfat_plugin.errors import RunError
+from calfat_plugin.runs.loaded_run import Trust, find_checkpoint
 
 
 @click.command(name="per-class")
@@ -49,6 +50,9 @@ def per_class(
     without schedule; groups of clients are left out. Writes per_class.json into RUN_DIR, keeps an earlier one as
     per_class-1.json, and makes its report anew.
     """
+    if run_dir.is_file():  # there it would clash with the default of --checkpoint
+        _, run = find_checkpoint(run_dir, otherwise="Give a run directory.")
+        raise RunError(f"{run_dir}: this is a file, expected a run directory, such as {run}.")
     with json_output(as_json) as show:
         compare_per_class(
             run_dir,

@@ -32,6 +32,7 @@ from calfat_plugin.runs.checkpoints import ClientStates, load_checkpoint, save_c
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.fedpgd import FedPGD
+from tests.cli.runner import Ended, calfat
 from tests.report.made import experiment, made_run
 from tests.snapshot import TextSnapshot
 
@@ -190,6 +191,15 @@ def test_a_client_whose_training_diverges_is_reported_by_name(tmp_path: Path) ->
     path = run_with_model(tmp_path / "run", "train_args.learning_rate=1e30")
     with pytest.raises(UpdateError, match=r"^standard: client 0 has no model to measure: "):
         compare(path, "standard")
+
+
+def test_the_command_takes_no_checkpoint_file(frozen: Path, tmp_path: Path) -> None:
+    file = RunDirectory(frozen).last_checkpoint
+    ended = calfat("per-class", str(file))
+    assert ended == Ended(2, "", f"error: {file}: this is a file, expected a run directory, such as {frozen}.\n")
+    (tmp_path / "weights.pt").write_bytes(b"")
+    ended = calfat("per-class", str(tmp_path / "weights.pt"))
+    assert (ended.code, ended.err.endswith(" what model it is of. Give a run directory.\n")) == (2, True)
 
 
 def test_a_checkpoint_that_is_not_there(frozen: Path, tmp_path: Path, snapshot: TextSnapshot) -> None:
