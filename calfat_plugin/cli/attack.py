@@ -12,7 +12,7 @@ from calfat_plugin import report
 from calfat_plugin.analyses.attack import attack as measure
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.attack_progress import AttackProgress
-from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
@@ -63,7 +63,7 @@ def attack(
     Writes accuracies in both counting conventions, per class, with everything needed to make them again, and findings
     about numbers that look too good.
     """
-    with json_output(as_json) as show:
+    with stop_signals(), json_output(as_json) as show:
         budgets = () if eps is None else _split(eps, "--eps")
         plan = planned(target, attacks=_split(attacks, "--attacks"), eps=budgets, **how)
         warn(*dict.fromkeys(text for experiment in plan.experiments for text in experiment.warnings))

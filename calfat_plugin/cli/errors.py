@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn, TextIO
 
 from calfat_plugin.errors import CalfatError
@@ -40,6 +42,27 @@ def user_errors(after: Callable[[], str] = str, after_stop: Callable[[], str] = 
         path = os.fsdecode(error.filename)
         shown = path if len(path) <= _MAX_PATH else f"{path[: _MAX_PATH - 3]}..."
         fail(f"{shown}: cannot be used ({error.strerror}). Check this path and its permissions.", after())
+
+
+@contextmanager
+def stop_signals() -> Iterator[tuple[signal.Signals, ...]]:
+    """Let a polite kill (SIGTERM) and a closed terminal (SIGHUP) stop as Ctrl-C does, by a ``KeyboardInterrupt``.
+
+    Yields:
+        All signals that stop.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    numbers = tuple(number for number in ends if signal.getsignal(number) != signal.SIG_IGN)  # nohup means it
+    previous = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield (signal.SIGINT, *numbers)
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
 
 
 def _output_is_lost() -> bool:

@@ -9,7 +9,7 @@ import click
 from calfat_plugin import report
 from calfat_plugin.analyses.per_class import compare_per_class, parse_picks
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import warn
+from calfat_plugin.cli.errors import stop_signals, warn
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
@@ -53,7 +53,7 @@ def per_class(
     if run_dir.is_file():  # there it would clash with the default of --checkpoint
         _, run = find_checkpoint(run_dir, otherwise="Give a run directory.")
         raise RunError(f"{run_dir}: this is a file, expected a run directory, such as {run}.")
-    with json_output(as_json) as show:
+    with stop_signals(), json_output(as_json) as show:
         compare_per_class(
             run_dir,
             methods=parse_picks(methods, "--methods"),

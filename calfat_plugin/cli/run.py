@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
 
 from calfat_plugin.cli import party
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, user_errors, warn
+from calfat_plugin.cli.errors import INTERRUPTED, stop_signals, user_errors, warn
 from calfat_plugin.cli.options import (
     download_option,
     host_option,
@@ -152,23 +151,14 @@ def _program() -> list[str]:
 
 @contextmanager
 def _stoppable(what_is_left: Callable[[], str]) -> Iterator[None]:
-    """End cleanly on Ctrl-C, and alike on a polite kill (SIGTERM) and a closed terminal (SIGHUP)."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    numbers = [number for number in ends if signal.getsignal(number) != signal.SIG_IGN]  # nohup means it
-    previous = [signal.signal(number, stop) for number in numbers]
-    try:
-        yield
-    except KeyboardInterrupt:
-        for number in (signal.SIGINT, *numbers):  # a second one must not spoil the last output
-            signal.signal(number, signal.SIG_IGN)
-        if last_words := what_is_left():
-            with suppress(OSError):  # a closed terminal
-                print(last_words, file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)
+    """End cleanly on Ctrl-C, and alike on a polite kill and a closed terminal."""
+    with stop_signals() as numbers:
+        try:
+            yield
+        except KeyboardInterrupt:
+            for number in numbers:  # a second one must not spoil the last output
+                signal.signal(number, signal.SIG_IGN)
+            if last_words := what_is_left():
+                with suppress(OSError):  # a closed terminal
+                    print(last_words, file=sys.stderr)
+            sys.exit(INTERRUPTED)

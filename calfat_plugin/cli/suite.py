@@ -15,7 +15,7 @@ from rich.console import Console
 
 from calfat_plugin.analyses.attack_plan import AttackRequest, plan_run
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.options import complete_recipe, plugin_option, set_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
@@ -163,7 +163,8 @@ def _run(
             plan = now()  # only now is it known whose finals there are, and which ends of grids are chosen
     finished = finished and _run_all(plan, "run", jobs, workers, console, outcomes)
     if finished and trust:
-        _judge(now())
+        with stop_signals():
+            _judge(now())
         record_runs(plan.suite, plan.runs)
     _show_and_write(plan, outcomes, out, versus, show)
     this_command = shlex.join(["calfat", *sys.argv[1:]])

@@ -11,7 +11,7 @@ import click
 from calfat_plugin import report
 from calfat_plugin.analyses.attack_plan import AttackPlan
 from calfat_plugin.cli.as_json import json_option, json_output
-from calfat_plugin.cli.errors import INTERRUPTED, fail, warn, write_page
+from calfat_plugin.cli.errors import INTERRUPTED, fail, stop_signals, warn, write_page
 from calfat_plugin.cli.finished_model import model_options, planned, target_argument
 from calfat_plugin.cli.options import plugin_option, trust_option
 from calfat_plugin.cli.progress import can_draw, verbatim_console
@@ -63,7 +63,7 @@ def trust(
     attack or masked gradients leave behind. The evidence and a sentence for reviewers are written to trust.json; the
     same command continues there after a kill.
     """
-    with json_output(as_json) as show:
+    with stop_signals(), json_output(as_json) as show:
         plan = planned(target, attacks=(), eps=() if eps is None else (eps,), **how)
         warn(*plan.experiments[0].warnings)
         outcome = judge(plan, transfer, full=full, output=output, plain=plain)

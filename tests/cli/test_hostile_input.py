@@ -289,3 +289,34 @@ def test_ctrl_c_ends_every_command_alike(command: tuple[str, ...], read: str) ->
         if written is not None:
             os.close(written)
     assert (process.returncode, out, err) == (130, "", "error: stopped.\n")
+
+
+KILLED = """
+import importlib, os, signal
+from calfat_plugin.cli.main import main
+
+def kill(*arguments, **options):
+    os.kill(os.getpid(), signal.{signal})
+
+module = importlib.import_module("calfat_plugin.cli.{module}")
+module.{part} = kill
+main(prog_name="calfat")
+"""
+AGAIN = {
+    "attack": "The same command again continues inside AutoAttack where it stopped; other attacks start again.\n",
+    "trust": "The same command again continues with the check that was stopped.\n",
+}
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [("attack", "measure"), ("attack", "planned"), ("trust", "examine"), ("per-class", "compare_per_class")],
+)
+def test_a_polite_kill_ends_what_works_long_as_ctrl_c_does(command: str, part: str, name: str) -> None:
+    model = ["--model", "cnn_small", "--weights", "w.pt", "--dataset", "digits"]
+    Path("w.pt").write_bytes(b"")
+    program = KILLED.format(signal=name, module=command.replace("-", "_"), part=part)
+    ended = python(program, command, *(["run"] if command == "per-class" else model))
+    again = "" if part == "planned" else AGAIN.get(command, "")
+    assert ended == Ended(130, "", f"error: stopped.\n{again}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,17 @@ def test_trust_judges_the_first_seed_of_each_row_once(judged):
     assert (found["CalFAT"], found["FedPGD"]) == ("holds (seed 0)", "holds (seed 0)")
     call("--trust")
     assert len(judged) == 2
+
+
+@pytest.mark.usefixtures("judged")
+def test_a_polite_kill_ends_the_judging_as_ctrl_c_does(monkeypatch):
+    def judge(directory):
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL  # which would end the tests
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("calfat_plugin.cli.suite.judge", judge)
+    done = CliRunner().invoke(main, ["suite", "tiny.yaml", "--trust"], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (130, "error: stopped.\n")
 
 
 def test_trust_judges_the_rows_that_are_asked_for(judged):
