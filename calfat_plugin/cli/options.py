@@ -63,7 +63,13 @@ def _ask(file: PluginFile) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     click.echo(f"This run executes {file.path}\n(SHA-256 {file.sha256}), which you have not run before.", err=True)
-    return click.confirm("It acts with your permissions. Execute it?", err=True)
+    try:
+        return click.confirm("It acts with your permissions. Execute it?", err=True)
+    except click.Abort as abort:  # click's word for both Ctrl-C and the end of input
+        click.echo(err=True)  # the cursor is behind the question
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        return False
 
 
 #: What a command that executes the plugins of a run directory passes on as ``trust``.

@@ -298,6 +298,20 @@ def test_nobody_is_asked_where_standard_input_is_closed(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("strangers_run")
+@pytest.mark.parametrize(("key", "code", "said"), [("\x03", 130, "error: stopped."), ("\x04", 2, REFUSED)])
+def test_ctrl_c_stops_the_question_and_the_end_of_input_is_no(key: str, code: int, said: str, folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(RECIPES.parent), "TERM": "dumb"}
+    with Terminal("attack", "run", cwd=folder, env=environment, columns=400) as terminal:
+        terminal.read_until(r"Execute it\? \[y/N\]: ")
+        terminal.type(key)
+        ended = terminal.finish()
+    assert (ended.code, said in ended.out.replace("\n", " ")) == (code, True)
+    assert "\nerror: " in ended.out.replace("\r", "")
+    assert "Aborted!" not in ended.out
+    assert not Path("executed").exists()
+
+
+@pytest.mark.usefixtures("strangers_run")
 def test_where_nothing_can_be_noted_the_user_is_asked_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "file"))
