@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
+import shlex
+import textwrap
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import click
+import yaml
 
 from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.silo import Address, certificate_name, parse_address
@@ -61,15 +65,24 @@ def certs(directory: Path, clients: int, broker: str | None, days: int) -> None:
     """
     address = None if broker is None else broker_address(broker)
     make_certificates(directory, clients, days, address)
+    silo: dict[str, dict[str, str]] = {
+        "tls": {
+            "ca": str(directory / "ca.pem"),
+            "cert": f"{directory}/rank-{{rank}}.pem",
+            "key": f"{directory}/rank-{{rank}}.key",
+        }
+    }
+    if address is not None:
+        silo["mqtt"] = {"broker": str(address)}
+    # A line for each section, whatever the folder is called.
+    section = yaml.safe_dump(silo, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf)
     click.echo(
         f"{directory}: certificates for ranks 0 (the server) to {clients}, valid for {days} days. In the recipe:\n"
-        "calfat:\n"
-        "  silo:\n"
-        f"    tls: {{ca: {directory / 'ca.pem'}, cert: '{directory}/rank-{{rank}}.pem', "
-        f"key: '{directory}/rank-{{rank}}.key'}}"
+        f"calfat:\n  silo:\n{textwrap.indent(section, '    ')}",
+        nl=False,
     )
     if address is not None:
-        click.echo(f"    mqtt: {{broker: '{address}'}}\nStart the broker: mosquitto -c {directory / 'mosquitto.conf'}")
+        click.echo(f"Start the broker: mosquitto -c {shlex.quote(str(directory / 'mosquitto.conf'))}")
 
 
 def broker_address(text: str) -> Address:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -26,16 +27,16 @@ client = client_app(Path(__file__).parent)
 '''
 _PROJECT = """\
 [project]
-name = "{name}"
+name = {name}
 version = "1.0.0"
-description = "{description}"
+description = {description}
 license = "Apache-2.0"
 # Flower would install what stands here for each run. The environment of SuperLink and SuperNodes has it already:
 # pip install 'calfat-plugin[flower]'
 dependencies = []
 
 [tool.flwr.app]
-publisher = "{publisher}"
+publisher = {publisher}
 
 [tool.flwr.app.components]
 serverapp = "calfat_app:server"
@@ -66,8 +67,8 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
     experiment = checked_experiment(read_document(recipe), [*overrides, "common_args.host=flower"], seed)
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "app"
     described = f"{experiment.trainer.name} on {experiment.dataset.name}, federated by calfat-plugin"
-    where = folder.absolute() / "run"
-    project = _PROJECT.format(name=name, description=described, publisher=publisher, run_dir=f'"{where}"')
+    texts = {"name": name, "description": described, "publisher": publisher, "run_dir": str(folder.absolute() / "run")}
+    project = _PROJECT.format(**{key: _toml(text) for key, text in texts.items()})
     named = experiment.document.with_value(("calfat", "name"), experiment.name, "its file")
     text = yaml.safe_dump(dict(named.data), sort_keys=False, width=120)
     files = {"pyproject.toml": project, "calfat_app.py": _APP, "recipe.yaml": text}
@@ -78,3 +79,8 @@ def new_flower_app(folder: Path, recipe: str, overrides: tuple[str, ...], seed: 
         f"  flwr run {shlex.quote(str(folder))} local --federation-config 'num-supernodes={nodes}' --stream\n"
         "Between SuperNodes: docs/howto/flower.md"
     )
+
+
+def _toml(text: str) -> str:
+    """A text as TOML has it: as JSON does, but that DEL, too, is written as its number."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import ssl
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from paho.mqtt import client as mqtt
@@ -71,7 +73,7 @@ def test_a_broker_is_certified_for_its_address_alone(tmp_path: Path, broker: str
     address = broker if broker.endswith(str(port)) else f"{broker}:{port}"
     assert done.out.splitlines()[-2:] == [
         f"    mqtt: {{broker: '{address}'}}",
-        f"Start the broker: mosquitto -c {folder / 'mosquitto.conf'}",
+        f"Start the broker: mosquitto -c '{folder}/mosquitto.conf'",
     ]
     certificate = read(folder / "broker.pem")
     certificate.verify_directly_issued_by(read(folder / "ca.pem"))
@@ -90,6 +92,19 @@ def test_paths_in_the_settings_are_absolute(tmp_path: Path, monkeypatch: pytest.
     files = [line.split(" ", 1)[1] for line in Path("c/mosquitto.conf").read_text().splitlines() if "file " in line]
     assert [Path(file).name for file in files] == ["ca.pem", "broker.pem", "broker.key", "mosquitto.acl"]
     assert all(Path(file).is_absolute() and Path(file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("folder", ["certs", "a, b: c", "it's", "é" + "long " * 30])
+def test_what_is_to_stand_in_the_recipe_is_yaml_whatever_the_folder_is_called(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = calfat("certs", folder, "--clients", "1", "--broker", "[::1]").out
+    section, _, command = said.partition("In the recipe:\n")[2].partition("Start the broker: ")
+    tls = {"ca": f"{folder}/ca.pem", "cert": f"{folder}/rank-{{rank}}.pem", "key": f"{folder}/rank-{{rank}}.key"}
+    assert yaml.safe_load(section) == {"calfat": {"silo": {"tls": tls, "mqtt": {"broker": "[::1]:8883"}}}}
+    assert len(section.splitlines()) == 4
+    assert shlex.split(command) == ["mosquitto", "-c", f"{folder}/mosquitto.conf"]
 
 
 @pytest.mark.parametrize(
