@@ -65,9 +65,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest of ``known``, or an empty text.
 
     Case is ignored, so ``FedAvg`` finds ``fedavg``. Where none is near, an abbreviation of just one of them finds it:
-    ``aa`` finds ``autoattack``.
+    ``aa`` finds ``autoattack``. The word itself, which was wrong, is no hint.
     """
-    by_lower, word = {name.lower(): name for name in known}, word.lower()
+    by_lower, word = {name.lower(): name for name in known if name != word}, word.lower()
     near = difflib.get_close_matches(word, by_lower, n=1, cutoff=0.61) or [
         name for name in by_lower if len(word) > 1 and name[:1] == word[0] and _in_order(word, name)
     ]

@@ -29,6 +29,7 @@ BLOCK_VARIABLE = "CALFAT_BLOCK_PLUGINS"
 _PASSED_IN = "passed in"
 _SHA256 = "sha256:"  # begins the version of a plugin that is a single file
 _NO_FILES: Mapping[str, PluginFile] = {}
+_MAX_DIGITS = 6  # of a number at the end of a name
 _MOST_ENTRIES = 1000  # of a kind that a plugin may offer: more come from a loop without an end
 
 E = TypeVar("E", bound=entries.Entry)
@@ -153,7 +154,7 @@ class Registry:
         table = self._table(kind)
         if name in table:
             return table[name][0], {}
-        match = re.fullmatch(r"(.*?[^0-9])([0-9]{1,6})", name)
+        match = re.fullmatch(rf"(.*?[^0-9])([0-9]{{1,{_MAX_DIGITS}}})", name)
         if match and match[1] in table:
             entry = table[match[1]][0]
             if entry.number_option is not None:
@@ -264,6 +265,9 @@ class Registry:
             offered.setdefault(str(provider), []).append(entry.shown_name)
         who = "; ".join(f"{listed(names)} ({provider})" for provider, names in offered.items())
         number = re.search(r"[0-9]*$", name)[0]  # type: ignore[index]  # it matches every text
+        stem = name.removesuffix(number)
+        if number and stem in table and table[stem][0].number_option:
+            return f"no {kind.kind} called '{name}': its number may have {_MAX_DIGITS} digits at most."
         near = [known + (number if entry.number_option else "") for known, (entry, _) in table.items()]
         text = f"no {kind.kind} called '{name}'.{did_you_mean(name, near)} Known: {who}."
         if self.failures:

@@ -149,10 +149,11 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         path, place = expanded(file).absolute(), f"--plugin {file}"
         if path.suffix != ".py" or not path.stem.isidentifier():
             raise PluginError(f"{place}: expected a Python file whose name is a module's, such as my_method.py.")
+        if path.is_dir():
+            raise PluginError(f"{place}: this is a directory, expected a Python file.")
         if not path.is_file():
-            raise PluginError(
-                f"{place}: no such file.{did_you_mean(path.name, [each.name for each in path.parent.glob('*.py')])}"
-            )
+            beside = [each.name for each in path.parent.glob("*.py") if each.is_file()]
+            raise PluginError(f"{place}: no such file.{did_you_mean(path.name, beside)}")
         now = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
     return document

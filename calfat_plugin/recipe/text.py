@@ -24,7 +24,7 @@ def read_text(path: Path, kind: str) -> str:
     shown = str(path)
     try:
         if path.is_dir():
-            inside = sorted(child.name for child in path.glob("*.y*ml"))
+            inside = sorted(child.name for child in path.glob("*.y*ml") if child.is_file())
             hint = f" Did you mean {path / inside[0]}?" if inside else ""
             raise RecipeError(f"{shown}: this is a directory, expected a {kind} file.{hint}")
         content = read_bytes(path, _MAX_BYTES)
@@ -47,7 +47,7 @@ def read_text(path: Path, kind: str) -> str:
 
 def _instead_of(path: Path) -> str:
     """What a missing file was probably meant to be: one beside it, or one that comes with the package."""
-    near = [str(child) for child in path.parent.glob("*.y*ml")]
+    near = [str(child) for child in path.parent.glob("*.y*ml") if child.is_file()]
     shipped = shipped_files()
     if not near and path.stem in shipped:
         return f" The one that comes with the package is called '{path.stem}', without a folder and an ending."

@@ -68,6 +68,7 @@ def test_what_is_said_has_colour_on_a_terminal_only(
         ("a", ["autoattack"], ""),
         ("tack", ["autoattack"], ""),
         ("", ["x"], ""),
+        ("beta", ["alpha", "beta"], ""),  # what was wrong
     ],
 )
 def test_what_a_word_may_mean(word: str, known: list[str], near: str) -> None:

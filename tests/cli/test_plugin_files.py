@@ -121,6 +121,14 @@ def test_a_file_that_is_no_plugin(file: str, snapshot: TextSnapshot) -> None:
     snapshot(error("check", "r.yaml", "--plugin", file))
 
 
+def test_a_directory_is_no_plugin_and_is_not_proposed() -> None:
+    Path("folder.py").mkdir()
+    assert error("check", "r.yaml", "--plugin", "folder.py") == (
+        "--plugin folder.py: this is a directory, expected a Python file."
+    )
+    assert error("check", "r.yaml", "--plugin", "folderr.py") == "--plugin folderr.py: no such file."
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -142,6 +142,10 @@ def test_a_number_at_the_end_of_a_name_sets_an_option() -> None:
     entry, named = registry.find(EvaluatorEntry, "pgd7")
     assert (entry.name, named) == ("pgd", {"steps": 7})
     assert registry.find(EvaluatorEntry, "pgd")[1] == {}
+    with pytest.raises(
+        PluginError, match=r"^no evaluator called 'pgd9999999': its number may have 6 digits at most\.$"
+    ):
+        registry.find(EvaluatorEntry, "pgd9999999")
     with pytest.raises(PluginError):
         registry.find(EvaluatorEntry, "fgsm7")
 

@@ -180,6 +180,7 @@ def test_a_missing_file_is_refused(command: str, tmp_path: Path) -> None:
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
+    Path("recipes/folder.yaml").mkdir()
     assert calfat("check", "recipes") == refused("recipes: this is a directory, expected a recipe file.")
     (tmp_path / "recipes" / "mine.yml").write_text(GOOD)
     assert calfat("check", "recipes") == refused(
