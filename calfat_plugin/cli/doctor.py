@@ -34,6 +34,13 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PIP = f"{shlex.quote(sys.executable)} -m pip"
 _SOURCE = Path(__file__).resolve().parents[2]
 _HOST_SECONDS = 180  # importing fedml takes some six seconds; a cold disk may take longer
+# With -c, Python looks into the current folder first, unlike calfat: a yaml.py of the user's would be in the way.
+_IMPORT_HOST = """
+import sys
+if sys.path[0] == "":
+    del sys.path[0]
+import calfat_plugin.host.simulation
+"""
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -187,7 +194,7 @@ def check_host() -> Finding:
             return Finding("ok", "host", f"Flower {flower}; FedML is not installed")
         return Finding("warn", "host", "none is installed; runs need one, all else does not.", how_to_get_a_host())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(_SOURCE), os.getenv("PYTHONPATH"))))}
-    command = [sys.executable, "-c", "import calfat_plugin.host.simulation"]
+    command = [sys.executable, "-c", _IMPORT_HOST]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_HOST_SECONDS)
     except subprocess.TimeoutExpired:

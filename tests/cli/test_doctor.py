@@ -132,6 +132,20 @@ def test_the_host_s_import(
     assert bool(finding.todo) == (status == "fail")
 
 
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("yaml.py").write_text("open('executed', 'w').close()")
+    simulation = tmp_path / "source" / "calfat_plugin" / "host" / "simulation.py"
+    simulation.parent.mkdir(parents=True)
+    simulation.write_text("import yaml\nyaml.SafeLoader\n")
+    monkeypatch.setattr(doctor, "_SOURCE", tmp_path / "source")
+    monkeypatch.setattr(doctor, "version_of", lambda name: "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert doctor.check_host() == Finding("ok", "import fedml", "works, and so do our adapters")
+    assert not Path("executed").exists()
+
+
 class BrokenPoint:
     """The entry point of a plugin that does not import."""
 
