@@ -58,7 +58,7 @@ class RunError(CalfatError):
 
 
 class HostError(CalfatError):
-    """The host (FedML) is missing, of an untested version, or cannot do what a recipe asks."""
+    """The host (FedML or Flower) is missing, of an untested version, or cannot do what a recipe asks."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Callable
@@ -166,6 +167,24 @@ def test_recipes_that_a_page_shows_are_good(page: str) -> None:
         if page == "cross_silo.md":
             supported_runtime(experiment)
         assert experiment.warnings == ()
+
+
+def message(node: ast.expr) -> str:
+    """What an expression of the code says, with … for values; of what is no text: …"""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(message, node.values))
+    if isinstance(node, ast.BinOp):
+        return message(node.left) + message(node.right)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
+
+
+def test_messages_that_have_a_heading_are_said() -> None:
+    """Whoever meets a message searches the page for its words."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in DOCS.parent.glob("calfat_plugin/**/*.py")]
+    said = [message(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    for heading in re.findall(r"^### `(.*)`$", text_of("troubleshooting.md"), re.MULTILINE):
+        pattern = re.compile(".*".join(map(re.escape, heading.split("…"))), re.DOTALL)
+        assert any(map(pattern.search, said)), heading
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("explanation/")])
