@@ -311,7 +311,7 @@ def test_ctrl_c_stops_the_question_and_the_end_of_input_is_no(key: str, code: in
     environment = {**os.environ, "PYTHONPATH": str(RECIPES.parent), "TERM": "dumb"}
     with Terminal("attack", "run", cwd=folder, env=environment, columns=400) as terminal:
         terminal.read_until(r"Execute it\? \[y/N\]: ")
-        terminal.type(key)
+        terminal.type(f"{key}\n")  # a signal between the question and the reading is seen after a line only
         ended = terminal.finish()
     assert (ended.code, said in ended.out.replace("\n", " ")) == (code, True)
     assert "\nerror: " in ended.out.replace("\r", "")
