@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.maths.losses import wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +60,7 @@ def rarest_present(class_counts: Tensor) -> Tensor:
 
 
 def subtract_at_label(logits: Tensor, y: Tensor, margins: Tensor) -> Tensor:
-    """z_y - m_y for the true class, the other logits unchanged; a new (N, C). margins: (C,)."""
+    """z_y - m_y for the true class, the other logits unchanged; a new (N, C), at least float32. margins: (C,)."""
+    logits = wide(logits)  # bfloat16 would round a margin away: next to 4 it has steps of 0.016
     shift = logits.new_zeros(logits.shape).scatter(1, y[:, None], margins[y][:, None].to(logits.dtype))
     return logits - shift

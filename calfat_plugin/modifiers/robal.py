@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
 from calfat_plugin.errors import ModelError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
+from calfat_plugin.maths.losses import wide
 from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies, rarest_present, subtract_at_label
 from calfat_plugin.options import option
 
@@ -45,10 +46,10 @@ class RoBalLoss(ClientLoss):
     def attack_logits(self, logits: Tensor) -> Tensor:
         if not self.options.calibrate_inner:
             return logits
-        return calibrated_logits(self.options.scale * logits, self.log_prior, prior_weight=self.options.tau_b)
+        return calibrated_logits(self.margin_logits(logits), self.log_prior, prior_weight=self.options.tau_b)
 
     def margin_logits(self, logits: Tensor) -> Tensor:
-        return self.options.scale * logits
+        return self.options.scale * wide(logits)
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         scaled = self.options.scale * subtract_at_label(logits, y, self.margins)

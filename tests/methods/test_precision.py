@@ -167,6 +167,16 @@ def test_the_attack_in_bf16_reaches_the_divergence_of_fp32() -> None:
     assert reached[1] > 0.98 * reached[0] > 0
 
 
+@pytest.mark.parametrize("name", ["plain", "logitadj", "robal", "calibrated", "fedlc", "gear", "fedrs"])
+def test_a_modifier_adds_no_rounding_to_logits_in_bf16(name: str) -> None:
+    """A margin of 0.01 beside a logit of 4 is less than half a step of bfloat16."""
+    loss = build_modifier(name, **({"calibrate_inner": True} if name == "robal" else {})).bind(torch.tensor([9, 5, 1]))
+    logits, y = torch.tensor([[4.0, 0.3, -2.0], [0.5, 1.0, 0.1]], dtype=torch.bfloat16), torch.tensor([0, 2])
+    assert torch.equal(loss.cross_entropy(logits, y), loss.cross_entropy(logits.float(), y))
+    for seen in (loss.attack_logits, loss.kl_logits, loss.margin_logits):
+        assert torch.equal(seen(logits).float(), seen(logits.float()))
+
+
 def test_evaluation_is_in_fp32_whatever_training_is_in() -> None:
     types: set[torch.dtype] = set()
     model = TinyNet().eval()
