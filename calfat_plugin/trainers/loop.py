@@ -287,15 +287,16 @@ def _lengths(task: LocalTask) -> list[int]:
 def _full_gradient(work: _Work) -> dict[str, Tensor]:
     """Gradient of the mean loss over all of the client's data, weight decay included, at the model's weights.
 
-    Attacks and augmentation have streams of their own, normalisation statistics are put back, and the attack has a copy
-    of its memory: the training that follows is the same with and without this pass.
+    Attacks and augmentation have streams of their own, normalisation statistics and torch's global generators (dropout)
+    are put back, and the attack has a copy of its memory: the training that follows is the same with and without this
+    pass.
     """
     work = replace(work, memory=deepcopy(work.memory))
     task, model = work.task, work.task.model
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradient = {name: task.settings.weight_decay * parameter.detach() for name, parameter in parameters.items()}
     noise = generator(task.seed, "full gradient attack", round=task.round, client=task.client, device=task.device)
-    with buffers_kept(model):
+    with buffers_kept(model), torch.random.fork_rng(devices=_gpus(task)):
         for drawn in _one_epoch(task, "full gradient batches", 0):
             _gradient(work, _attacked(work, drawn, noise, moving=False))
             for name, parameter in parameters.items():
@@ -405,11 +406,15 @@ def _overfit(work: _Work, batch: TrainBatch) -> float | None:
 @contextmanager
 def _looking(work: _Work) -> Iterator[None]:
     """The model in evaluation mode; the global generators are put back afterwards, and what passes does not count."""
-    task, images = work.task, work.count.images
-    gpus = [task.device] if task.device.type == "cuda" else []
-    with attack_mode(task.model), torch.random.fork_rng(devices=gpus):
+    images = work.count.images
+    with attack_mode(work.task.model), torch.random.fork_rng(devices=_gpus(work.task)):
         yield
     work.count.images = images
+
+
+def _gpus(task: LocalTask) -> list[torch.device]:
+    """The GPU whose global generator training draws from, if any."""
+    return [task.device] if task.device.type == "cuda" else []
 
 
 def _climb(work: _Work, examples: Examples, x_nat: Tensor, y: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:

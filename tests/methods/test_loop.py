@@ -276,6 +276,23 @@ def test_the_full_gradient_is_that_of_all_data_and_changes_nothing() -> None:
         assert torch.allclose(seen[name], gradient + settings.weight_decay * parameter, atol=1e-6)
 
 
+def test_the_full_gradient_leaves_dropout_its_draws() -> None:
+    class Asking(LocalCorrection, ActiveCorrection):
+        wants_full_gradient = True
+
+        def begin(self, task: LocalTask) -> ActiveCorrection:
+            return self
+
+    def trained(**correction: LocalCorrection) -> Mapping[str, Tensor]:
+        net = TinyNet()
+        net.body.append(nn.Dropout())
+        torch.manual_seed(0)
+        state: Mapping[str, Tensor] = build_method("standard").fit(local_task(net, **correction)).state
+        return state
+
+    assert same_bits(trained(), trained(correction=Asking()))
+
+
 def test_the_full_gradient_is_of_what_is_trained_whether_or_not_the_loss_reaches_it() -> None:
     class Asking(LocalCorrection, ActiveCorrection):
         wants_full_gradient = True
