@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from calfat_plugin.aggregators.robust.base import Displacements
 from calfat_plugin.errors import RecipeError
 from calfat_plugin.interfaces import Aggregate, AggregationTask
 from calfat_plugin.results import LocalUpdate
@@ -253,6 +256,27 @@ def test_two_clients_are_too_few_for_krum() -> None:
         RecipeError, match=r"2 f \+ 3 = 3 clients a round, and 2 train .*; expected at least 3 clients\.$"
     ):
         experiment("fedpgd", {"name": "krum", "f": 0}, train_args={"client_num_in_total": 2})
+
+
+@pytest.mark.parametrize(("rule", "options"), RULES.items(), ids=RULES)
+def test_no_more_than_two_tensors_of_all_clients_are_widened_at_a_time(
+    rule: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is made while a loop still holds the one before."""
+    made: list[weakref.ref[Tensor]] = []
+    of = Displacements.of
+
+    def watched(moves: Displacements, name: str) -> Tensor:
+        assert sum(rows() is not None for rows in made) < 2
+        rows = of(moves, name)
+        made.append(weakref.ref(rows))
+        return rows
+
+    monkeypatch.setattr(Displacements, "of", watched)
+    start = {name: torch.zeros(3) for name in "abcde"}
+    updates = {i: LocalUpdate({name: torch.full((3,), float(i)) for name in start}, 1) for i in range(11)}
+    build_aggregator(rule, **options).combine(AggregationTask(start, updates, {}, list(start), 11, 1))
+    assert len(made) >= len(start)
 
 
 # --- buffers ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ class Krum(Aggregator):
         scores = krum_scores(moves.squared_distances(), f)
         chosen = scores.index(min(scores))
         metrics = {"tolerated": float(f), "selected": float(moves.clients[chosen])}
-        return moves.moved(moves.each(lambda rows: rows[chosen]), metrics=metrics)
+        own = moves.each(lambda rows: rows[chosen].clone())  # a view would keep the rows of all clients
+        return moves.moved(own, metrics=metrics)
 
 
 ENTRY = AggregatorEntry(
