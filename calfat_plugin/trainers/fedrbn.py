@@ -80,7 +80,7 @@ class FedRBNOptions:
         if self.role is not None:
             return self.role == "at"
         if self.roles is not None:
-            return self.roles.split()[client] == "at"
+            return self.roles.split()[client : client + 1] == ["at"]  # too few are refused, maybe after this was asked
         # 0.29 * 100 is 28.999999999999996; the slack makes it the 29 that was meant.
         before, after = (math.floor(self.at_fraction * count + 1e-9) for count in (client, client + 1))
         return after > before
@@ -290,22 +290,25 @@ def _received(broadcast: State) -> list[State]:
 
 def _check(options: FedRBNOptions, recipe: Recipe) -> None:
     clients = recipe.train.client_num_in_total
-    if options.role is not None:
-        picked = (recipe.trainer.options, *(group.recipe.trainer.options for group in recipe.clients))
-        if all(isinstance(other, FedRBNOptions) and other.role == "st" for other in picked):
-            text = "role: every client has the role st; expected others, in calfat.clients, with the role at."
-            raise OptionError(text)
-        return
     if options.roles is not None and len(options.roles.split()) != clients:
         raise OptionError(
             f"roles: got {len(options.roles.split())} roles in '{options.roles}', expected one for each of the "
             f"{clients} clients (train_args.client_num_in_total)."
         )
-    if not any(options.trains_adversarially(client) for client in range(clients)):
+    if options.role is None and not any(options.trains_adversarially(client) for client in range(clients)):
         raise OptionError(
             f"at_fraction: got {options.at_fraction:g}, which leaves none of the {clients} clients to train "
             f"adversarially; expected at least {1 / clients:g}."
         )
+    of_ids = {client: group.recipe.trainer.options for group in recipe.clients for client in group.ids or ()}
+    drawn = [group.recipe.trainer.options for group in recipe.clients if group.ids is None]  # of whom is not known here
+    if not any(
+        not isinstance(each, FedRBNOptions) or each.trains_adversarially(client)
+        for client in range(clients)
+        for each in (of_ids.get(client, recipe.trainer.options), *drawn)
+    ):
+        text = "role: every client has the role st; expected others, in calfat.clients, with the role at."
+        raise OptionError(text)
 
 
 ENTRY = TrainerEntry(

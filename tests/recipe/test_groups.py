@@ -261,6 +261,24 @@ FEDRBN = {"calfat__trainer": "fedrbn"}
             "calfat.clients, with the role at.",
         ),
         (
+            "{ids: 0-9, trainer: {name: fedrbn, role: st}}",
+            FEDRBN,
+            "--set calfat__trainer: calfat.trainer: role: every client has the role st; expected others, in "
+            "calfat.clients, with the role at.",
+        ),
+        (
+            "{ids: 9, trainer: {name: fedrbn, role: st}}",
+            {"calfat__trainer": {"name": "fedrbn", "at_fraction": 0.1}},
+            "--set calfat__trainer: calfat.trainer: role: every client has the role st; expected others, in "
+            "calfat.clients, with the role at.",
+        ),
+        (
+            "{ids: 0, trainer: {name: fedrbn, roles: at st}}",
+            FEDRBN,
+            "r.yaml:9: calfat.clients[0]: roles: got 2 roles in 'at st', expected one for each of the 10 clients "
+            "(train_args.client_num_in_total).",
+        ),
+        (
             "{ids: 0, trainer: {name: fedrbn, role: st, roles: at st}}",
             FEDRBN,
             "r.yaml:9: calfat.clients[0]: calfat.trainer: role and roles: both say who trains adversarially; keep one "
@@ -299,6 +317,8 @@ def test_methods_that_cannot_be_together_are_refused(group: str, settings: Any, 
         ("{ids: 0, trainer: standard}", {"calfat__aggregator": "sfat"}),
         ("{ids: 0, trainer: fedpgd}", {"calfat__trainer": "standard", "calfat__aggregator": "sfat"}),
         ("{ids: 0, trainer: {name: fedrbn, role: st}}", FEDRBN),
+        ("{ids: 0-8, trainer: {name: fedrbn, role: st}}", FEDRBN),
+        ("{share: 0.3, trainer: fedrbn}", {"calfat__trainer": {"name": "fedrbn", "role": "st"}}),
     ],
 )
 def test_methods_that_can_be_together_are_not_refused(group: str, settings: Any) -> None:
