@@ -13,6 +13,7 @@ from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
 from calfat_plugin.experiment.groups import check_groups, read_groups
+from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe, describe_options, parse_options, quoting_hint
 from calfat_plugin.recipe import schema
 from calfat_plugin.recipe.additions import ADDED, Additions
@@ -383,7 +384,23 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
     if awp is not None and awp.warmup >= rounds:
         at: KeyPath = (*experiment.trainer.path, "awp")
         yield from _useless(written, at, at, f"its warm-up of {awp.warmup} rounds leaves none of the {rounds} rounds")
+    yield from _too_late(experiment)
     yield from _bad_steps(experiment, trains)
+
+
+def _too_late(experiment: Experiment) -> Iterator[str]:
+    """A warning for each method and aggregator that is another one until its own part begins, and the run ends first.
+
+    Without a word such a run would be taken for one of FedGAIRAT and be one of FedPGD.
+    """
+    rounds, own = experiment.num_rounds, [group for group in experiment.clients if "trainer" in group.changed]
+    picked = [(plugin.path, plugin) for plugin in (experiment.trainer, experiment.aggregator)]
+    for path, plugin in (*picked, *((group.path, group.recipe.trainer) for group in own)):
+        options = plugin.options
+        first = options.warmup + 1 if isinstance(options, AWPOptions) else getattr(options, "start_round", 1)
+        if isinstance(first, int) and first > rounds:  # an option of a plugin may have that name, too
+            what = f"'{plugin.name}' begins to differ in round {first}, and the run has {rounds} rounds."
+            yield f"{experiment.document.place(path)}: {dotted(path)}: {what}"
 
 
 def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> Iterator[str]:

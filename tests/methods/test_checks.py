@@ -56,6 +56,31 @@ def test_refusals(trainer, aggregator, place, snapshot):
         experiment(trainer, aggregator)
 
 
+@pytest.mark.parametrize(
+    ("name", "late", "first"),
+    [
+        ("fedgairat", {"start_round": 3}, 3),
+        ("fedgairat", {}, 60),
+        ("fedawp", {"warmup": 2}, 3),
+        ("sfat", {"start_round": 3}, 3),
+    ],
+)
+def test_a_method_that_would_begin_after_the_run_draws_a_warning(name, late, first):
+    def warnings(options):
+        plugin = {"name": name, **options}
+        return experiment("fedpgd", plugin).warnings if name == "sfat" else experiment(plugin).warnings
+
+    place = "test.yaml:2: calfat.aggregator" if name == "sfat" else "test.yaml:1: calfat.trainer"
+    assert warnings(late) == (f"{place}: '{name}' begins to differ in round {first}, and the run has 2 rounds.",)
+    assert warnings({key: value - 1 for key, value in (late or {"start_round": 3}).items()}) == ()
+
+
+def test_a_groups_method_that_would_begin_after_the_run_draws_a_warning():
+    groups = [{"ids": 0, "trainer": "fedgairat"}, {"ids": 1, "epochs": 2}]
+    (warning,) = experiment("fedpgd", calfat__clients=groups).warnings
+    assert warning.endswith("calfat.clients[0]: 'fedgairat' begins to differ in round 60, and the run has 2 rounds.")
+
+
 def test_sfat_may_favour_all_clients_of_a_round():
     assert experiment("fedpgd", {"name": "sfat", "top": 3}).warnings == ()
 
