@@ -109,7 +109,9 @@ class UpdateHistory:
         experiment = self._experiment.trained_by(self._groups.get(client))
         settings, inner = experiment.train, experiment.threat.inner
         batches = settings.local_steps or settings.epochs * math.ceil(examples / settings.batch_size)
-        return max(1, batches * inner.entry.replays(inner.options))
+        if experiment.trains_attacked:  # a method without an attack takes one step, whatever the inner attack
+            batches = batches * inner.entry.replays(inner.options)
+        return max(1, batches)
 
     def named_share(self, *, attackers: bool) -> float | None:
         """Which share of the run's attackers, or of its other clients, was named so far; None where there are none."""

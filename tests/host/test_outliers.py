@@ -63,6 +63,13 @@ def test_replays_of_an_inner_attack_are_steps() -> None:
     assert named(rounds(history(), 10, norms), "large-update") == [0]
 
 
+def test_a_method_without_an_attack_takes_no_replays() -> None:
+    """Whatever the run's inner attack: else the others would seem to move eight times as far in a step."""
+    group = {"ids": "0-11", "trainer": "standard"}
+    seen = history(groups=[group], calfat__threat={"inner": "free"})
+    assert rounds(seen, 10, [*[1.0] * 12, *[8.0] * 8]) == ()
+
+
 ALIKE = [1.0, 1.01, 0.99, 1.02, 0.98]
 
 
