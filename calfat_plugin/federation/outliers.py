@@ -184,6 +184,7 @@ def attack_alarms(fell: Mapping[int, float], clients: int) -> tuple[str, ...]:
 
     Args:
         fell: client id to the number of images of its last batch for which it says so.
+        clients: how many of the round train by an attack.
     """
     if 2 * len(fell) <= clients:
         return ()

@@ -233,11 +233,13 @@ class Server:
         cosines = {client: cosine for client, cosine in zip(usable, moved.cosines, strict=True) if cosine == cosine}
         losses = {client: update.metrics.get("loss", math.nan) for client, update in usable.items()}
         num_examples = {client: update.num_examples for client, update in usable.items()}
+        unattacked = self._unattacked(usable)
+        with_attack = {client: update for client, update in usable.items() if client not in unattacked}
         alarms = (
             *self._updates.add(norms, cosines, num_examples),
             *weight_alarms(aggregate.weights, num_examples),
             *loss_alarms(_sent("loss", usable)),
-            *attack_alarms(_sent(FELL, usable), len(usable)),
+            *attack_alarms(_sent(FELL, with_attack), len(with_attack)),
             *overfit_alarms(_sent(OVERFIT, usable)),
         )
         for alarm in alarms:
@@ -352,11 +354,7 @@ class Server:
                         parameter_names=self._parameter_names,
                         num_clients=self.experiment.num_clients,
                         round=round,
-                        unattacked=frozenset(
-                            client
-                            for client in usable
-                            if not self.experiment.trained_by(self._groups.get(client)).trains_attacked
-                        ),
+                        unattacked=self._unattacked(usable),
                     )
                 )
                 check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
@@ -372,6 +370,11 @@ class Server:
             refused[furthest] = f"client {furthest}: with its update, {which}, {problem}"
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
+
+    def _unattacked(self, clients: Iterable[int]) -> frozenset[int]:
+        """Those of these clients whose method trains without an attack."""
+        trained_by, groups = self.experiment.trained_by, self._groups
+        return frozenset(client for client in clients if not trained_by(groups.get(client)).trains_attacked)
 
     def combined(self, task: AggregationTask) -> Aggregate:
         """What the aggregator makes of a round's updates, if it is an aggregate.

@@ -16,7 +16,7 @@ from calfat_plugin.results import FELL
 from calfat_plugin.testing.tiny import answered, balanced_model
 from calfat_plugin.trainers.base import AdversarialTrainer
 from calfat_plugin.trainers.batches import AttackBatch, TrainBatch
-from tests.methods.helpers import SETTINGS, build_modifier, local_task, train
+from tests.methods.helpers import SETTINGS, Federation, build_modifier, experiment, local_task, train
 
 
 class Attacking(AdversarialTrainer):
@@ -112,3 +112,17 @@ def test_the_server_raises_the_alarm_where_over_half_of_the_clients_say_so() -> 
         "attack-goes-down: the attacks of 2 of 3 clients lower the loss of the true label, that of client 3 for 30 "
         "images of its last batch",
     )
+
+
+def test_clients_without_an_attack_are_not_counted() -> None:
+    """Two of three train on clean images, and have nothing to say; what they claim all the same counts nothing."""
+    federation = Federation(experiment("fedpgd", calfat__clients=[{"ids": "0-1", "trainer": "standard"}]))
+    clients, downlink = federation.server.start_round(1), federation.server.downlink()
+    uploads = {c: (federation.worker.num_examples(c), federation.worker.fit(c, 1, downlink)) for c in clients}
+    said = "metric/" + FELL
+    uploads[0][1][said] = torch.tensor(99.0)
+    assert not any("attack-goes-down" in alarm for alarm in federation.server.finish_round(1, uploads).alarms)
+    uploads[2][1][said] = torch.tensor(12.0)
+    (alarm,) = (text for text in federation.server.finish_round(2, uploads).alarms if "attack-goes-down" in text)
+    assert "of 1 of 1 clients" in alarm
+    assert "that of client 2 for 12 images" in alarm
