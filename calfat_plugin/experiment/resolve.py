@@ -374,10 +374,11 @@ def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterat
     alpha, why = ("data_args", "partition_alpha"), f"the partition '{partition.name}' does not use it"
     if not partition.uses_alpha:
         yield from _useless(written, alpha, ("data_args", "partition_method"), why)
-    threat = experiment.threat
-    if not experiment.trains_attacked and threat.inner.name != "pgd":
+    threat, trained = experiment.threat, (experiment, *map(experiment.trained_by, experiment.clients))
+    attacks = [each.threat for each in trained if each.trains_attacked]  # a group may use what the others do not
+    if threat.inner.name != "pgd" and threat.inner not in [each.inner for each in attacks]:
         yield from _useless(written, _INNER, _INNER, f"the local trainer '{experiment.trainer.name}' does not attack")
-    elif threat.own_steps not in (None, threat.steps):
+    elif threat.own_steps not in (None, threat.steps) and all(each.own_steps is not None for each in attacks):
         why = f"the inner attack '{threat.inner.name}' takes {threat.own_steps} of its own"
         yield from _useless(written, ("calfat", "threat", "steps"), _INNER, why)
     awp, rounds = experiment.additions.awp, experiment.num_rounds

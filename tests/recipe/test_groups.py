@@ -180,6 +180,21 @@ def test_keys_of_a_group_without_effect_are_warned_of() -> None:
     assert [text.partition(": ")[2][:37] for text in short.warnings] == ["calfat.clients[0]: training of far: s"]
 
 
+@pytest.mark.parametrize(
+    ("group", "trainer", "useless"),
+    [
+        ("{ids: 0, trainer: fedpgd}", "standard", ["threat.steps"]),
+        ("{ids: 0, trainer: {name: fedpgd}, threat: {inner: pgd}}", "standard", ["threat.inner"]),
+        ("{ids: 0, threat: {inner: pgd}}", "fedpgd", []),
+        ("{ids: 0, threat: {inner: rs-fgsm}}", "fedpgd", ["threat.steps"]),
+        ("{ids: 0, epochs: 2}", "standard", ["threat.inner"]),
+    ],
+)
+def test_what_a_group_alone_uses_has_an_effect(group: str, trainer: str, useless: list[str]) -> None:
+    found = resolved(group, calfat__trainer=trainer, calfat__threat={"inner": "n-fgsm", "steps": 7}).warnings
+    assert [text.partition(": this key")[0].rpartition("calfat.")[2] for text in found] == useless
+
+
 def test_papers_of_groups_and_attackers_are_cited() -> None:
     texts = [
         citation.text for citation in resolved("{ids: 0, attacker: alie}", "{ids: 1, trainer: fedtrades}").citations()
