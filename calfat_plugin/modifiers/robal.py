@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calfat_plugin.entries import Citation, ModifierEntry, Preset
-from calfat_plugin.errors import ModelError
+from calfat_plugin.errors import ModelError, OptionError
 from calfat_plugin.interfaces import ClientLoss, LossModifier
 from calfat_plugin.maths.losses import wide
 from calfat_plugin.modifiers.priors import calibrated_logits, log_frequencies, rarest_present, subtract_at_label
@@ -14,6 +14,8 @@ from calfat_plugin.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from calfat_plugin.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,17 @@ def cosine_classifier(linear: nn.Linear, gamma: float) -> nn.Module:
     return CosineClassifier()
 
 
+def _check(options: RoBalOptions, recipe: Recipe) -> None:
+    """The cosine classifier, which has gamma in it, is part of the one model that all clients train."""
+    picked = (recipe.modifier.options, *(group.recipe.modifier.options for group in recipe.clients))
+    others = {other.gamma for other in picked if isinstance(other, RoBalOptions)} - {options.gamma}
+    if others:
+        raise OptionError(
+            f"gamma: got {options.gamma:g} beside {min(others):g} for other clients; expected the same for all, who "
+            "train one model."
+        )
+
+
 def _preset(help: str, **constants: float) -> Preset:
     cifar10_r = {"scale": 10.0, "m0": 0.1, "tau_b": 1.5, "tau_m": 0.3, "gamma": 1 / 32}
     return Preset(help, {**cifar10_r, **constants})
@@ -126,6 +139,7 @@ ENTRY = ModifierEntry(
     build=RoBal,
     config=RoBalOptions,
     reshapes=True,
+    check=_check,
     summary="cosine classifier, margins that grow with the class count, and the client's log class prior",
     formula="CE(s (cos_k - 1[k = y] m_y) + tau_b log pi_k, y), m_y = m0 + (tau_m / s) log(n_y / n_min)",
     citation=Citation(

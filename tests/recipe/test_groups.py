@@ -300,6 +300,12 @@ FEDRBN = {"calfat__trainer": "fedrbn"}
             "of the two.",
         ),
         (
+            "{ids: 0, trainer: {name: fedpgd, loss: {name: robal, preset: cifar100-r}}}",
+            {"calfat__trainer": {"name": "fedpgd", "loss": "robal"}},
+            "--set calfat__trainer: calfat.trainer.loss: gamma: got 0.03125 beside 0.0625 for other clients; expected "
+            "the same for all, who train one model.",
+        ),
+        (
             "{ids: 0, trainer: {name: fedrbn, at_fraction: 0.01}}",
             FEDRBN,
             "r.yaml:9: calfat.clients[0]: at_fraction: got 0.01, which leaves none of the 10 clients to train "
@@ -333,6 +339,10 @@ def test_methods_that_cannot_be_together_are_refused(group: str, settings: Any, 
         ("{ids: 0, trainer: fedpgd}", {"calfat__trainer": "standard", "calfat__aggregator": "sfat"}),
         ("{ids: 0, trainer: {name: fedrbn, role: st}}", FEDRBN),
         ("{ids: 0-8, trainer: {name: fedrbn, role: st}}", FEDRBN),
+        (
+            "{ids: 0, trainer: {name: fedpgd, loss: {name: robal, preset: cifar10-n}}}",
+            {"calfat__trainer": {"name": "fedpgd", "loss": "robal"}},
+        ),
         ("{share: 0.3, trainer: fedrbn}", {"calfat__trainer": {"name": "fedrbn", "role": "st"}}),
     ],
 )
