@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="as of calfat run")
     given = parser.parse_args(arguments)
     sets = [*given.set, *([f"calfat.runtime.threads={given.threads}"] if given.threads else [])]
-    report = Report(f"Workers: {given.name}", machine(torch.device("cpu")))
+    report = Report(f"Workers: {given.recipe.name}", machine(torch.device("cpu")))
     with tempfile.TemporaryDirectory() as folder:
         ways = Ways(Path(folder), given.recipe, [word for change in sets for word in ("--set", change)])
         names = {str(count) if count else "none": ways.way(count) for count in given.workers}
