@@ -39,7 +39,7 @@ from calfat_plugin.evaluators.autoattack.autoattack import AutoAttack, AutoAttac
 from calfat_plugin.evaluators.gradient import CW, PGD, CWOptions, PGDOptions
 from calfat_plugin.exact import parse_number
 from calfat_plugin.judging.battery import battery
-from calfat_plugin.judging.trial import Trial, share, trial
+from calfat_plugin.judging.trial import Trial, share
 from calfat_plugin.judging.verdict import TOLERANCE, Verdict, conclude, word_of
 from calfat_plugin.maths.intervals import wilson
 from calfat_plugin.report.numbers import bare_percent
@@ -186,7 +186,7 @@ def judged(case: Case) -> Found:
         return fresh()
 
     def begun(fresh: Callable[[], Judged]) -> Trial:
-        return trial(
+        return Trial(
             fresh(),
             test,
             num_classes=10,

@@ -23,6 +23,7 @@ from benchmarks import (
     loops,
     passes,
     round_overhead,
+    trust,
     work,
     workers,
 )
@@ -191,6 +192,16 @@ def test_workers_are_compared_with_the_run_in_one_process_and_bit_by_bit(
     assert [row[:3] for row in rows] == [["none", "12", "1"], ["1", "6", "2"], ["2", "4", "3"]]
     with pytest.raises(SystemExit, match="other bits than in the first run; workers: 2"):
         workers.main(words)
+
+
+@pytest.mark.parametrize("kind", ["RememberingForAll", "Plain"])
+def test_a_model_is_trained_judged_and_attacked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "TRUTH_STEPS", 1)
+    monkeypatch.setattr(trust, "TRUTH_ITERATIONS", 1)
+    found = trust.judged(trust.Case(kind, "0.1", seed=0, width=2, examples=12, epochs=1))
+    assert (found.kind, found.honest) == (kind, kind == "Plain")
+    assert 0 <= found.truth <= (found.worst or 1) <= 1
+    assert f"| `{kind}` | 0.1 | " in "\n".join(trust.table([found]))
 
 
 def only(monkeypatch: pytest.MonkeyPatch, *chosen: str) -> None:
