@@ -1,4 +1,4 @@
-"""Every benchmark runs, on sizes that measure nothing, and what it computes about its measurements is right."""
+"""Benchmarks run, on sizes that measure nothing, and what they compute about their measurements is right."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ from calfat_plugin.threat import ThreatModel
 from tests.environment import bare
 from tests.maths.stand_in import Cuda, cuda  # noqa: F401 (a fixture)
 from tests.runs.processes import ROOT
-
-# Code of our own with the names that the authors' fat.py and utils.py have.
 
 
 def tables(markdown: str) -> dict[str, list[list[str]]]:
@@ -115,7 +113,7 @@ def test_the_plain_loop_is_calfat(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(ours, plain, rtol=1e-2, atol=1e-2 * float(plain.abs().max()))
 
 
-# --- every benchmark runs ---------------------------------------------------------------------------------------------
+# --- benchmarks run ---------------------------------------------------------------------------------------------------
 
 
 def test_local_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +328,3 @@ def needed(*names: str) -> set[str]:
         found.add(name)
         waiting += [re.match(r"[\w.-]+", line)[0] for line in requirements if "extra ==" not in line]  # type: ignore[index]
     return found
-
-
-# --- trust ------------------------------------------------------------------------------------------------------------
