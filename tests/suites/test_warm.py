@@ -178,12 +178,23 @@ def test_a_suite_that_is_stopped_during_the_imports_does_not_wait_for_them(suite
     slow = "import sys, time; time.sleep(120)"
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-c", slow))
     plan, forked, fresh = suite
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    begun, outcomes = time.monotonic(), []
+    ready, waiting, outcomes = WarmProcess.ready, threading.Event(), []
+
+    def noting(self: WarmProcess, seconds: float) -> bool | None:
+        waiting.set()
+        return ready(self, seconds)
+
+    def stop() -> None:
+        if waiting.wait(60):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(WarmProcess, "ready", noting)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_all(plan(), 2, SuiteObserver(), outcomes)
-    timer.join()
+    thread.join()
     assert time.monotonic() - begun < 60
     assert (outcomes, forked) == ([], [])
     assert [process.returncode for process in fresh] == [-signal.SIGKILL]
