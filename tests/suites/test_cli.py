@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -194,10 +195,15 @@ def kill_the_suite_in(output: Path) -> None:
     (run,) = children(warm)
     first.kill()
     first.wait()
-    while any(
-        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (warm, run)
-    ):
-        time.sleep(0.02)  # until neither is there, but as a zombie
+    while any(is_there(pid) for pid in (warm, run)):
+        time.sleep(0.02)
+
+
+def is_there(pid: int) -> bool:
+    """Other than as a zombie, which has no command line."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    return False
 
 
 def children(pid: int) -> list[int]:
