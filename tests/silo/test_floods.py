@@ -32,8 +32,6 @@ from tests.snapshot import TextSnapshot
 
 METHOD = "/gRPCCommManager/sendMessage"
 
-# Opens connections from many addresses and holds them, in a process of its own, until its input ends.
-
 
 @contextmanager
 def silent_streams(

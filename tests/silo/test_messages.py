@@ -93,9 +93,8 @@ def test_any_json_is_refused_or_well_typed(fields: object, tensor: object) -> No
     assert read(len(header).to_bytes(8, "little") + header) is None
 
 
-@pytest.mark.parametrize("depth", [100_000])
-def test_deep_nesting_is_refused(depth: int) -> None:
-    header = b"[" * depth
+def test_deep_nesting_is_refused() -> None:
+    header = b"[" * 100_000
     assert read(len(header).to_bytes(8, "little") + header) is None
 
 
