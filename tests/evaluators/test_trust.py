@@ -406,11 +406,10 @@ def test_full_runs_what_a_clear_verdict_left_out(folder: Path, quick: None) -> N
     assert (every["full"], every["verdict"]["word"]) == (True, "not robust")
     assert call(*words, "--full", "--output", "whole.json")[0] == 0
     assert numbers(judged("plain-trust.json")) == numbers(judged("whole.json"))
-    changed = Path("plain-trust.json").stat().st_mtime
-    time.sleep(0.01)
+    os.utime("plain-trust.json", (0, 0))
     assert call(*words)[0] == 0
     again = judged("plain-trust.json")
-    assert Path("plain-trust.json").stat().st_mtime > changed
+    assert Path("plain-trust.json").stat().st_mtime > 0
     assert numbers(again) == numbers(every)
 
 
