@@ -301,7 +301,7 @@ def test_two_measurements_under_one_name_are_refused(label: str, twice: str, sna
     fog = entries.EvaluatorEntry("fog", build=dict, metrics={"ece": "calibration error"})
     plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [fog]), __name__="fog")
     recipe = f"calfat: {{threat: {{eps: 0.1}}, monitor: {{evaluators: [fog, {{name: natural, label: {label}}}]}}}}"
-    with snapshot.raises(CalfatError):
+    with snapshot.raises(CalfatError, twice):
         assemble(parse_document(recipe, "a.yaml"), Registry.load(entry_points=False, plugins=[plugin]))
 
 

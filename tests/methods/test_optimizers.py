@@ -258,7 +258,7 @@ class Own(AdversarialTrainer):
 def test_an_own_optimiser_that_contradicts_the_recipe_is_refused(
     own: Any, asked: dict[str, Any], what: str, snapshot: TextSnapshot
 ) -> None:
-    with snapshot.raises(PluginError):
+    with snapshot.raises(PluginError, what):
         Own(lambda parameters, task: own(parameters, lr=1.0)).fit(local_task(settings=settings(**asked)))
 
 
@@ -279,7 +279,7 @@ def test_a_correction_of_plain_steps_is_refused_beside_others(
     asked: dict[str, Any], found: str, snapshot: TextSnapshot
 ) -> None:
     correction = build_aggregator("scaffold").correction()
-    with snapshot.raises(PluginError):
+    with snapshot.raises(PluginError, found):
         trained(settings(**asked), "fedpgd", correction=correction)
     trained(settings(nesterov=True, has_schedule=True), "fedpgd", correction=correction)  # in both, variates know it
 
@@ -295,7 +295,7 @@ def test_a_correction_of_plain_steps_is_refused_beside_a_schedule_within_the_rou
 
 @pytest.mark.parametrize(("key", "value", "said"), [("client_optimizer", "adamw", "adamw"), ("max_grad_norm", 2, "2")])
 def test_scaffold_is_refused_before_the_run(key: str, value: Any, said: str, snapshot: TextSnapshot) -> None:
-    with snapshot.raises(RecipeError):
+    with snapshot.raises(RecipeError, key, said):
         experiment("fedpgd", "scaffold", **{f"train_args__{key}": value})
 
 

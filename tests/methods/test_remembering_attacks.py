@@ -129,7 +129,7 @@ def test_a_loss_that_leaves_the_images_out_is_said(snapshot: TextSnapshot) -> No
 )
 def test_what_free_leaves_no_place_for_is_refused(trainer: str, own: str, snapshot: TextSnapshot) -> None:
     discrete = {"weighting": "discrete"} if trainer == "fedgairat" else {}
-    with snapshot.raises(CalfatError):
+    with snapshot.raises(CalfatError, trainer, own):
         experiment({"name": trainer, **discrete}, calfat__threat__inner="free")
 
 
