@@ -152,7 +152,7 @@ def test_the_seconds_of_earlier_processes_count(warm: WarmServer, recipe: Path) 
     assert warm.run(*arguments, cwd=recipe.parent, **sabotage("training", 3)).code == -9
     rows = read_rounds(run / "rounds.csv")
     kept = (run / "rounds.csv").read_text()
-    (run / "rounds.csv").write_text(kept.replace(f",{rows[0]['seconds']},", ",5000.5,"))
+    (run / "rounds.csv").write_text(kept.replace(f",{rows[0]['seconds']},", ",5000.5,", 1))
     assert warm.run(*arguments, "--resume", cwd=recipe.parent).code == 0
     seconds = json.loads((run / "results.json").read_text())["seconds"]
     assert 5000.5 + float(rows[1]["seconds"]) < seconds < 5000.5 + TIMEOUT
