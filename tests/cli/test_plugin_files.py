@@ -260,7 +260,7 @@ def test_a_plugin_that_this_user_has_not_run_is_not_executed_unasked(command: tu
     ids=lambda each: each if isinstance(each, str) else each[0],
 )
 def test_it_is_executed_once_the_user_agrees_or_names_it_or_has_run_it(
-    command: tuple[str, ...], way: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], way: str, folder: Path
 ) -> None:
     """What then fails is the rest of the run directory, which is empty."""
     further: tuple[str, ...] = ("--trust-plugins",)

@@ -41,7 +41,6 @@ calfat:
   runtime: {threads: 1}
 """
 QUICK = ("--set", "autoattack.iterations=2", "--set", "autoattack.queries=10")
-SHAPES = "in_channels=1, image_size=(8, 8), num_classes=10"
 
 
 @pytest.fixture

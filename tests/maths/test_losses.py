@@ -21,7 +21,6 @@ COUNTS = torch.tensor([50, 30, 20, 0])
 Z = torch.tensor([[1.0, 2.0, 0.5, -1.0], [0.2, -0.3, 1.5, 0.1]])
 Z_ADV = torch.tensor([[0.5, 2.5, 0.0, -0.5], [0.6, 0.1, 0.4, 0.3]])
 Y = torch.tensor([0, 2])
-B = log_frequencies(COUNTS)
 
 
 PAPER, RELEASE = (CalibrationOptions(parameterisation=name) for name in ("paper", "release"))

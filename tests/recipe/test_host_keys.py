@@ -140,7 +140,7 @@ def test_a_shipped_recipe_draws_no_warning(file: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_suite_is_as_strict(tmp_path: Path) -> None:
+def test_a_suite_is_as_strict() -> None:
     Path("base.yaml").write_text(GOOD.replace("  epochs: 1", "  early_stopping: true"))
     Path("s.yaml").write_text(
         "base: base.yaml\nseeds: [0]\nmetrics: [natural]\n"

@@ -233,7 +233,7 @@ def test_bars_under_an_attack_that_no_curve_shows_say_so(
     assert "The curves" not in charts["classes_natural"][1]
 
 
-def test_an_attack_has_one_colour_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_has_one_colour_on_a_page(tmp_path: Path) -> None:
     """fgsm, pgd20 and natural are the curves; natural and pgd20 the bars."""
     path = run(tmp_path / "a", "calfat.monitor.evaluators=[fgsm, pgd20, natural]", fgsm=0.5, pgd20=0.3, natural=0.6)
     lines, bars = Figure(), Figure()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from calfat_plugin.disk import RESTORE
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.report.labels import method
 from calfat_plugin.report.reading import find_runs, read_run
@@ -20,8 +19,6 @@ from calfat_plugin.report.write import write_run_report
 from tests.report.made import CLASSES, COUNTS, change_json, made_run
 from tests.report.test_pages import FINAL, full_run
 from tests.snapshot import TextSnapshot
-
-REMEDY = f"The file is damaged or was changed by hand. {RESTORE}"
 
 
 def test_everything_of_a_finished_run(tmp_path: Path) -> None:

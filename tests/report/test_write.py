@@ -239,7 +239,7 @@ def lines(*names: str) -> Callable[[Figure], None]:
 
 
 def test_a_page_after_the_results_fails_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, no_figures: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     assert try_report(lambda: write_run_report(run), run, pytest.fail) == run / "report.html"

@@ -141,9 +141,7 @@ def test_a_changed_recipe_is_refused_by_name_and_loses_nothing() -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_lost_choice_runs_are_recorded_and_tried_again_where_all_were(
-    monkeypatch: pytest.MonkeyPatch, planned: Callable[[], SuitePlan]
-) -> None:
+def test_lost_choice_runs_are_recorded_and_tried_again_where_all_were(planned: Callable[[], SuitePlan]) -> None:
     write_suite(Path(), TWO_TRIES)
     keys = [("CalFAT", f"learning_rate {rate}", 100) for rate in (0.02, 0.05)]
     recipes = {run.key: digest(run.experiment) for run in planned().choosing.runs}

@@ -155,7 +155,7 @@ def test_a_record_carries_the_verdict_to_another_machine(judged, tmp_path, monke
     assert (found["CalFAT"], len(judged)) == ("holds (seed 0)", 1)
 
 
-def test_a_model_that_is_elsewhere_cannot_be_judged(judged, tmp_path):
+def test_a_model_that_is_elsewhere_cannot_be_judged(judged):
     call("--record", "record.csv")
     Path("runs").rename("moved")
     done = call("--record", "record.csv", "--trust", "--only", "FedPGD")
@@ -163,7 +163,7 @@ def test_a_model_that_is_elsewhere_cannot_be_judged(judged, tmp_path):
     assert done.stderr == ("warning: FedPGD seed 0 was run elsewhere, and its model is not here: it is not judged.\n")
 
 
-def test_a_record_without_verdicts_is_read(tmp_path):
+def test_a_record_without_verdicts_is_read():
     """As studies wrote it before rows had verdicts."""
     call("--record", "record.csv")
     with Path("record.csv").open() as file:
