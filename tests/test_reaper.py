@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -32,11 +33,6 @@ def kinds(processes: list[psutil.Process]) -> dict[psutil.Process, str]:
 
 def test_no_process_outlives_a_killed_pytest(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "in")]
-    environment = {**os.environ, "READY": str(tmp_path / "ready")}
-    with (tmp_path / "output.txt").open("wb") as output:
-        holder = subprocess.Popen(
-            [*command, "tests/holder.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
 
     def everything() -> list[psutil.Process]:
         assert holder.poll() is None, (tmp_path / "output.txt").read_text()
@@ -47,7 +43,13 @@ def test_no_process_outlives_a_killed_pytest(tmp_path: Path) -> None:
         there = all(any(kind in line for line in lines) for kind in KINDS)
         return processes if there and min(copies) >= 3 and (tmp_path / "ready").exists() else []
 
-    processes = wait_for(everything, "one of everything runs")
-    holder.kill()
-    holder.wait()
-    wait_for(lambda: not kinds(processes), "all have ended")
+    # What is killed leaves its temporary files; tmp_path would be too long for the sockets among them.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as left, (tmp_path / "output.txt").open("wb") as output:
+        environment = {**os.environ, "READY": str(tmp_path / "ready"), "TMPDIR": left}
+        holder = subprocess.Popen(
+            [*command, "tests/holder.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        processes = wait_for(everything, "one of everything runs")
+        holder.kill()
+        holder.wait()
+        wait_for(lambda: not kinds(processes), "all have ended")
