@@ -99,7 +99,7 @@ def test_a_run_keeps_that_state_in_its_directory(tmp_path, monkeypatch, no_page)
     assert sum(done) == sum(attacked)  # nothing twice
 
 
-def test_findings_are_written_and_the_state_continuesce_the_results_are_there(experiment, cnn_small, tmp_path):
+def test_findings_are_written_and_the_state_goes_once_the_results_are_there(experiment, cnn_small, tmp_path):
     server = Server(experiment, experiment.load_dataset(), torch.device("cpu"), RunObserver())
     run = RunDirectory.create(experiment, tmp_path / "run")
     evaluations = server.final_evaluation(run.evaluation)
