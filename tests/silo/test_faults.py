@@ -167,7 +167,11 @@ def test_peers_that_never_come(tmp_path: Path) -> None:
 def test_clients_of_a_server_that_fails_to_start_end_with_it(tmp_path: Path) -> None:
     """They do not wait for the server's deadline (200 s here), and say which server it was, and why."""
     with Federation(tmp_path, silo={"start_deadline": 8}) as federation:
-        federation.start(0, 1)
+        federation.options = ("--set", "calfat.silo.start_deadline=200")
+        federation.start(1)
+        wait_for(lambda: "waiting for the server" in federation.output(1), "the client waits")
+        federation.options = ()
+        federation.start(0)
         assert federation.exit_status(0) == 2
         assert federation.exit_status(1) == 2
         assert federation.output(1).splitlines()[-1] == (
