@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +30,7 @@ from calfat_plugin.registry import Registry
 from calfat_plugin.results import RoundRecord
 from calfat_plugin.testing.federation import TinyFederation
 from tests.flower.federation import RECIPE, MemoryGrid, digest
-from tests.silo.hostile import AGGREGATORS, BYTES, CARRIED, EXAMPLES, LIES, NAME, SENT, UPDATE, built, honest
+from tests.silo.hostile import AGGREGATORS, BYTES, CARRIED, EXAMPLES, EXECUTED, LIES, NAME, SENT, UPDATE, built, honest
 from tests.snapshot import TextSnapshot
 
 LIAR, CLIENTS = 1, 3
@@ -138,7 +137,7 @@ def test_bytes_that_hold_no_tensors_are_refused_as_from_a_silo(what: str, snapsh
     clients, reasons, _ = over_flower("fedavg", saying(data))
     assert clients == (0, 2)
     assert reasons == {LIAR: f"client 1: {peer_text(f'its message cannot be read: {peer_text(refused.value)}')}"}
-    assert not Path("/tmp/calfat-executed").exists()
+    assert not EXECUTED.exists()
     snapshot(reasons[LIAR])
 
 

@@ -45,12 +45,14 @@ def message(fields: dict[str, Any], tensors: dict[str, Any] | None = None, data:
     return len(header).to_bytes(8, "little") + header + data
 
 
+#: Made by whoever unpickles; of this process, always as long, for a snapshot shows what the length comes to.
+EXECUTED = Path(f"/tmp/calfat-{os.getpid():08}")
 #: In the place of an update from rank 2 to the server.
 _FIELDS = {"msg_type": UPDATE, "sender": 2, "receiver": 0, "num_samples": 9}
 BYTES: Mapping[str, bytes] = {
     "nothing": b"",
     "noise": random.Random(1).randbytes(5000),
-    "pickled": pickle.dumps(Payload(Path("/tmp/calfat-executed"))),
+    "pickled": pickle.dumps(Payload(EXECUTED)),
     "a header of gigabytes": GIGABYTES.to_bytes(8, "little") + b"{}",
     "tensors of gigabytes": message(_FIELDS, WEIGHTS),
     "broken off": message(_FIELDS)[:-7],
