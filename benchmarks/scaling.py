@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parser = command(__doc__)
     parser.add_argument("--clients", type=numbers, default=[5, 10, 50, 100, 500, 1000], help="of the federation")
-    parser.add_argument("--workers", type=numbers, default=sorted({1, 2, cores}), help="of `fedml run --workers`")
+    parser.add_argument("--workers", type=numbers, default=sorted({1, 2, cores}), help="of `calfat run --workers`")
     parser.add_argument("--epochs", type=numbers, default=[1, 2, 4])
     parser.add_argument("--steps", type=numbers, default=[1, 5, 10, 20], help="K, of the attack")
     parser.add_argument("--models", type=words, default=["cnn_small", "cnn_mcmahan", "cnn", "vgg8"])
