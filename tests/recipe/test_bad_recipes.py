@@ -261,4 +261,7 @@ def test_the_shortest_recipe_that_a_message_names_is_good(tmp_path: Path) -> Non
 
 
 def test_the_recipe_that_the_message_on_an_empty_file_names_is_there() -> None:
-    assert (RECIPES / "calfat_digits.yaml").is_file()
+    Path("r.yaml").touch()
+    named = re.search(r" in recipes/, such as (\S+)\.$", calfat("check", "r.yaml").err)
+    assert named is not None
+    assert (RECIPES / named[1]).is_file()
