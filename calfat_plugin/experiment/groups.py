@@ -55,16 +55,16 @@ def read_groups(
             {key: value for key, value in given.items() if key not in BESIDE},
             also=tuple(BESIDE),
         )
+        recipe = resolved(_with_group(without, document, path, given))
         at: KeyPath = path
         try:
             by = choosing_key(given)
             at = (*path, by)
-            ids = parsed_ids(given["ids"]) if by == "ids" else None
+            ids = parsed_ids(given["ids"], recipe.num_clients) if by == "ids" else None
         except OptionError as error:
             raise document.error(at, str(error)) from None
         if options.seed is not None and by != "share":
             raise document.error((*path, "seed"), "only a share is drawn; remove the key.")
-        recipe = resolved(_with_group(without, document, path, given))
         changed = tuple(key for key in ("trainer", "threat") if given.get(key) is not None)
         changed += ("inner",) if "inner" in (given.get("threat") or {}) else ()
         picked = attacker((*path, "attacker")) if given.get("attacker") is not None else None
@@ -106,16 +106,11 @@ def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], Abstrac
         attributed: lets errors about a plugin that are raised inside begin with its name.
 
     Raises:
-        RecipeError: ids that there are not, or of two groups; a group without clients; methods of different models; an
-            attacker across silos.
+        RecipeError: ids of two groups; a group without clients; methods of different models; an attacker across silos.
     """
     document, clients = experiment.document, experiment.num_clients
     owner: dict[int, str] = {}
     for group in experiment.clients:
-        beyond = [client for client in group.ids or () if client >= clients]
-        if beyond:
-            text = f"there is no client {beyond[0]}; the {clients} clients of train_args.client_num_in_total are 0 to"
-            raise document.error((*group.path, "ids"), f"{text} {clients - 1}.")
         for client in group.ids or ():
             if client in owner:
                 raise document.error((*group.path, "ids"), f"client {client} is in the group '{owner[client]}', too.")
@@ -193,7 +188,7 @@ def attackers_among(groups: Mapping[int, ClientGroup]) -> list[int]:
 def _chosen(experiment: Recipe, group: ClientGroup, index: int, free: list[int], sizes: Sequence[int]) -> Iterator[int]:
     options = group.options
     if group.ids is not None:
-        return iter([client for client in group.ids if client in free])
+        return iter(sorted({*group.ids}.intersection(free)))
     if options.share is None:
         count = options.smallest or options.largest or 0
         ordered = sorted(free, key=lambda client: sizes[client], reverse=options.largest is not None)

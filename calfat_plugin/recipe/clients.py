@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ BESIDE: Mapping[str, tuple[str, str]] = {
 OTHERS = "others"  #: what results call the clients of no group
 GROUPED = ("loss", "update_norm", "update_cosine")  #: of what ``rounds.csv`` has each group's mean
 CHOOSING = ("ids", "share", "smallest", "largest")
+
+_IDS = re.compile(r"\s*([0-9]{1,18})\s*(?:-\s*([0-9]{1,18})\s*)?")  # no longer than numbers that Python reads
 
 
 @dataclass(frozen=True)
@@ -43,26 +46,41 @@ class GroupOptions:
     learning_rate: float | None = option(None, low=0, open_low=True, help="as train_args.learning_rate")
 
 
-def parsed_ids(raw: Any) -> tuple[int, ...]:
+def parsed_ids(raw: Any, num_clients: int) -> tuple[int, ...]:
     """Client ids as a recipe writes them: ``3``, ``2-4`` or a list of these; ascending.
 
+    Args:
+        raw: what the recipe has.
+        num_clients: of the run; ids are below it.
+
     Raises:
-        OptionError: something else, or an id twice.
+        OptionError: something else, an id that no client has, or one twice.
     """
-    found: list[int] = []
+    found: set[int] = set()
     for item in raw if isinstance(raw, list) else [raw]:
-        first, dash, last = item.partition("-") if isinstance(item, str) else (item, "", "")
-        ends = [int(end) if isinstance(end, str) and end.strip().isdecimal() else end for end in (first, last or first)]
-        numbers = [end for end in ends if isinstance(end, int) and not isinstance(end, bool) and end >= 0]
-        if len(numbers) < 2 or (dash and not last) or numbers[0] > numbers[1]:
-            raise OptionError(f"got {describe(item)}, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
-        found += range(numbers[0], numbers[1] + 1)
-    twice = {client for client in found if found.count(client) > 1}
-    if twice:
-        raise OptionError(f"client {min(twice)} is listed twice.")
+        first, last = _ends(item)
+        if last >= num_clients:  # before the range is made, which may be of any length
+            raise OptionError(
+                f"there is no client {max(first, num_clients)}; the {num_clients} clients of "
+                f"train_args.client_num_in_total are 0 to {num_clients - 1}."
+            )
+        ids = range(first, last + 1)
+        if twice := found.intersection(ids):
+            raise OptionError(f"client {min(twice)} is listed twice.")
+        found.update(ids)
     if not found:
         raise OptionError("got an empty list, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
     return tuple(sorted(found))
+
+
+def _ends(item: Any) -> tuple[int, int]:
+    """First and last id of ``3`` or ``2-4``."""
+    if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+        return item, item
+    written = _IDS.fullmatch(item) if isinstance(item, str) else None
+    if written is None or int(written[1]) > int(written[2] or written[1]):
+        raise OptionError(f"got {describe(item)}, expected client ids such as 3, 2-4 or [0, 1, 5-7].")
+    return int(written[1]), int(written[2] or written[1])
 
 
 def choosing_key(given: Mapping[str, Any]) -> str:

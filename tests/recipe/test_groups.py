@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from calfat_plugin.entries import TrainerEntry
-from calfat_plugin.errors import CalfatError, RecipeError
+from calfat_plugin.errors import CalfatError, OptionError, RecipeError
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.hookspecs import hookimpl
 from calfat_plugin.recipe.clients import GROUPED, parsed_ids
@@ -57,7 +57,18 @@ def members(experiment: Experiment, labels: Any = None) -> dict[str, list[int]]:
     [("3", (3,)), ("2-4", (2, 3, 4)), ("[0, 1]", (0, 1)), ("[7, 0, 2-4]", (0, 2, 3, 4, 7)), ("'5 - 6'", (5, 6))],
 )
 def test_ids_are_numbers_and_ranges(written: str, ids: tuple[int, ...]) -> None:
-    assert parsed_ids(yaml.safe_load(written)) == ids
+    assert parsed_ids(yaml.safe_load(written), 10) == ids
+
+
+@pytest.mark.parametrize("written", ["0-999999999999999", "9" * 5000], ids=["a range", "digits"])
+def test_ids_of_any_length_are_refused_at_once(written: str) -> None:
+    with pytest.raises(OptionError):
+        parsed_ids(written, 10)
+
+
+def test_many_ids_take_no_time() -> None:
+    """Not the square of their number: that would be minutes."""
+    assert len(parsed_ids("0-199999", 200_000)) == 200_000
 
 
 def test_the_first_group_that_chooses_a_client_has_it() -> None:
