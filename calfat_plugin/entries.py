@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from calfat_plugin.errors import PluginError, listed
+from calfat_plugin.errors import PluginError, listed, one_line
 from calfat_plugin.options import NoOptions, describe_options
 from calfat_plugin.results import FELL, OVERFIT, PASSES
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
+_BUILD = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 class _Typed:
@@ -178,18 +179,28 @@ class Entry(_Typed):
         """Return the class or factory, importing it where ``build`` is a text.
 
         Raises:
-            PluginError: when the text does not name something that can be imported.
+            PluginError: when the text does not name something that can be imported and called.
         """
         if callable(self.build):
             return self.build
+        if not _BUILD.fullmatch(self.build):
+            raise PluginError(
+                f"{self.kind} '{self.name}' cannot be built: its build is {self.build!r}; expected package.module:Name."
+            )
         module_name, _, attribute = self.build.partition(":")
         try:
-            target: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+            target = getattr(importlib.import_module(module_name), attribute)
         except (ImportError, AttributeError) as error:
             raise PluginError(
                 f"{self.kind} '{self.name}' cannot be built: {self.build!r} does not import ({error})."
             ) from error
-        return target
+        if not callable(target):
+            raise PluginError(
+                f"{self.kind} '{self.name}' cannot be built: {self.build!r} is {one_line(target)}; expected a class or "
+                "a function."
+            )
+        made: Callable[..., Any] = target
+        return made
 
 
 @dataclass(frozen=True)

@@ -145,13 +145,29 @@ def test_a_text_is_imported_when_a_run_needs_it() -> None:
     [
         ("no_such_package:Thing", "No module named 'no_such_package'"),
         ("collections:NoSuch", "module 'collections' has no attribute 'NoSuch'"),
-        ("collections", "module 'collections' has no attribute ''"),
     ],
 )
 def test_a_text_that_names_nothing_is_reported(build: str, reason: str) -> None:
     with pytest.raises(PluginError) as raised:
         TrainerEntry("t", build=build).load()
     assert str(raised.value) == f"local trainer 't' cannot be built: '{build}' does not import ({reason})."
+
+
+@pytest.mark.parametrize("build", ["collections", "collections:", ":Thing", ".collections:OrderedDict", "a b:C"])
+def test_so_is_a_text_of_another_form(build: str) -> None:
+    with pytest.raises(PluginError) as raised:
+        TrainerEntry("t", build=build).load()
+    assert str(raised.value) == (
+        f"local trainer 't' cannot be built: its build is '{build}'; expected package.module:Name."
+    )
+
+
+def test_so_is_what_cannot_be_called() -> None:
+    with pytest.raises(PluginError) as raised:
+        TrainerEntry("t", build="math:pi").load()
+    assert str(raised.value) == (
+        "local trainer 't' cannot be built: 'math:pi' is 3.141592653589793; expected a class or a function."
+    )
 
 
 # --- what entries say about recipes -----------------------------------------------------------------------------------
