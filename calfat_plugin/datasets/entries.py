@@ -39,6 +39,8 @@ class FolderOptions(SubsetOptions):
     )
 
     def __post_init__(self) -> None:
+        if self.channels == 2:
+            raise OptionError("got 2 (int), expected 1 or 3.", ("channels",))
         if self.crop_padding >= self.size:
             raise OptionError(
                 f"crop_padding: got {self.crop_padding}, expected less than size, {self.size}; crops would be black."
