@@ -77,7 +77,7 @@ class Experiment(Recipe):
             labels: (N,) training labels, by which clients are the smallest or the largest.
 
         Raises:
-            RecipeError: a group has no client, or fewer than it asks for.
+            RecipeError: a group has no client, or fewer than it asks for, or every client is an attacker.
         """
         if not self.clients:
             return {}

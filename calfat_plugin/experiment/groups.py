@@ -108,7 +108,7 @@ def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], Abstrac
     Raises:
         RecipeError: ids of two groups; a group without clients; methods of different models; an attacker across silos.
     """
-    document, clients = experiment.document, experiment.num_clients
+    document = experiment.document
     owner: dict[int, str] = {}
     for group in experiment.clients:
         for client in group.ids or ():
@@ -128,9 +128,7 @@ def check_groups(experiment: Recipe, attributed: Callable[[Plugin[Any]], Abstrac
         _check_shape(experiment, group)
         _check_method(experiment, group, attributed)
     if not any(getattr(group.options, key) for group in experiment.clients for key in _SIZES):
-        members = members_of(experiment, ())
-        if len(members) == clients and all(group.attacker for group in members.values()):
-            raise document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
+        members_of(experiment, ())  # for its errors
 
 
 def _check_method(
@@ -168,7 +166,7 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
         sizes: training examples of each client; needed only for ``smallest`` and ``largest``.
 
     Raises:
-        RecipeError: a group has no client, or fewer than it asks for.
+        RecipeError: a group has no client, or fewer than it asks for, or every client is an attacker.
     """
     found: dict[int, ClientGroup] = {}
     for index, group in enumerate(experiment.clients):
@@ -177,6 +175,8 @@ def members_of(experiment: Recipe, sizes: Sequence[int]) -> dict[int, ClientGrou
         if not chosen:
             raise _refused(experiment, group, "no client is left for this group: those above have them all.")
         found |= dict.fromkeys(chosen, group)
+    if len(found) == experiment.num_clients and all(group.attacker for group in found.values()):
+        raise experiment.document.error(CLIENTS, "every client is an attacker; expected at least one that is not.")
     return dict(sorted(found.items()))
 
 

@@ -251,6 +251,14 @@ def test_too_many_of_the_smallest_are_refused_once_the_data_are_read() -> None:
     assert str(refused.value) == "r.yaml:10: calfat.clients[1]: it asks for 3 clients, and 2 are in no group above."
 
 
+def test_so_are_attackers_alone() -> None:
+    attackers = resolved("{smallest: 10, attacker: sign_flip}")
+    with pytest.raises(RecipeError) as refused:
+        attackers.client_groups(np.zeros(100, dtype=np.int64))
+    text = "calfat.clients: every client is an attacker; expected at least one that is not."
+    assert str(refused.value) == f"r.yaml:8: {text}"
+
+
 def test_sizes_are_refused_where_nobody_knows_them(snapshot: TextSnapshot) -> None:
     with snapshot.raises(RecipeError):
         resolved(
