@@ -130,7 +130,7 @@ def run(
     from calfat_plugin.runs import session
 
     document = Document("recipe", _as_read(recipe)) if isinstance(recipe, Mapping) else read_document(recipe)
-    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(_as_read(set or {}))}
+    values = {f"set {key}={one_line(value)}": (key, value) for key, value in _dotted(_as_read(set or {}), document)}
     if seed is not None:
         values[f"seed={one_line(seed)}"] = "common_args.random_seed", seed
     if download:
@@ -282,11 +282,18 @@ def load_dataset(
     return assemble(document, Registry.for_recipe(document)).load_dataset()
 
 
-def _dotted(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of all that sections hold, level by level; a plugin with its options is one value."""
+def _dotted(values: Mapping[str, Any], document: Document, within: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of all that sections hold, level by level; a plugin with its options is one value.
+
+    So is an empty section that the recipe lacks: it may switch something on, as ``ema`` does.
+    """
     for key, value in values.items():
+        path = within + key
         is_section = isinstance(value, Mapping) and "." not in key and not (within and "name" in value)
-        yield from _dotted(value, f"{within}{key}.") if is_section else ((within + key, value),)
+        if is_section and (value or not within or document.get(tuple(path.split("."))) is not None):
+            yield from _dotted(value, document, f"{path}.")
+        else:
+            yield path, value
 
 
 def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:

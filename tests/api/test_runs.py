@@ -182,6 +182,27 @@ def test_sections_set_their_keys_and_a_plugin_takes_the_place_of_another(monkeyp
     assert (nested.name, nested.trainer.name, nested.monitor.every) == ("mine", "fedpgd", 2)
 
 
+def test_an_empty_section_is_one_where_there_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ema: {}`` switches the average on, with its defaults; an empty section leaves what the recipe has."""
+    seen: list[Experiment] = []
+
+    def stop(request: Request) -> None:
+        seen.append(request.experiment)
+        raise calfat.RunError("seen")
+
+    monkeypatch.setattr(RunDirectory, "open", stop)
+    ours = {"trainer": {"name": "fedpgd"}, "threat": {"eps": 0.1}}
+    with pytest.raises(calfat.RunError, match="seen"):
+        calfat.run(
+            {"model_args": {"model": "cnn_small"}, "calfat": ours},
+            set={"train_args": {}, "calfat": {"ema": {}, "threat": {}, "trainer": {"awp": {}}}},
+        )
+    (found,) = seen
+    assert found.ema is not None
+    assert found.additions.awp is not None
+    assert (found.trainer.name, float(found.threat.eps)) == ("fedpgd", 0.1)
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_one_plugin_file_need_not_stand_in_a_list(kind: type) -> None:
     with pytest.raises(calfat.PluginError, match=r"^--plugin margin_fat\.py: no such file\.$"):
