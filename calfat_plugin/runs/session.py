@@ -232,8 +232,8 @@ class Listeners:
     @classmethod
     def of(cls, experiment: Experiment, warn: Callable[[str], None]) -> Listeners:
         """Everyone who listens to a run of ``experiment``; a logger that cannot be built is reported and left out."""
-        registry = experiment.registry
-        listeners = cls(((f"plugin {plugin} ({provider})", plugin) for provider, plugin in registry.listeners()), warn)
+        installed = experiment.registry.listeners()
+        listeners = cls(((f"plugin {who.plugin} ({who})", plugin) for who, plugin in installed), warn)
         for pick in experiment.loggers:
             name = f"logger '{pick.label}'"
             with listeners._reporting(name, "is not used"):

@@ -144,6 +144,19 @@ def test_a_logger_hears_only_of_runs_that_name_it_and_a_plugin_of_all() -> None:
     assert plugin.heard == ["started", "started"]
 
 
+def test_a_plugin_is_named_as_where_it_is_listed() -> None:
+    class Fails:
+        @hookimpl
+        def calfat_run_started(self) -> None:
+            raise OSError("the disk is full")
+
+    registry = Registry.load(entry_points=False, plugins=[Fails()])
+    found, warnings = assemble(parse_document(RECIPE, "made.yaml"), registry), list[str]()
+    Listeners.of(found, warnings.append).run_started(RUN)
+    failed = "failed in calfat_run_started and is off for this run: OSError: the disk is full"
+    assert warnings == [f"plugin Fails (passed in Fails) {failed}"]
+
+
 def test_a_logger_that_cannot_be_built_is_left_out_with_a_warning() -> None:
     def build(options: Any) -> Recorder:
         raise RuntimeError("no server")
