@@ -15,7 +15,7 @@ import pluggy
 from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
-from calfat_plugin.errors import RunError
+from calfat_plugin.errors import PluginError, RunError
 from calfat_plugin.experiment import Experiment
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.federation.server import Server, Snapshot
@@ -268,6 +268,8 @@ class Listeners:
         manager.add_hookspecs(hookspecs)
         manager.register(plugin)
         manager.check_pending()
+        if not manager.get_hookcallers(plugin):
+            raise PluginError("it implements no hook of a run's life; is @hookimpl missing?")
         self._managers[name] = manager
 
     def _call(self, hook: str, **arguments: Any) -> None:

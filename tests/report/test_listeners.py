@@ -178,6 +178,17 @@ def test_a_logger_with_a_misspelt_hook_is_left_out_with_a_warning() -> None:
     assert warning.startswith("logger 'chat' is not used: PluginValidationError: unknown hook 'calfat_run_finishd'")
 
 
+def test_a_logger_without_a_hook_is_left_out_with_a_warning() -> None:
+    class Unmarked:
+        def calfat_run_finished(self) -> None:
+            """Never called: it lacks @hookimpl."""
+
+    warnings: list[str] = []
+    Listeners.of(experiment(Offers(lambda options: Unmarked()), "calfat.loggers=[chat]"), warnings.append)
+    complaint = "it implements no hook of a run's life; is @hookimpl missing?"
+    assert warnings == [f"logger 'chat' is not used: PluginError: {complaint}"]
+
+
 # --- what loggers leave behind ----------------------------------------------------------------------------------------
 
 
