@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from calfat_plugin.exact import StepSize, parse_number
+from calfat_plugin.inner_attacks.atas import ENTRY as ATAS
 from calfat_plugin.recipe.training import COSINE
 
 #: Keys of the places of plugin files; their SHA-256 says whether they are the same.
@@ -29,7 +30,8 @@ FREE = (
 )
 _SHOWN = 3  # keys that a message names
 _REASONS = {
-    _ROUNDS: "A cosine schedule ends with the rounds, so the finished ones would have had other learning rates",
+    _ROUNDS: "A cosine schedule ends with the rounds, and atas draws nothing anew in the last of them, so the finished "
+    "ones would have been others",
     "calfat.runtime.threads": "A different number of threads changes the order of sums, "
     "so the last bits of the result would differ",
     "calfat.runtime.precision": "Rounds in different arithmetic would make a model of neither",
@@ -42,18 +44,28 @@ def same_but_rounds(first: Mapping[str, Any], second: Mapping[str, Any]) -> list
 
     The others may only follow from these: a partition method has keys of its own.
 
-    The number of rounds may differ, since a resumed run can go further, unless a cosine schedule ends with them; and so
-    may what says where and with whom a run is made rather than what it is.
+    The number of rounds may differ, since a resumed run can go further, unless finished rounds depend on it; and so may
+    what says where and with whom a run is made rather than what it is.
     """
     flat_first, flat_second = flat(first), flat(second)
     if comparable(first).get(STEP_SIZE) == comparable(second).get(STEP_SIZE):
         flat_first[STEP_SIZE] = flat_second[STEP_SIZE] = None
     every = sorted(set(flat_first) | set(flat_second))
-    free = FREE if COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) else (*FREE, _ROUNDS)
+    shorter = min(flat_first, flat_second, key=lambda recipe: recipe.get(_ROUNDS, 0))
+    depends = COSINE in (flat_first.get(_SCHEDULE), flat_second.get(_SCHEDULE)) or _spares_its_last_round(shorter)
+    free = FREE if depends else (*FREE, _ROUNDS)
     keys = [key for key in every if not (key.startswith(free) or PLUGIN_PLACE.fullmatch(key))]
     missing = object()
     different = [key for key in keys if flat_first.get(key, missing) != flat_second.get(key, missing)]
     return sorted(different, key=lambda key: flat_first.get(key) is None or flat_second.get(key) is None)
+
+
+def _spares_its_last_round(recipe: Mapping[str, Any]) -> bool:
+    """Whether ATAS, in training or in that of a group, goes on in the last round with what a longer run draws anew."""
+    groups = (flat(group) for group in recipe.get("calfat.clients") or ())
+    attacks = [(recipe, "calfat.threat.inner."), *((group, "threat.inner.") for group in groups)]
+    resets = [keys.get(f"{at}reset") for keys, at in attacks if keys.get(f"{at}name") == ATAS.name]
+    return any(reset and recipe[_ROUNDS] % reset == 0 for reset in resets)
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str], when: str) -> str:

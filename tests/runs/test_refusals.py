@@ -163,6 +163,29 @@ def test_another_number_of_rounds_of_a_cosine(tmp_path: Path, snapshot: TextSnap
         )
 
 
+@pytest.mark.parametrize(
+    ("setting", "rounds", "refused"),
+    [
+        ("threat.inner={name: atas, reset: 2}", 4, True),
+        ("threat.inner={name: atas, reset: 2}", 3, False),
+        ("clients=[{ids: 0, threat: {inner: {name: atas, reset: 4}}}]", 4, True),
+        ("threat.inner=free", 4, False),
+    ],
+)
+def test_more_rounds_after_one_that_would_have_drawn_anew(
+    setting: str, rounds: int, refused: bool, tmp_path: Path
+) -> None:
+    """In the last round alone ATAS goes on with the changes that it has: so a run of more rounds is another one."""
+    overrides = (f"calfat.{setting}", f"train_args.comm_round={rounds}")
+    run = RunDirectory(made_run(tmp_path / "run", *overrides))
+    run.check_same(experiment(*overrides))
+    longer = experiment(*overrides, "train_args.comm_round=9")
+    if not refused:
+        return run.check_same(longer)
+    with pytest.raises(RunError, match=f"comm_round: {rounds} when started, 9 now. .* atas draws nothing anew in"):
+        run.check_same(longer)
+
+
 def test_another_number_of_threads(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     snapshot(refused(warm, folder, *RUN, "--resume", "--set", "calfat.runtime.threads=2"))
 
