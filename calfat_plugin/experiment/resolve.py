@@ -349,7 +349,7 @@ def _refuse_twin_columns(experiment: Experiment) -> None:
                 f"the label '{plugin.label}' is the name of a column {taken} in rounds.csv; give it another 'label'.",
             )
     columns = [*experiment.metric_columns, *labels]
-    for column in {"train", "server"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
+    for column in {"train", "server", "group"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
         raise document.error(
             _MONITORED, f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'."
         )

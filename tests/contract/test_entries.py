@@ -312,7 +312,7 @@ def test_a_metric_needs_a_name_that_is_free(kind: type[entries.Entry], metric: s
     assert str(raised.value) == text.format(rule=rule)
 
 
-@pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("fog/ece", "fog/ece")])
+@pytest.mark.parametrize(("label", "twice"), [("train", "train"), ("group", "group"), ("fog/ece", "fog/ece")])
 def test_two_measurements_under_one_name_are_refused(label: str, twice: str, snapshot: TextSnapshot) -> None:
     fog = entries.EvaluatorEntry("fog", build=dict, metrics={"ece": "calibration error"})
     plugin = SimpleNamespace(calfat_evaluators=hookimpl(lambda: [fog]), __name__="fog")
