@@ -42,9 +42,16 @@ class Experiment(Recipe):
     registry: Registry
 
     @property
-    def training_step_problem(self) -> str:
-        """Why the attack of training searches its ball badly; empty where it need not, and without an attack."""
-        return self.threat.step_problem() if self.trains_attacked and self.threat.own_steps is None else ""
+    def training_step_problems(self) -> dict[str, list[tuple[KeyPath, str]]]:
+        """Why the attack of training, or of a group's, searches its ball badly, to (key, whose training) of each."""
+        everyone: list[tuple[KeyPath, str, Experiment]] = [(("calfat", "threat"), "training", self)]
+        everyone += [(each.path, f"training of {each.name}", self.trained_by(each)) for each in self.clients]
+        found: dict[str, list[tuple[KeyPath, str]]] = {}
+        for path, whose, trained in everyone:
+            steps = trained.trains_attacked and trained.threat.own_steps is None
+            if steps and (problem := trained.threat.step_problem()):
+                found.setdefault(problem, []).append((path, whose))
+        return found
 
     @property
     def trains_attacked(self) -> bool:

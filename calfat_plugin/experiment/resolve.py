@@ -416,11 +416,8 @@ def _useless(written: Document, key: KeyPath, chosen_at: KeyPath, why: str) -> I
 def _bad_steps(experiment: Experiment, trains: bool) -> Iterator[str]:
     """A warning for each way in which steps do not fit eps, with all whom it is about: training and evaluators."""
     found: dict[str, tuple[KeyPath, list[str]]] = {}
-    if trains and experiment.training_step_problem:
-        found[experiment.training_step_problem] = ("calfat", "threat"), ["training"]
-    for group in experiment.clients if trains else ():
-        if problem := experiment.trained_by(group).training_step_problem:
-            found.setdefault(problem, (group.path, []))[1].append(f"training of {group.name}")
+    for problem, training in experiment.training_step_problems.items() if trains else ():
+        found[problem] = training[0][0], [whose for _, whose in training]
     for plugin in (*experiment.evaluators, *(experiment.monitor.evaluators if trains else ())):
         own = plugin.options
         problem = own.threat(experiment.threat).step_problem() if isinstance(own, PGDOptions) else ""

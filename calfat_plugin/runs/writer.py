@@ -145,8 +145,8 @@ class RunWriter:
                 "many."
             )
             alarms.append(Alarm("test-images-used", text, ()))
-        if problem := experiment.training_step_problem:  # the attack of training searches its ball badly
-            alarms.append(Alarm(STEP_SIZE, f"training: {problem}", ()))
+        for problem, training in experiment.training_step_problems.items():
+            alarms.append(Alarm(STEP_SIZE, f"{', '.join(whose for _, whose in training)}: {problem}", ()))
         self.directory.write_json(
             self.directory.results,
             {

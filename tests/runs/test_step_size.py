@@ -13,6 +13,7 @@ from calfat_plugin.exact import exact_text
 from calfat_plugin.experiment import Experiment, assemble, same_but_rounds
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.registry import Registry
+from tests.report.made import made_run
 from tests.runs.processes import RECIPE, WarmServer
 
 REGISTRY = Registry.load(entry_points=False)
@@ -74,6 +75,14 @@ def test_warnings_name_all_whom_a_bad_step_concerns() -> None:
         found = experiment(absolute, evaluators, **how).warnings
         assert found == (f"mine.yaml:4: calfat.evaluators[4]: {labels}: {SHORT}", tiny)
     assert experiment("{eps: 0.3, step_size: eps/2, steps: 2}", EVALUATORS).warnings == ()
+
+
+def test_the_alarms_of_a_run_are_about_groups_too(tmp_path: Path) -> None:
+    overrides = ("calfat.threat={eps: 0.1}", "calfat.clients=[{ids: 0, threat: {eps: 0.3, step_size: 0.05, steps: 2}}]")
+    results = json.loads((made_run(tmp_path / "run", *overrides, final={"natural": 0.9}) / "results.json").read_text())
+    assert [alarm["text"] for alarm in results["alarms"] if alarm["code"] == "step-size"] == [
+        f"training of group1: {SHORT}"
+    ]
 
 
 def test_an_absolute_step_of_before_is_the_same_recipe() -> None:
