@@ -187,6 +187,9 @@ class _Reader:
         name = getattr(default, what.named_by[1]) if name is None else name
         options = section_at(self.document, path)
         if what.kind is entries.ModelEntry and ":" in name:
+            if not all(name.partition(":")):
+                text = f"got '{name}', expected the name of a model, or package.module:factory of your own."
+                raise self.document.error(what.named_by, text)
             return self._own_model(path, name, options)
         return self._resolved(path, what.kind, name, options, name_at=what.named_by)
 
