@@ -10,14 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from calfat_plugin import RecipeError, __version__, load_model
 from calfat_plugin.cli.fedml import is_ours
+from calfat_plugin.cli.main import main
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.recipe.plugin_files import plugin_files, with_plugins
-from tests.cli.runner import RECIPES, Ended, calfat
+from tests.cli.runner import RECIPES, ROOT, Ended, calfat
 from tests.contract.distributions import install
 from tests.runs.test_stop import Terminal
 from tests.snapshot import TextSnapshot
@@ -330,6 +332,15 @@ def test_where_nothing_can_be_noted_the_user_is_asked_again(folder: Path, monkey
 
 def test_fedml_run_takes_it_too() -> None:
     assert is_ours(["run", *FLAG, "r.yaml"])
+
+
+def test_the_page_names_all_commands_that_take_it() -> None:
+    page = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8").partition("\n## A plugin in one file\n")[2]
+    named = re.findall("`(?:calfat )?([a-z-]+)`", page[: page.index("; it can be repeated")].replace("`fedml run`", ""))
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    taking = [name for name, each in commands.items() if each and any("--plugin" in o.opts for o in each.params)]
+    assert sorted(named) == sorted(taking)
 
 
 def test_a_file_called_like_a_module_is_refused() -> None:
