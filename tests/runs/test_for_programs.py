@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from calfat_plugin import rounds_csv
 from calfat_plugin.results import RESULTS_FORMAT, EvaluationResult
 from calfat_plugin.runs.directory import CHECKPOINTS
 from tests.cli.runner import ROOT
@@ -45,6 +46,15 @@ def folder(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_prints_its_results_whose_format_has_a_number(folder: Path) -> None:
     assert json.loads((folder / "run" / "results.json").read_text())["format"] == RESULTS_FORMAT
+
+
+def test_the_page_has_the_numbers_beside_the_accuracies(folder: Path) -> None:
+    """Those of the last round, and those that are summed up."""
+    row = PAGE.partition("| `metrics` | ")[2].partition(" |\n")[0]
+    summed = {column.name for column in rounds_csv.COLUMNS if column.in_results == "sum"}
+    assert set(re.findall("`([a-z_]+)`", row.partition("sums over all rounds")[2])) == summed
+    found = json.loads((folder / "run" / "results.json").read_text())["metrics"]
+    assert set(found) <= set(re.findall("`([a-z_]+)`", row))
 
 
 def test_results_of_a_newer_format_are_refused(
