@@ -163,7 +163,8 @@ def describe_options(config: type) -> tuple[OptionInfo, ...]:
     """Read the options of a dataclass, in the order they were declared.
 
     Raises:
-        TypeError: when ``config`` is no dataclass or a field has a type that recipes cannot express (an author's bug).
+        TypeError: when ``config`` is no dataclass, or a field has a type that recipes cannot express or a default that
+            is no value of it (an author's bug).
     """
     if not dataclasses.is_dataclass(config):
         raise TypeError(f"options must be a dataclass, not {config!r}")
@@ -193,7 +194,13 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> OptionInfo:
         )
     required = field.default is dataclasses.MISSING
     default = None if required else field.default
-    return OptionInfo(field.name, hint, optional, default, required, many=many, **details)
+    info = OptionInfo(field.name, hint, optional, default, required, many=many, **details)
+    if not required:  # the recipe as run has the default, and is read again
+        try:
+            info.parse(to_plain(default))
+        except OptionError as error:
+            raise TypeError(f"the default of the option '{field.name}': {str(error).removesuffix('.')}") from None
+    return info
 
 
 def parse_options(

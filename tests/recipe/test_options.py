@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calfat_plugin.errors import OptionError
+from calfat_plugin.entries import PartitionEntry
+from calfat_plugin.errors import OptionError, PluginError
 from calfat_plugin.options import (
     NoOptions,
     describe,
@@ -170,6 +171,37 @@ class Numbered:
     """Choices that are no texts."""
 
     size: Literal[1, 2] = option(1, help="no")
+
+
+@dataclass(frozen=True)
+class Off:
+    """A default that no recipe could have."""
+
+    steps: int = option(0, low=1, help="no")
+
+
+@dataclass(frozen=True)
+class Null:
+    """Likewise."""
+
+    share: float = option(None, help="no")
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (Off, "'steps': got 0 (int), expected a whole number, >= 1"),
+        (Null, "'share': got nothing (null), expected a number"),
+    ],
+)
+def test_a_default_is_a_value_of_its_option(config: type, complaint: str) -> None:
+    """Else the recipe as run, which has it, could not be read again: no resume, and no attack on the model."""
+    with pytest.raises(TypeError) as raised:
+        describe_options(config)
+    assert str(raised.value) == f"the default of the option {complaint}"
+    with pytest.raises(PluginError) as refused:
+        PartitionEntry("mine", build=dict, config=config)
+    assert str(refused.value) == f"partition 'mine': the default of the option {complaint}."
 
 
 def test_an_author_s_mistake_is_a_type_error() -> None:
