@@ -69,14 +69,21 @@ def checked_split(
     """
     if not isinstance(shards, Iterable) or isinstance(shards, Mapping):
         raise PluginError(f"it returned {returned.described(shards)}; expected a list of one index array a client.")
-    arrays = [np.asarray(shard) for shard in shards]
+    wanted = "expected (examples,) positions in the training set, whole numbers"
+    arrays = []
+    for shard in shards:
+        try:
+            arrays.append(np.asarray(shard))
+        except (TypeError, ValueError):  # a tensor on a GPU, lists of different lengths
+            raise PluginError(
+                f"it gave client {len(arrays)} {returned.described(shard)} that is no array; {wanted}."
+            ) from None
     if len(arrays) != num_clients:
         raise PluginError(f"it returned {len(arrays)} index arrays for {num_clients} clients; expected one a client.")
     for client, array in enumerate(arrays):
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise PluginError(
-                f"it gave client {client} an array of shape {array.shape} and type {array.dtype}; expected "
-                "(examples,) positions in the training set, whole numbers."
+                f"it gave client {client} an array of shape {array.shape} and type {array.dtype}; {wanted}."
             )
         if array.size and not (array.min() >= 0 and array.max() < num_examples):
             raise PluginError(

@@ -179,6 +179,9 @@ class Experiment(Recipe):
                 raise self.document.error((*self.trainer.path, name), why)
         if inner.name == "pgd":
             return
+        steps = self.threat.own_steps
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise PluginError(f"{self.who(inner)}: its steps gave {returned.described(steps)}; expected 1 or more.")
         for name in inner.entry.replaces:
             if not hasattr(AdversarialTrainer, name):
                 raise PluginError(f"{self.who(inner)}: its replaces has '{name}', which AdversarialTrainer has not.")

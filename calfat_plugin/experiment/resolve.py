@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from calfat_plugin import entries
+from calfat_plugin import entries, returned
 from calfat_plugin.errors import OptionError, PluginError, RecipeError, did_you_mean, listed
 from calfat_plugin.evaluators.gradient import PGDOptions
 from calfat_plugin.experiment.experiment import Experiment
@@ -458,7 +458,10 @@ def _with_preset(document: Document, registry: Registry) -> Document:
     if preset_name not in entry.presets:
         return document
     dataset = document.get(("data_args", "dataset"))
-    defaults = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
+    who = f"local trainer '{name}' ({registry.provider(entries.TrainerEntry, entry.name)})"
+    with returned.attribute_errors_to(who, entry.config):
+        made = entry.presets[preset_name].recipe(dataset if isinstance(dataset, str) else "digits")
+        defaults = returned.mapping(made, f"the recipe of its preset '{preset_name}' returned")
     at = document.place(("calfat", "trainer", "preset"))
     for key, value in defaults.items():
         path = tuple(key.split("."))

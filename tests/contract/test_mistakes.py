@@ -24,11 +24,13 @@ from calfat_plugin import (
     ClientLoss,
     DatasetEntry,
     EvaluatorEntry,
+    InnerAttackEntry,
     LossModifier,
     ModelEntry,
     ModifierEntry,
     PartitionEntry,
     PluginError,
+    Preset,
     Registry,
     RoundEnd,
     TrainerEntry,
@@ -55,13 +57,14 @@ KEYS = {
     ModelEntry: ("model_args", "model"),
     PartitionEntry: ("data_args", "partition_method"),
     DatasetEntry: ("data_args", "dataset"),
+    InnerAttackEntry: ("calfat", "threat", "inner"),
 }
 
 
-def experiment(entry: Entry) -> Experiment:
+def experiment(entry: Entry, **options: str) -> Experiment:
     """The tiny recipe with this plugin in it."""
     plugin = SimpleNamespace(**{type(entry).hook: hookimpl(lambda: [entry])}, __name__="wrong")
-    written: Any = entry.name
+    written: Any = {"name": entry.name, **options} if options else entry.name
     if isinstance(entry, ModifierEntry):
         written = {"name": "fedpgd", "loss": entry.name}
     if isinstance(entry, EvaluatorEntry):
@@ -219,7 +222,13 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
     "a partition that overlaps": (split, partition(range(11), range(10, 20), range(20, 30))),
     "a partition that leaves examples out": (split, partition(range(10), range(12, 20), range(20, 30))),
     "a partition beyond the data": (split, partition(range(10), range(10, 20), range(20, 31))),
+    "a partition of nested lists": (split, PartitionEntry("wrong", build=lambda labels, num_clients: [[[1], [2, 3]]])),
     "a partition of fractions": (split, PartitionEntry("wrong", build=lambda labels, num_clients: [np.zeros(1)] * 3)),
+    "an inner attack of so many steps": (experiment, InnerAttackEntry("wrong", build=dict, steps=lambda options: "3")),
+    "a preset of nothing": (
+        lambda entry: experiment(entry, preset="odd") and None,
+        TrainerEntry("wrong", build=dict, presets={"odd": Preset("of a test", recipe=lambda dataset: None)}),
+    ),
 }
 
 
