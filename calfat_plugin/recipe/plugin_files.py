@@ -143,8 +143,9 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
     """A copy of a recipe with these plugin files, each as it is now, instead of any of the same module name.
 
     Raises:
-        PluginError: a file is missing, or its name is no module's.
+        PluginError: a file is missing, or its name is no module's or that of another one.
     """
+    named: dict[str, Path] = {}
     for file in files:
         path, place = expanded(file).absolute(), f"--plugin {file}"
         if path.suffix != ".py" or not path.stem.isidentifier():
@@ -154,6 +155,8 @@ def with_plugins(document: Document, files: Iterable[str | Path]) -> Document:
         if not path.is_file():
             beside = [each.name for each in path.parent.glob("*.py") if each.is_file()]
             raise PluginError(f"{place}: no such file.{did_you_mean(path.name, beside)}")
+        if not (first := named.setdefault(path.stem, path)).samefile(path):
+            raise PluginError(f"{place}: {first} is a module '{path.stem}', too; rename one of the two files.")
         now = PluginFile(path, _digest(path))
         document = document.with_value((*PLUGINS, now.name), now.as_run(), place)
     return document

@@ -343,6 +343,15 @@ def test_the_page_names_all_commands_that_take_it() -> None:
     assert sorted(named) == sorted(taking)
 
 
+def test_two_files_of_one_module_are_refused() -> None:
+    Path("other").mkdir()
+    Path("other/my_fat.py").write_text(Path("my_fat.py").read_text())
+    assert error("check", "r.yaml", *FLAG, "--plugin", "other/my_fat.py") == (
+        "--plugin other/my_fat.py: HERE/my_fat.py is a module 'my_fat', too; rename one of the two files."
+    )
+    assert calfat("check", "r.yaml", *FLAG, "--plugin", "other/../my_fat.py").code == 0
+
+
 def test_a_file_called_like_a_module_is_refused() -> None:
     Path("json.py").write_text("")
     assert error("check", "r.yaml", "--plugin", "json.py").startswith(
