@@ -43,7 +43,6 @@ from calfat_plugin.rounds_csv import owner_of
 E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
-_EXAMPLE = "such as {name: calfat, preset: release}"
 _INNER: KeyPath = ("calfat", "threat", "inner")
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
@@ -245,9 +244,11 @@ class _Reader:
             value = default
         if isinstance(value, str):
             return self._resolved(path, kind, value, {})
+        trainer = kind is entries.TrainerEntry
+        example = f"such as {{name: {'calfat, preset: release' if trainer else self.registry.names(kind)[0]}}}"
         if not isinstance(value, Mapping):
             raise document.error(
-                path, f"got {describe(value)}, expected a name or a mapping {_EXAMPLE}.{quoting_hint(value)}"
+                path, f"got {describe(value)}, expected a name or a mapping {example}.{quoting_hint(value)}"
             )
         texts = {key: value.get(key) for key in ("name", "preset", "label")}
         if "label" in value and isinstance(path[-1], str):  # not of a list
@@ -259,7 +260,7 @@ class _Reader:
                 raise document.error((*path, key), f"got {describe(text)}, expected a name.{quoting_hint(text)}")
         name = texts["name"] or default
         if name is None:
-            raise document.error(path, f"there is no 'name'; expected a mapping {_EXAMPLE}.")
+            raise document.error(path, f"there is no 'name'; expected a mapping {example}.")
         options = {key: item for key, item in value.items() if key not in {*texts, *also}}
         return self._resolved(path, kind, name, options, preset=texts["preset"], label=texts["label"], also=also)
 
