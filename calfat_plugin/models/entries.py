@@ -12,7 +12,9 @@ from calfat_plugin.options import NoOptions, option
 class PaddingOptions:
     """Options of McMahan's network."""
 
-    padding: int = option(0, low=0, help="padding of its 5x5 convolutions; 2 is McMahan's MNIST network", unit="pixels")
+    padding: int = option(
+        0, low=0, high=64, help="padding of its 5x5 convolutions; 2 is McMahan's MNIST network", unit="pixels"
+    )
 
 
 @dataclass(frozen=True)

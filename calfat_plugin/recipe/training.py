@@ -17,7 +17,7 @@ class TrainArgs:
     """``train_args``: clients, rounds and the local optimiser, which is new in each round of a client."""
 
     federated_optimizer: str = option("FedAvg", help="FedML's own key, unused here; see calfat.aggregator")
-    client_num_in_total: int = option(5, low=1, help="number of clients")
+    client_num_in_total: int = option(5, low=1, high=1_000_000, help="number of clients")
     client_num_per_round: int | None = option(None, low=1, help="clients that train in a round; null: all")
     comm_round: int = option(150, low=1, help="rounds")
     epochs: int = option(1, low=1, help="local epochs per round")
