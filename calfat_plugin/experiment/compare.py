@@ -80,6 +80,12 @@ def why_not(keys: list[str]) -> str:
     return "".join(f"{why}. " for what, why in _REASONS.items() if any(key.startswith(what) for key in keys))
 
 
+def why_no_further(recipe: Mapping[str, Any], done: int, rounds: int) -> str:
+    """Why a run that has ``done`` rounds cannot go on to so many, as ``why_not`` says it; empty where it can."""
+    of = [{**recipe, "train_args": {**recipe["train_args"], "comm_round": number}} for number in (done, rounds)]
+    return why_not(same_but_rounds(*of))
+
+
 def comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """As ``flat``, with the step as a multiple of eps: 0.025 at eps 0.1 is eps/4, as earlier versions wrote it."""
     found = flat(recipe)

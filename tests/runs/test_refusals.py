@@ -216,6 +216,15 @@ def test_a_finished_run(warm: WarmServer, folder: Path, snapshot: TextSnapshot) 
     snapshot(refused(warm, folder, *RUN, "--resume"))
 
 
+def test_a_finished_run_that_cannot_go_further(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
+    """No advice that would then be refused."""
+    cosine = (*RUN[:3], "train_args.comm_round=1", "--set", "train_args.lr_schedule=cosine", "--run-dir", "other")
+    assert warm.run(*cosine, cwd=folder, WITHOUT_REPORT="").code == 0
+    said = refused(warm, folder, *cosine, "--resume")
+    assert "--set" not in said
+    snapshot(said)
+
+
 def test_fewer_rounds_than_are_done(warm: WarmServer, folder: Path, snapshot: TextSnapshot) -> None:
     snapshot(refused(warm, folder, *RUN, "--resume", "--set", "train_args.comm_round=1"))
 
