@@ -43,6 +43,7 @@ from calfat_plugin.rounds_csv import owner_of
 E = TypeVar("E", bound=entries.Entry)
 
 _FOLDER = re.compile(r"[^/\\\x00-\x1f]+")  # what a folder may be called
+_NO_FOLDER = re.compile(r"[/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # what it is better not: some is no UTF-8, too
 _INNER: KeyPath = ("calfat", "threat", "inner")
 _MONITORED: KeyPath = ("calfat", "monitor", "evaluators")
 
@@ -95,8 +96,9 @@ def _name(document: Document) -> str:
     """``calfat.name``, which becomes a folder's name, or the file's own."""
     path: KeyPath = ("calfat", "name")
     name = document.get(path)
-    if name is None:
-        return Path(document.file).stem
+    if name is None:  # the file's may have any sign
+        stem = _NO_FOLDER.sub("_", Path(document.file).stem)
+        return stem if stem.strip(". ") else "recipe"
     if not isinstance(name, str) or name.strip(". ") == "" or not _FOLDER.fullmatch(name):
         raise document.error(
             path, f"got {describe(name)}, expected a name for the folder of its runs, such as calfat_digits."

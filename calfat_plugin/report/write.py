@@ -121,7 +121,8 @@ def _write(out: Path, compose: Callable[[Path], str], *, own: bool) -> Path:
             figures = temporary / final.name
             figures.mkdir()
             page = temporary / out.name
-            page.write_text(compose(figures), encoding="utf-8")
+            # The command may name a file whose name is no UTF-8.
+            page.write_text(compose(figures), encoding="utf-8", errors="backslashreplace")
             if final.is_symlink():  # of a run directory from elsewhere: it may lead anywhere
                 raise RunError(f"{final}: is a link, and figures are written to no other place. Remove the link.")
             final.mkdir(exist_ok=True)

@@ -30,6 +30,7 @@ import yaml
 from calfat_plugin.disk import lock, opened, read_json, temporary_of, write_text
 from calfat_plugin.errors import RecipeError, RunError
 from calfat_plugin.experiment import Experiment, assemble, changes, same_but_rounds, why_not
+from calfat_plugin.peer_text import peer_text
 from calfat_plugin.recipe.document import AS_RUN, END_AS_RUN, read_document
 from calfat_plugin.rounds_csv import RoundsFile
 from calfat_plugin.runs.request import Request
@@ -185,7 +186,7 @@ class RunDirectory:
 
     def write_recipe(self, experiment: Experiment) -> None:
         """Write the recipe as run."""
-        header = f"# {experiment.document.file}{AS_RUN}\n"
+        header = f"# {peer_text(experiment.document.file)}{AS_RUN}\n"  # a line of text, whatever the file's name
         written = experiment.as_run()
         written["calfat"] = {"name": experiment.name, **written["calfat"]}  # else, run again, it were "recipe"
         write_text(self.recipe, f"{header}{yaml.safe_dump(written, sort_keys=False, width=120)}{END_AS_RUN}\n")

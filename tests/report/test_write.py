@@ -17,9 +17,13 @@ from matplotlib.figure import Figure
 
 from calfat_plugin.cli.main import main
 from calfat_plugin.errors import RunError
+from calfat_plugin.experiment import assemble
+from calfat_plugin.recipe.document import read_document
+from calfat_plugin.registry import Registry
 from calfat_plugin.report import run_page as run_page_module
 from calfat_plugin.report import try_report, write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, legend_name, matplotlib_at_hand, render
+from calfat_plugin.runs.directory import RunDirectory
 from tests.environment import bare
 from tests.report.made import made_run
 from tests.snapshot import TextSnapshot
@@ -39,6 +43,26 @@ def test_one_run_gets_its_page_where_it_is(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", final=FINAL)
     assert calfat("report", str(run)) == (0, f"report: {run / 'report.html'}\n")
     assert "<h1>" in (run / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("two\nlines.yaml", "two_lines"),
+        ("\x1b[31mred.yaml", "_[31mred"),
+        ("\udcff.yaml", "_"),  # how Python has a byte that is no UTF-8
+        ("a\\b.yaml", "a_b"),
+        ("..yaml", "recipe"),
+        ("größe 1.yaml", "größe 1"),
+    ],
+)
+def test_a_run_can_be_read_whatever_its_recipes_file_is_called(file: str, name: str, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", final=FINAL, name=file)
+    again = assemble(read_document(run / "recipe.yaml"), Registry.load(entry_points=False))
+    assert again.name == name
+    RunDirectory(run).check_same(again)
+    assert write_run_report(run).exists()
 
 
 @pytest.mark.usefixtures("no_figures")
