@@ -250,7 +250,8 @@ def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare 
             hint = did_you_mean(label, others) or f" Expected one of: {', '.join(others)}."
             raise document.error((*path, key), f"got '{label}', which is no other label of the same axis.{hint}")
     needed = {"metrics": compare.metrics}
-    needed |= {"natural": (compare.natural,)} if (compare.exchange or compare.lead_over or compare.collapsed) else {}
+    of_natural = (compare.exchange, compare.lead_over, compare.collapsed)  # the last may be 0
+    needed |= {"natural": (compare.natural,)} if any(each is not None for each in of_natural) else {}
     needed |= {"robust": (compare.robust,)} if compare.exchange or compare.level else {}
     for key, named in needed.items():
         for metric in named:

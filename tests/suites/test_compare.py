@@ -280,6 +280,16 @@ def test_a_plan_that_cannot_be_is_refused_with_its_line(
         load_suite(write_suite(tmp_path, changed))
 
 
+@pytest.mark.parametrize("percent", [0, 15])
+def test_runs_are_counted_by_a_metric_of_the_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    counting = re.sub(r"  (exchange|lead_over): .*\n", "", STUDY).replace("metrics: [natural, ", "metrics: [")
+    with pytest.raises(RecipeError, match=r"compare\.natural: 'natural' is not among the suite's metrics"):
+        load_suite(write_suite(tmp_path, counting.replace("collapsed: 15", f"collapsed: {percent}")))
+
+
 def test_the_table_has_a_part_for_each_family(summary: SuiteSummary) -> None:
     text = markdown(summary)
     _, found = text.split("\nPlanned comparisons: ")
