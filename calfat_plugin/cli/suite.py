@@ -21,7 +21,7 @@ from calfat_plugin.cli.progress import can_draw, verbatim_console
 from calfat_plugin.cli.suite_view import LiveSuiteProgress, PlainSuiteProgress, plan_lines, remarks, suite_table
 from calfat_plugin.cli.trust import judge
 from calfat_plugin.disk import read_json, reporting_disk_errors
-from calfat_plugin.errors import OptionError, listed
+from calfat_plugin.errors import OptionError, listed, short
 from calfat_plugin.host.runtimes import runtime_of
 from calfat_plugin.judging.examine import FILE
 from calfat_plugin.report import write_comparison
@@ -309,6 +309,7 @@ def _plan_as_json(plan: SuitePlan) -> dict[str, Any]:
 
 def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) <= _MAX_SEED for word in words) or len(set(words)) < len(words):
-        raise OptionError(f"--seeds: got '{text}', expected different whole numbers such as 0,1,2.")
-    return [int(word) for word in words]
+    seeds = [int(word) for word in words if word.isdecimal() and len(word) <= len(str(_MAX_SEED))]
+    if len(seeds) < len(words) or max(seeds) > _MAX_SEED or len(set(seeds)) < len(seeds):
+        raise OptionError(f"--seeds: got '{short(text)}', expected different whole numbers such as 0,1,2.")
+    return seeds

@@ -159,11 +159,17 @@ def test_ctrl_c_ends_everything_and_says_how_to_resume(monkeypatch):
     assert done.stderr == "error: stopped.\nFinished runs are kept. Resume with:\n  calfat suite tiny.yaml\n"
 
 
-@pytest.mark.parametrize("seeds", ["0,x", "", "1,1", "4294967296", "-1"])
+@pytest.mark.parametrize("seeds", ["0,x", "", "1,1", "1,01", "4294967296", "-1"])
 def test_bad_seeds(seeds):
     done = call("--seeds", seeds)
     assert done.exit_code == 2
     assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
+
+
+def test_a_seed_of_thousands_of_digits_is_refused_like_any_other():
+    done = call("--seeds", "9" * 5000)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: --seeds: got '{'9' * 57}...', expected different whole numbers such as 0,1,2.\n"
 
 
 def test_a_changed_suite_is_refused_before_anything_runs(tmp_path, finished, snapshot):
