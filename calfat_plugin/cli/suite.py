@@ -111,7 +111,7 @@ def suite(
             _check_workers(plan, workers, jobs)
         if dry_run:
             _show_plan(plan, jobs, workers)
-            show(_plan_as_json(plan))
+            show(_plan_as_json(plan, workers))
             return
         if table:
             _show_and_write(plan, [], out, versus, show)
@@ -286,7 +286,7 @@ def _show_plan(plan: SuitePlan, jobs: int | None, workers: str | None) -> None:
     click.echo(f"{plan.suite.document.file}: good. {cells}, {runs} to do.")
 
 
-def _plan_as_json(plan: SuitePlan) -> dict[str, Any]:
+def _plan_as_json(plan: SuitePlan, workers: str | None) -> dict[str, Any]:
     def described(runs: SuitePlan) -> list[dict[str, Any]]:
         left = {run.directory for run in runs.left}
         return [
@@ -294,7 +294,7 @@ def _plan_as_json(plan: SuitePlan) -> dict[str, Any]:
                 "run": run.name,
                 "state": run.state,
                 "directory": str(run.directory),
-                "command": ["calfat", *command(plan, run)] if run.directory in left else None,
+                "command": ["calfat", *command(plan, run, workers)] if run.directory in left else None,
             }
             for run in runs.runs
         ]

@@ -114,6 +114,8 @@ def test_the_machine_is_divided_between_runs_and_their_workers(words, share, mon
     assert done.stdout.splitlines()[0] == f"tiny: 4 of 4 runs to do, {share}, in runs/suites/tiny"
     assert asked == [(int(share[0]), words[1])]
     assert f" --workers {words[1]}\n" in call("--dry-run", *words).stdout
+    planned = json.loads(call("--dry-run", "--json", *words).stdout)["runs"]
+    assert {tuple(run["command"][-2:]) for run in planned} == {("--workers", words[1])}
 
 
 def test_a_run_is_started_with_its_workers(monkeypatch):
