@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -78,7 +80,7 @@ def attack(plan: AttackPlan, command: list[str], observer: AttackObserver, outpu
     started = time.perf_counter()
     first = plan.experiments[0]
     folder, stem = _place(plan, output)
-    scratch = folder / f".{stem}-unfinished"
+    scratch = folder / f".{stem}-{_digest(plan)}-unfinished"
     with using_threads(first):
         run = LoadedRun(first, plan.weights, plan.run, device_of(plan, observer))
         results = _measure(plan, run, scratch, observer)
@@ -188,6 +190,14 @@ def _place(plan: AttackPlan, output: Path | None) -> tuple[Path, str]:
         folder, stem = weights.parent, f"{weights.stem}-attacks"
     refuse_unwritable(folder, CHOOSE_OUTPUT, make=True)
     return folder, stem
+
+
+def _digest(plan: AttackPlan) -> str:
+    """Of what is measured: another attack that ends first must not take away what this one needs to continue."""
+    keys = ("evaluators", "evaluation", "threat")
+    asked = [[each.as_run()["calfat"][key] for key in keys] for each in plan.experiments]
+    whole = [plan.experiments[0].seed, plan.request.examples, asked]
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
 def _citations(plan: AttackPlan) -> tuple[Citation, ...]:

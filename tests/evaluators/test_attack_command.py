@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from torch import nn
 
 from calfat_plugin.cli.attack_progress import AttackProgress
 from calfat_plugin.cli.main import main
+from calfat_plugin.evaluators.autoattack.autoattack import AttackProgressFile
 from calfat_plugin.experiment import assemble
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.recipe.document import parse_document
@@ -458,12 +460,13 @@ def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monke
     )  # fmt: skip
     attacks = run_dir / "attacks"
     process = subprocess.Popen([sys.executable, *command], env=_environment(), stdout=subprocess.DEVNULL)
-    state = _wait_for_state(attacks / ".last-unfinished", process)
+    state = _wait_for_state(attacks, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    state = json.loads(next((attacks / ".last-unfinished").glob("*.json")).read_text())
+    (scratch,) = attacks.iterdir()
+    assert re.fullmatch(r"\.last-[0-9a-f]{16}-unfinished", scratch.name)
+    state = json.loads(next(scratch.glob("*.json")).read_text())
     assert state["position"] >= 1
-    assert [path.name for path in attacks.iterdir()] == [".last-unfinished"]
 
     resumed, whole = attacks / "last.json", attacks / "last-2.json"
     for file in (resumed, whole):
@@ -479,10 +482,34 @@ def test_after_kill_9_autoattack_continues_with_the_same_verdicts(run_dir, monke
     assert list(empty_home.iterdir()) == []
 
 
-def _wait_for_state(folder: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
+def test_an_attack_that_ends_leaves_what_a_stopped_one_needs(run_dir, monkeypatch):
+    slow = (run_dir, "--attacks", "autoattack", *QUICK, "--examples", 12, "--batch-size", 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(AttackProgressFile, "save", _once(AttackProgressFile.save))
+        assert call(*slow)[0] == 130
+    attacks = run_dir / "attacks"
+    (state,) = attacks.glob(".last*-unfinished/autoattack-*.json")
+    kept = state.read_bytes()
+    assert call(run_dir, "--attacks", "pgd2", "--examples", 12)[0] == 0
+    assert state.read_bytes() == kept
+    assert call(*slow)[0] == 0
+    assert sorted(path.name for path in attacks.iterdir()) == ["last-2.json", "last.json"]
+
+
+def _once(function: Callable[..., None]) -> Callable[..., None]:
+    """The function, and Ctrl-C right after its first call."""
+
+    def call_and_stop(*arguments: object) -> None:
+        function(*arguments)
+        raise KeyboardInterrupt
+
+    return call_and_stop
+
+
+def _wait_for_state(attacks: Path, process: subprocess.Popen[bytes]) -> dict[str, object]:
     """Until a sub-attack and a batch of the next one are done."""
     while True:  # the test's time-out ends it
-        for path in folder.glob("*.json"):
+        for path in attacks.glob(".last*-unfinished/*.json"):
             state: dict[str, object] = json.loads(path.read_text())
             if state["position"] == 1 and state["batch"] >= 1:
                 return state
