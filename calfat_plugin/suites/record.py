@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -197,6 +198,10 @@ def _parsed(path: Path, text: str) -> Mapping[Key, Recorded]:
             if rest["state"] not in ("finished", "lost") or key in rows:
                 raise ValueError("a second row of its run" if key in rows else f"the state '{rest['state']}'")
             values = {name: float(text) for name, text in row.items() if text}
+            if not all(map(math.isfinite, values.values())):
+                raise ValueError("a value that is not finite")
+            if key[1] and rest["state"] == "finished" and CHOICE not in values:
+                raise ValueError(f"a choice run without a value of '{CHOICE}'")
             rows[key] = Recorded(values=values, **rest)
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise RunError(f"{path}:{reader.line_num}: damaged row: {error}. Restore the file from a copy.") from None

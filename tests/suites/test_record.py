@@ -211,6 +211,9 @@ def test_the_digest_follows_what_is_run_and_nothing_else(tmp_path: Path, monkeyp
         (lambda text: text.replace(",7,", ",seven,"), "invalid literal for int() with base 10: 'seven'"),
         (lambda text: text.replace("0.5", "half"), "could not convert string to float: 'half'"),
         (lambda text: text.replace("recipe", "digest"), "'recipe'"),
+        (lambda text: text.replace("0.5", "nan"), "a value that is not finite"),
+        (lambda text: text.replace("0.5", "inf"), "a value that is not finite"),
+        (lambda text: text.replace("CalFAT,,", "CalFAT,a try,"), "a choice run without a value of 'choice'"),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, change: Callable[[str], str], problem: str) -> None:
