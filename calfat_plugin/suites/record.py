@@ -142,7 +142,7 @@ def verdict_of(directory: Path, experiment: Experiment) -> str:
         RunError: ``trust.json`` is damaged.
     """
     content = read_trust(directory)
-    if not content.get("finished") or judges_another(directory, experiment):
+    if not content.get("finished") or _is_of_another(content, directory, experiment):
         return ""
     verdict = content["verdict"]
     return f"{verdict['text']}{'' if verdict.get('usable', True) else ', no usable number'}"
@@ -156,10 +156,13 @@ def judges_another(directory: Path, experiment: Experiment) -> bool:
     Raises:
         RunError: ``trust.json`` is damaged.
     """
-    content, threat = read_trust(directory), experiment.threat
-    if not content:
-        return False
-    model, asked = (Path(content.get("checkpoint", "")).name, content.get("round")), content["threat"]
+    content = read_trust(directory)
+    return bool(content) and _is_of_another(content, directory, experiment)
+
+
+def _is_of_another(content: Mapping[str, Any], directory: Path, experiment: Experiment) -> bool:
+    threat, asked = experiment.threat, content["threat"]
+    model = Path(content.get("checkpoint") or "").name, content.get("round")
     last = RunDirectory(directory).last_checkpoint.name, experiment.num_rounds
     return model != last or (asked["norm"], asked["eps"]) != (threat.norm, exact_text(threat.eps))
 

@@ -13,6 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from calfat_plugin.cli.main import main
+from calfat_plugin.report.reading import read_trust
+from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.plan import make_plan
+from calfat_plugin.suites.record import judges_another, verdict_of
 from tests.suites.files import SUITE, write_suite
 
 VERDICT = {"word": "holds", "text": "holds", "sentence": "It holds.", "causes": [], "usable": True}
@@ -100,6 +104,23 @@ def test_what_a_row_says():
         said(str(FIRST).format("calfat"), **left)
         found = rows(call())
         assert (found["CalFAT"], found["FedPGD"]) == (text, "holds (seed 0)")
+
+
+def test_a_verdict_is_of_one_reading_of_its_file(registry, monkeypatch):
+    """Two might find two files: another process may judge the run at this moment."""
+    run = make_plan(load_suite("tiny.yaml"), registry).runs[0]
+    said(run.directory)
+    found = [read_trust(run.directory)]
+    monkeypatch.setattr("calfat_plugin.suites.record.read_trust", lambda directory: found.pop())
+    assert verdict_of(run.directory, run.experiment) == "holds"
+
+
+def test_a_verdict_without_a_checkpoint_is_of_another_model(registry):
+    run = make_plan(load_suite("tiny.yaml"), registry).runs[0]
+    said(run.directory)
+    path = run.directory / "trust.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "checkpoint": None}))
+    assert (verdict_of(run.directory, run.experiment), judges_another(run.directory, run.experiment)) == ("", True)
 
 
 def test_a_verdict_on_another_model_is_kept_and_the_row_judged(judged):
