@@ -354,11 +354,12 @@ def _refuse_twin_columns(experiment: Experiment) -> None:
                 plugin.path,
                 f"the label '{plugin.label}' is the name of a column {taken} in rounds.csv; give it another 'label'.",
             )
-    columns = [*experiment.metric_columns, *labels]
-    for column in {"train", "server", "group"}.intersection(labels).union(c for c in columns if columns.count(c) > 1):
-        raise document.error(
-            _MONITORED, f"'{column}' would name two things in rounds.csv; give the evaluator another 'label'."
-        )
+    columns = ("train", "server", "group", *experiment.metric_columns)
+    for label in labels:
+        if label in columns:
+            raise document.error(
+                _MONITORED, f"'{label}' would name two things in rounds.csv; give the evaluator another 'label'."
+            )
 
 
 def _warnings(experiment: Experiment, written: Document, trains: bool) -> Iterator[str]:
