@@ -20,6 +20,7 @@ from calfat_plugin import __version__
 from calfat_plugin.disk import TRY_AGAIN, refuse_unwritable, reserved, write_text
 from calfat_plugin.errors import OptionError, UpdateError
 from calfat_plugin.experiment import Experiment, assemble
+from calfat_plugin.interfaces.training import AWPOptions
 from calfat_plugin.options import describe
 from calfat_plugin.recipe.clients import CLIENTS
 from calfat_plugin.report.charts import mean_of
@@ -30,7 +31,8 @@ from calfat_plugin.runs.loaded_run import IN_THE_RUN, LoadedRun, Trust, Warn, di
 if TYPE_CHECKING:
     from calfat_plugin.datasets import ImageData
 
-_STARTS = "start_round"  # the option of methods whose weights set in at a later round
+#: Options of methods whose own part sets in at a later round, each with the value that lets it set in at once.
+_STARTS = {"start_round": 1, "pnc_warmup": 0}
 
 
 def parse_picks(text: str, switch: str) -> list[Any]:
@@ -128,15 +130,20 @@ def _variants(run: LoadedRun, methods: Sequence[Any], evaluators: Sequence[Any])
         for key, value in one_epoch.items():
             document = document.with_value(("train_args", key), value, place)
         variant = assemble(document, own.registry)
-        trainer = variant.trainer
-        if hasattr(trainer.options, _STARTS):  # in full effect: the global model is a trained one, whatever its round
-            trainer = dataclasses.replace(trainer, options=dataclasses.replace(trainer.options, **{_STARTS: 1}))
-            variant = dataclasses.replace(variant, trainer=trainer)
-        label = label or trainer.label
+        label = label or variant.trainer.label
         if label in variants:
             raise OptionError(f"--methods: '{label}' is named twice; give one of them a label of its own.")
-        variants[label] = variant
+        additions = dataclasses.replace(variant.additions, awp=_started(variant.additions.awp))
+        trainer = dataclasses.replace(variant.trainer, options=_started(variant.trainer.options), additions=additions)
+        variants[label] = dataclasses.replace(variant, trainer=trainer)
     return variants
+
+
+def _started(options: Any) -> Any:
+    """The same in full effect: the global model is a trained one, whatever its round."""
+    starts = {**_STARTS, **({"warmup": 0} if isinstance(options, AWPOptions) else {})}
+    found = {name: value for name, value in starts.items() if hasattr(options, name)}
+    return dataclasses.replace(options, **found) if found else options
 
 
 def _clients(

@@ -168,6 +168,21 @@ def test_the_runs_own_method_keeps_its_options_and_schedules_count_as_started(fr
     assert (trainers["fedgairat"]["start_round"], trainers["fedgairat"]["lam"]) == (1, -2.0)
 
 
+@pytest.mark.parametrize(
+    "method", [{"name": "fedawp", "gamma": 0.5}, {"name": "fedpgd", "awp": {"gamma": 0.5}, "label": "added"}]
+)
+def test_weights_are_perturbed_also_after_a_model_of_an_early_round(tmp_path: Path, method: dict[str, Any]) -> None:
+    path = run_with_model(tmp_path / "run", "train_args.learning_rate=0.05")
+    at_once = {"name": "fedawp", "gamma": 0.5, "warmup": 0, "label": "at once"}
+    perturbed, expected, plain = compare(path, method, at_once, "fedpgd", evaluators=("natural",))["methods"].values()
+    assert perturbed == expected != plain
+
+
+def test_clients_without_an_attack_use_the_borrowed_branch_at_once(tmp_path: Path) -> None:
+    path = run_with_model(tmp_path / "run", "calfat.trainer={name: fedrbn, at_fraction: 0.5}")
+    assert compare(path, "fedrbn", evaluators=("natural",))["trainers"]["fedrbn"]["pnc_warmup"] == 0
+
+
 def test_one_method_twice_needs_two_labels(frozen: Path, snapshot: TextSnapshot) -> None:
     with snapshot.raises(OptionError):
         compare(frozen, "calfat", "calfat")
