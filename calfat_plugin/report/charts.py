@@ -559,7 +559,8 @@ def eps_chart(name: str, evaluations: Sequence[Mapping[str, Any]], of: str = "")
         axes.grid(axis="y")
 
     title = "Accuracy under attack over eps" + (f", {of}" if of else "")
-    caption = f"Clean and attacked image both classified correctly, {evaluations[0]['num_examples']} test examples."
+    numbers = dict.fromkeys(str(each["num_examples"]) for each in evaluations if "num_examples" in each)
+    caption = f"Clean and attacked image both classified correctly, {' or '.join(numbers)} test examples."
     return Chart(name, title, caption, 3.4, draw)
 
 

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from calfat_plugin.report import write_comparison, write_run_report
-from calfat_plugin.report.charts import Chart, Drawing, final_per_class, learning_curves
+from calfat_plugin.report.charts import Chart, Drawing, eps_chart, final_per_class, learning_curves
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import read_run
 from tests.report.made import made_run
@@ -256,3 +256,15 @@ def test_without_a_final_evaluation_a_page_begins_with_the_last_monitored_round(
     write_run_report(tmp_path / "a")
     text = Page.read(tmp_path / "a" / "report.html").text
     assert f" 50.0 % natural, round 2, {split} split " in text
+
+
+@pytest.mark.parametrize(("max_examples", "said"), [(359, "359"), (64, "359 or 64")])
+def test_a_curve_over_eps_says_of_how_many_examples_its_attacks_are(max_examples: int, said: str) -> None:
+    sweep: list[dict[str, Any]] = [{"label": "natural", "accuracy": 0.9, "num_examples": 359, "settings": {}}]
+    for label, number in (("pgd20", 359), ("autoattack", max_examples)):
+        for eps in ("0.05", "0.1"):
+            settings = {"norm": "linf", "eps": eps}
+            sweep.append({"label": label, "accuracy": 0.5, "num_examples": number, "settings": settings})
+    chart = eps_chart("attacks", sweep)
+    assert chart is not None
+    assert chart.caption == f"Clean and attacked image both classified correctly, {said} test examples."
