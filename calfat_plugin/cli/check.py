@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import yaml
 from calfat_plugin.cli.as_json import json_option, json_output
 from calfat_plugin.cli.errors import warn
 from calfat_plugin.cli.options import host_option, plugin_option, recipe_argument, seed_option, set_option
-from calfat_plugin.errors import RecipeError
+from calfat_plugin.errors import OptionError, RecipeError
 from calfat_plugin.recipe import read_document
 from calfat_plugin.recipe.document import Document
 from calfat_plugin.report.numbers import counted
@@ -43,6 +44,9 @@ def check(
     document = read_document(recipe)  # once: it may be a pipe
     with json_output(as_json):  # a plugin may print
         if "axes" in document.data:
+            if show:
+                listing = f"calfat suite {shlex.quote(recipe)} --dry-run"
+                raise OptionError(f"--show: {document.file} is a suite, not one recipe. List its runs with: {listing}")
             found = _check_suite(document, overrides, seed, plugins)
         else:
             found = _check_recipe(document, overrides, seed, plugins, show)

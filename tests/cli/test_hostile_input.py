@@ -222,6 +222,12 @@ def test_a_misspelt_command_or_option_gets_a_suggestion() -> None:
         assert ended.err.endswith(said), ended.err
 
 
+def test_a_suite_is_no_recipe_to_show() -> None:
+    suite = RECIPES.parent / "suites" / "digits_table1.yaml"
+    said = f"--show: {suite} is a suite, not one recipe. List its runs with: calfat suite {suite} --dry-run"
+    assert calfat("check", str(suite), "--show") == refused(said)
+
+
 def test_a_suite_given_as_a_recipe_is_pointed_to_its_command() -> None:
     suite = RECIPES.parent / "suites" / "digits_table1.yaml"
     said = f"{suite}: this is a suite. Run it with: calfat suite {suite}"
