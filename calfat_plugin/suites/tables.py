@@ -353,15 +353,15 @@ def write_tables(summary: SuiteSummary, out: Path | None) -> list[Path]:
         "table.csv": as_csv(summary),
         "suite.json": json.dumps(as_json(summary), indent=2, allow_nan=False) + "\n",
     }
-    folders = {summary.suite.directory: False, **({} if out is None else {out: True})}
-    for folder, is_copy in folders.items():
+    folders = [(summary.suite.directory, False), *([] if out is None else [(out, True)])]  # they may be one
+    for folder, is_copy in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
                 write_text(_copy(summary.suite, folder, name) if is_copy else folder / name, text, TRY_AGAIN)
         except OSError as error:
             raise RunError(f"{folder}: the tables cannot be written ({error.strerror}).") from None
-    return list(folders)
+    return list(dict.fromkeys(folder for folder, _ in folders))
 
 
 def as_csv(summary: SuiteSummary) -> str:

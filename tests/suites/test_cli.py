@@ -37,6 +37,14 @@ def shown():
     return f"\n{Path('runs/suites/tiny/table.md').read_text()}\n{PLACES}"
 
 
+def test_copies_beside_the_tables_take_the_place_of_none():
+    """The page and --json are of suite.json, which an earlier call may have left."""
+    done = call("--table", "--out", "runs/suites/tiny", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["suite"]) == (0, "tiny")
+    names = {path.name for path in Path("runs/suites/tiny").iterdir()}
+    assert names == {"table.md", "table.tex", "table.csv", "suite.json", "tiny.md", "tiny.tex", "tiny.csv", "tiny.json"}
+
+
 def test_a_suite_runs_and_shows_its_table(snapshot):
     done = call()
     assert done.exit_code == 0, done.output
