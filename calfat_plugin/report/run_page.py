@@ -231,10 +231,17 @@ def attacks_view(attacks: Mapping[str, Mapping[str, Any]], figures: Path) -> lis
     ]
 
 
-def evaluation_row(evaluation: Mapping[str, Any], reported: Iterable[str] = ()) -> tuple[str, str, list[str]]:
-    """A row of a table of evaluations: (label, budget, numbers); ``reported``: cells beside the release's accuracy."""
+def evaluation_row(
+    evaluation: Mapping[str, Any], reported: Iterable[str] = (), *, picked: bool = False
+) -> tuple[str, str, list[str]]:
+    """A row of a table of evaluations: (label, budget, numbers).
+
+    Args:
+        reported: cells beside the release's accuracy.
+        picked: whether its images were picked for being near to an error, so that the accuracy has no interval.
+    """
     number = evaluation.get("num_examples") or 0
-    found = of_accuracy((float(evaluation["accuracy"]),), number)
+    found = None if picked else of_accuracy((float(evaluation["accuracy"]),), number)
     numbers = [
         bare_percent(float(evaluation["accuracy"])),
         NOTHING if found is None else interval(*found),
@@ -323,7 +330,7 @@ def _rows(content: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
                 "seconds": row["seconds"],
                 "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
             }
-            yield evaluation_row(evaluation)
+            yield evaluation_row(evaluation, picked=row.get("of") not in (None, row["examples"]))
 
 
 def _curve(content: Mapping[str, Any]) -> Chart | None:

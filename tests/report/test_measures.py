@@ -14,6 +14,7 @@ from calfat_plugin.report import write_comparison, write_run_report
 from calfat_plugin.report.charts import Chart, Drawing, eps_chart, final_per_class, learning_curves
 from calfat_plugin.report.numbers import NOTHING
 from calfat_plugin.report.reading import read_run
+from calfat_plugin.report.run_page import trust_view
 from tests.report.made import made_run
 from tests.report.pages import Page
 
@@ -268,3 +269,14 @@ def test_a_curve_over_eps_says_of_how_many_examples_its_attacks_are(max_examples
     chart = eps_chart("attacks", sweep)
     assert chart is not None
     assert chart.caption == f"Clean and attacked image both classified correctly, {said} test examples."
+
+
+def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:
+    """As on the console: they are like no others."""
+    row = {"attack": "autoattack", "eps": "0.1", "accuracy": 0.96875, "left": 0.5, "examples": 32, "seconds": 1.0}
+    rows = [{**row, "of": 359}, {**row, "of": 32}, row]
+    verdict = {"text": "holds", "sentence": "It holds.", "causes": [], "natural": 0.9}
+    content = {"attack": "pgd20", "threat": {"norm": "linf", "eps": "0.1"}, "examples": 359, "finished": True}
+    shown = trust_view({**content, "verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}, tmp_path)
+    assert shown is not None
+    assert [numbers[1] for _, _, numbers in shown["rows"]] == [NOTHING, "[84.3, 99.4]", "[84.3, 99.4]"]
