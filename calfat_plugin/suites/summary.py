@@ -225,7 +225,8 @@ def _kinds(cell: CellSummary) -> Iterator[tuple[str, str]]:
 
 
 def _run_summary(run: PlannedRun, outcome: RunOutcome | None) -> RunSummary:
-    status, message = (run.state, "") if outcome is None else (outcome.status, outcome.message)
+    # Another machine may have recorded the run since the plan was made: the outcome knows.
+    run, status, message = (run, run.state, "") if outcome is None else (outcome.run, outcome.status, outcome.message)
     if status == "lost" and not message:
         message = why_lost(run)
     if status != "finished" or run.recorded is not None:

@@ -18,9 +18,10 @@ from calfat_plugin.errors import RunError
 from calfat_plugin.registry import Registry
 from calfat_plugin.runs.directory import RunDirectory
 from calfat_plugin.suites import load_suite, runner
-from calfat_plugin.suites.cells import mark_lost, why_lost
+from calfat_plugin.suites.cells import look_again, mark_lost, why_lost
 from calfat_plugin.suites.plan import SuitePlan, make_plan
 from calfat_plugin.suites.record import Recorded, add_to_record, digest, read_record
+from calfat_plugin.suites.summary import summarise
 from tests.cli.runner import calfat
 from tests.suites.files import CHOOSING, SUITE, write_suite
 
@@ -80,6 +81,19 @@ def test_the_table_of_a_record_is_shown_without_a_run() -> None:
     }
     assert "| FedPGD |   2 |" in Path("runs/suites/tiny/table.md").read_text()
     assert sorted(path.name for path in Path("runs").rglob("*") if path.is_dir()) == ["suites", "tiny"]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_that_another_machine_has_just_recorded_has_its_numbers(
+    tmp_path: Path, planned: Callable[[], SuitePlan]
+) -> None:
+    write_suite(tmp_path)
+    plan = planned()
+    (run, *_) = plan.runs
+    add_to_record(RECORD, {run.key: dataclasses.replace(ROW, recipe=digest(run.experiment))})
+    (found,) = look_again(RECORD, run)
+    summary = summarise(plan, [runner.RunOutcome(found, "finished")])
+    assert summary.cells[0].scores["natural"].by_seed == {run.seed: 0.5}
 
 
 @pytest.mark.usefixtures("finished")
