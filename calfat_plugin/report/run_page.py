@@ -330,7 +330,7 @@ def _rows(content: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
                 "seconds": row["seconds"],
                 "settings": {"norm": content["threat"]["norm"], "eps": row["eps"]},
             }
-            yield evaluation_row(evaluation, picked=row.get("of") not in (None, row["examples"]))
+            yield evaluation_row(evaluation, picked=_is_of_picked(row))
 
 
 def _curve(content: Mapping[str, Any]) -> Chart | None:
@@ -354,7 +354,8 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
         return None
     usable = content["verdict"].get("usable", True)
     together = "all together" if usable else "all together (no usable number)"
-    bars = [*((row["attack"], row["accuracy"]) for row in rows), (together, rows[-1]["left"])]
+    names = [f"{row['attack']}, {row['examples']} images" if _is_of_picked(row) else row["attack"] for row in rows]
+    bars = [*zip(names, (row["accuracy"] for row in rows), strict=True), (together, rows[-1]["left"])]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -371,6 +372,11 @@ def _bars(content: Mapping[str, Any]) -> Chart | None:
     if not usable:
         caption += " The model hides from attacks: the last bar is an upper bound, and no usable number."
     return Chart("trust_attacks", "Accuracy under each attack", caption, 0.8 + 0.24 * len(bars), draw)
+
+
+def _is_of_picked(row: Mapping[str, Any]) -> bool:
+    """Whether the attack had only images that were picked for being near to an error."""
+    return row.get("of") not in (None, row["examples"])
 
 
 def _attacks(content: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

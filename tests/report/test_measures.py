@@ -280,3 +280,4 @@ def test_images_that_trust_picked_have_no_interval(tmp_path: Path) -> None:
     shown = trust_view({**content, "verdict": verdict, "checks": [{"check": "autoattack-32", "rows": rows}]}, tmp_path)
     assert shown is not None
     assert [numbers[1] for _, _, numbers in shown["rows"]] == [NOTHING, "[84.3, 99.4]", "[84.3, 99.4]"]
+    assert (tmp_path / "trust_attacks.svg").read_text().count(">autoattack, 32 images<") == 1
