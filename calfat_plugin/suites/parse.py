@@ -256,6 +256,8 @@ def _compare(document: Document, axes: Axes, metrics: Sequence[str]) -> Compare 
     for key, named in needed.items():
         for metric in named:
             _check_known(document, (*path, key), metric, metrics, NO_METRIC.format(metric))
+    if twice := next((metric for metric in compare.metrics if compare.metrics.count(metric) > 1), None):
+        raise document.error((*path, "metrics"), f"the metric '{twice}' is listed twice; keep one.")
     if compare.level is not None and compare.robust not in compare.metrics:
         raise document.error((*path, "level"), f"'{compare.robust}' is not compared; add it to compare.metrics.")
     other_axes = [variants for variants in axes.values() if compare.row not in variants]

@@ -257,6 +257,7 @@ def test_the_lead_is_a_difference_of_differences_seed_by_seed(summary: SuiteSumm
 BAD: Mapping[str, tuple[tuple[str, str], str]] = {
     "no such row": (("row: CalFAT", "row: CalFATT"), "row"),
     "no such metric": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd10]"), "metrics"),
+    "one metric twice": (('metrics: ["natural:worst-class", pgd20]', "metrics: [pgd20, pgd20]"), "metrics"),
     "robust unknown": (("robust: pgd20", "robust: aa"), "robust"),
     "level of what is not compared": (('metrics: ["natural:worst-class", pgd20]', "metrics: [natural]"), "level"),
     "exchange of another axis": (("exchange: standard", 'exchange: "0.1"'), "exchange"),
