@@ -51,7 +51,8 @@ def front_chart(front: Mapping[str, Any]) -> Chart | None:
         axes.set_ylabel(f"{front['reached']} (%)")
         axes.grid()
 
-    each = "; ".join(f"{point['curve']}, {point['name']}: {percent(point['mean'])}" for point in best)
+    names = (", ".join(filter(None, (point["curve"], point["name"]))) for point in best)  # of one axis: a curve alone
+    each = "; ".join(f"{name}: {percent(point['mean'])}" for name, point in zip(names, best, strict=True))
     caption = (
         "Means over seeds with 95 % intervals. No setting that costs at most as much reaches more than those on the "
         f"line, from cheap to dear: {each}."

@@ -17,7 +17,7 @@ class Point:
 
     Attributes:
         curve: its label of the axis that the figure tells apart.
-        name: its other labels.
+        name: its other labels; empty where there is one axis.
         cost: the mean of the section's metric over finished seeds, or what ``cost_of`` gives.
         reached: the accuracy; of a run that was lost it is 0.
         on_front: whether no row that costs at most as much has a higher mean.

@@ -195,7 +195,9 @@ def _front(summary: SuiteSummary) -> str:
     if front is None or not best:
         return ""
     headings = [summary.suite.metrics[metric] for metric in (front.cost, front.reached)]
-    rows = [[f"{each.curve}, {each.name}", f"{each.cost:.4g}", _in_text(each.reached)] for each in best]
+    rows = [
+        [", ".join(filter(None, (each.curve, each.name))), f"{each.cost:.4g}", _in_text(each.reached)] for each in best
+    ]
     return f"\n{_in_markdown(FRONT.format(*headings))}\n\n{_pipes(['row'], headings, rows)}"
 
 

@@ -105,6 +105,28 @@ def test_the_page_has_the_figure(summary: SuiteSummary, tmp_path: Path) -> None:
     assert "mathdefault" not in drawn
 
 
+def test_rows_of_one_axis_are_named_by_their_label_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: Registry
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_axis = "\n".join(
+        line for line in SUITE.splitlines() if not line.startswith(("  rounds", "    long", "    short"))
+    )
+
+    def row(run: PlannedRun) -> Recorded:
+        cost = 1000.0 if run.cell.name == "CalFAT" else 2000.0
+        return Recorded("finished", digest(run.experiment), {"passes": cost, "pgd20": cost / 4000})
+
+    found = recorded(tmp_path, one_axis, registry, row)
+    (folder,) = write_tables(found, None)
+    assert "\n| CalFAT |   1000 |" in markdown(found).split("\nNo row ")[1]
+    chart = front_chart(read_suite(folder).front)
+    assert chart is not None
+    assert chart.caption.endswith(
+        "from cheap to dear: CalFAT: 25.0\N{NO-BREAK SPACE}%; FedPGD: 50.0\N{NO-BREAK SPACE}%."
+    )
+
+
 def test_one_row_alone_is_no_figure() -> None:
     assert front_chart({}) is None
     assert front_chart({"points": [{}]}) is None
