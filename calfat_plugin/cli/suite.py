@@ -29,6 +29,7 @@ from calfat_plugin.report.numbers import counted, duration
 from calfat_plugin.report.reading import SUITE
 from calfat_plugin.runs.workers import asked_workers, check_workers
 from calfat_plugin.suites import load_suite
+from calfat_plugin.suites.parse import MAX_SEED
 from calfat_plugin.suites.plan import SuitePlan, fetch, make_plan, registry_of, seconds_left
 from calfat_plugin.suites.record import Key, judges_another, verdict_of
 from calfat_plugin.suites.runner import RunOutcome, command, default_jobs, processes, record_runs, run_all, threads
@@ -37,7 +38,6 @@ from calfat_plugin.suites.tables import check_out, markdown, versus_markdown, wr
 from calfat_plugin.suites.tuning import how_chosen, try_again
 
 SOME_FAILED = 1
-_MAX_SEED = 2**32 - 1
 
 
 @click.command()
@@ -309,7 +309,7 @@ def _plan_as_json(plan: SuitePlan, workers: str | None) -> dict[str, Any]:
 
 def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    seeds = [int(word) for word in words if word.isdecimal() and len(word) <= len(str(_MAX_SEED))]
-    if len(seeds) < len(words) or max(seeds) > _MAX_SEED or len(set(seeds)) < len(seeds):
+    seeds = [int(word) for word in words if word.isdecimal() and len(word) <= len(str(MAX_SEED))]
+    if len(seeds) < len(words) or max(seeds) > MAX_SEED or len(set(seeds)) < len(seeds):
         raise OptionError(f"--seeds: got '{short(text)}', expected different whole numbers such as 0,1,2.")
     return seeds

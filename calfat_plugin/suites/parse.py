@@ -433,7 +433,7 @@ def _check_sizes(document: Document, choose: Choose, cells: Iterable[tuple[str, 
 # --- what several sections are made of --------------------------------------------------------------------------------
 
 SEED_PATH: KeyPath = ("common_args", "random_seed")
-_MAX_SEED = 2**32 - 1
+MAX_SEED = 2**32 - 1
 
 
 def grid(axes: Axes) -> list[tuple[str, ...]]:
@@ -512,9 +512,9 @@ def seeds_at(document: Document, path: KeyPath) -> tuple[int, ...]:
         raise document.error(path, f"got {found}, expected a list of whole numbers such as [0, 1, 2].")
     seeds: list[int] = []
     for index, seed in enumerate(raw):
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
             raise document.error(
-                (*path, index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {_MAX_SEED}."
+                (*path, index), f"got {describe(seed)}, expected a whole number, 0 <= value <= {MAX_SEED}."
             )
         if seed in seeds:
             raise document.error((*path, index), f"the seed {seed} is listed twice; keep one.")

@@ -176,6 +176,12 @@ def test_bad_seeds(seeds):
     assert done.stderr == f"error: --seeds: got '{seeds}', expected different whole numbers such as 0,1,2.\n"
 
 
+def test_a_seed_that_no_run_takes_is_refused_by_check_too():
+    checked = [CliRunner().invoke(main, ["check", "tiny.yaml", "--seed", str(2**32 - less)]) for less in (1, 0)]
+    assert [each.exit_code for each in checked] == [0, 2]
+    assert checked[1].stderr == "error: --seed 4294967296: expected a whole number, 0 <= value <= 4294967295.\n"
+
+
 def test_a_seed_of_thousands_of_digits_is_refused_like_any_other():
     done = call("--seeds", "9" * 5000)
     assert (done.exit_code, done.stdout) == (2, "")
