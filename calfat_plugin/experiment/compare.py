@@ -80,10 +80,13 @@ def why_not(keys: list[str]) -> str:
     return "".join(f"{why}. " for what, why in _REASONS.items() if any(key.startswith(what) for key in keys))
 
 
-def why_no_further(recipe: Mapping[str, Any], done: int, rounds: int) -> str:
-    """Why a run that has ``done`` rounds cannot go on to so many, as ``why_not`` says it; empty where it can."""
+def going_further(recipe: Mapping[str, Any], done: int, what: str) -> str:
+    """How to resume ``what`` of a run that has ``done`` rounds for more of them, or why that cannot be: sentences."""
+    rounds = done + 10
     of = [{**recipe, "train_args": {**recipe["train_args"], "comm_round": number}} for number in (done, rounds)]
-    return why_not(same_but_rounds(*of))
+    if why := why_not(same_but_rounds(*of)):
+        return f"It cannot go further. {why.rstrip()}"
+    return f"To go further, resume {what} with --set {_ROUNDS}={rounds}."
 
 
 def comparable(recipe: Mapping[str, Any]) -> dict[str, Any]:

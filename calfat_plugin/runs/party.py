@@ -28,7 +28,7 @@ from torch import Tensor
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import RunError
-from calfat_plugin.experiment import Experiment
+from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.federation.server import Snapshot
 from calfat_plugin.federation.wire import Wire
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -116,10 +116,8 @@ def run_client(request: Request, rank: int, say: Callable[[str], None]) -> None:
         done = read_json(directory.results).get("rounds")  # after which the server said goodbye; None: it has not
         done = done if isinstance(done, int) else 0
         if done >= experiment.num_rounds and not runtime.is_mpi_job:  # of such a job's processes, none may be missing
-            say(
-                f"client {client} of {name} is finished after {done} rounds; to go further, resume all parties with "
-                f"--set train_args.comm_round={done + 10}"
-            )
+            further = going_further(experiment.as_run(), done, "all parties")
+            say(f"client {client} of {name} is finished after {done} rounds. {further}")
             return
         for finding in runtime.security_warnings(rank):
             say(f"warning: {finding}")

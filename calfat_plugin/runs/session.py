@@ -16,7 +16,7 @@ from calfat_plugin import hookspecs, report
 from calfat_plugin.datasets import Dataset, ImageData
 from calfat_plugin.disk import read_json
 from calfat_plugin.errors import PluginError, RunError
-from calfat_plugin.experiment import Experiment, why_no_further
+from calfat_plugin.experiment import Experiment, going_further
 from calfat_plugin.experiment.groups import attackers_among
 from calfat_plugin.federation.server import Server, Snapshot
 from calfat_plugin.federation.worker import Worker, shards_of
@@ -173,11 +173,8 @@ def _restore(directory: RunDirectory, experiment: Experiment) -> tuple[Snapshot 
     done, asked = snapshot.round, experiment.num_rounds
     if done > asked or (directory.finished and done == asked):
         state = f"this run has done {done} rounds" if done > asked else f"this run is finished after {done} rounds"
-        further = f"To go further, resume it with --set train_args.comm_round={done + 10}."
-        if why := why_no_further(experiment.as_run(), done, done + 10):
-            further = f"It cannot go further. {why.rstrip()}"
         raise RunError(
-            f"{directory.path}: {state}; {asked} are asked for. {further}"
+            f"{directory.path}: {state}; {asked} are asked for. {going_further(experiment.as_run(), done, 'it')}"
             + (directory.without_page if directory.finished else "")
         )
     log.info("continuing after round %d", done)

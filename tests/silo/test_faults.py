@@ -95,8 +95,8 @@ def test_client_killed_when_it_has_acknowledged_the_end_knows_that_the_run_is_ov
         federation.start(1, resume=True)
         assert federation.exit_status(1) == 0
         assert federation.output(1).splitlines()[-1] == (
-            "client 0 of recipe is finished after 3 rounds; to go further, resume all parties with --set "
-            "train_args.comm_round=13"
+            "client 0 of recipe is finished after 3 rounds. To go further, resume all parties with --set "
+            "train_args.comm_round=13."
         )
 
 

@@ -13,6 +13,9 @@ import yaml
 
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
+from calfat_plugin.runs.party import PartyDirectory, run_client
+from calfat_plugin.runs.request import Request
+from tests.report.made import experiment
 from tests.silo.federation import Federation
 
 Scalars = dict[str, list[tuple[int, float]]]
@@ -79,3 +82,23 @@ def test_a_server_writes_and_logs_what_a_simulation_does(tmp_path: Path) -> None
     assert headings(write_run_report(across)) == headings(write_run_report(simulated))
     assert UNPROTECTED in unescape((across / "report.html").read_text())
     assert UNPROTECTED not in unescape((simulated / "report.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "further"),
+    [
+        ("constant", "To go further, resume all parties with --set train_args.comm_round=13."),
+        ("cosine", "It cannot go further. A cosine schedule ends with the rounds, "),
+    ],
+)
+def test_a_client_that_is_finished_is_told_how_to_go_further_if_it_can(
+    tmp_path: Path, schedule: str, further: str
+) -> None:
+    schedules = (f"train_args.lr_schedule={schedule}", "train_args.comm_round=3")
+    silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=GRPC", *schedules)
+    directory = PartyDirectory.create(silos, tmp_path / "rank-1")
+    directory.write_json(directory.results, {"rounds": 3})
+    said: list[str] = []
+    run_client(Request(silos, directory.path, True, []), 1, said.append)
+    (text,) = said
+    assert text.startswith(f"client 0 of made is finished after 3 rounds. {further}")
