@@ -48,6 +48,8 @@ class RunDirectory:
 
     #: What to do instead where there is no run to resume.
     without_resume = "Start one without --resume, or point to one with --run-dir."
+    #: Whether the newest finished run is resumed where none is unfinished.
+    finished_too = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,13 +139,18 @@ class RunDirectory:
 
     @classmethod
     def latest_unfinished(cls: type[D], experiment: Experiment, parent: Path | None = None) -> D:
-        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``."""
+        """The newest unfinished run of this recipe and seed in ``parent``; default: ``runs/<recipe>``.
+
+        Where there is none, and :attr:`finished_too`, it is the newest of all.
+        """
         parent = parent or DEFAULT_ROOT / experiment.name
         runs = sorted(parent.glob(f"{experiment.seed}-*/recipe.yaml"), reverse=True)
         for recipe in runs:
             run = cls(recipe.parent)
             if not run.finished or _rounds_asked(recipe) < experiment.num_rounds:
                 return run
+        if runs and cls.finished_too:
+            return cls(runs[0].parent)
         found = f"{len(runs)} finished" if runs else "none at all"
         page = cls(runs[0].parent).without_page if runs else ""
         raise RunError(

@@ -56,6 +56,7 @@ class PartyDirectory(RunDirectory):
     """A client's run directory."""
 
     without_resume = "Start without --resume: the server sends this client the current round."
+    finished_too = True  # the server may be in its final evaluation, and an MPI job lacks none of its processes
     results = property(lambda self: self.path / "finished.json", doc="Says that the run is over.")
 
 

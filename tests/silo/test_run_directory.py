@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from calfat_plugin.errors import RunError
 from calfat_plugin.recipe.silo import UNPROTECTED
 from calfat_plugin.report import write_run_report
 from calfat_plugin.runs.party import PartyDirectory, run_client
@@ -102,3 +103,17 @@ def test_a_client_that_is_finished_is_told_how_to_go_further_if_it_can(
     run_client(Request(silos, directory.path, True, []), 1, said.append)
     (text,) = said
     assert text.startswith(f"client 0 of made is finished after 3 rounds. {further}")
+
+
+def test_a_client_is_resumed_after_its_last_round(tmp_path: Path) -> None:
+    """All of an MPI job are resumed alike, also when the server was stopped in its final evaluation."""
+    silos = experiment("common_args.training_type=cross_silo", "comm_args.backend=MPI")
+    request = Request(silos, None, True, [])
+    with pytest.raises(RunError, match=r"\(none at all\)"):
+        PartyDirectory.open(request, tmp_path)
+    for name in ("0-20261121-120000", "0-20261121-130000"):
+        directory = PartyDirectory.create(silos, tmp_path / name)
+        directory.write_json(directory.results, {"rounds": silos.num_rounds})
+    assert PartyDirectory.open(request, tmp_path).path == directory.path
+    PartyDirectory(tmp_path / "0-20261121-120000").results.unlink()
+    assert PartyDirectory.open(request, tmp_path).path.name == "0-20261121-120000"
