@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from calfat_plugin.errors import PluginError, listed, one_line
+from calfat_plugin.errors import PluginError, did_you_mean, listed, one_line
 from calfat_plugin.peer_text import printable
 
 if TYPE_CHECKING:
@@ -138,6 +138,16 @@ def tensors(value: Any, what: str) -> Mapping[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise PluginError(f"{what} {described(tensor)} under {name!r}; expected tensors, each under a text.")
     return checked
+
+
+def names(value: Any, known: Collection[str], what: str) -> frozenset[str]:
+    """Some of these names of tensors."""
+    if not isinstance(value, Collection) or isinstance(value, str):
+        raise PluginError(f"{what} {described(value)}; expected names of the model's tensors.")
+    for name in value:
+        if not isinstance(name, str) or name not in known:
+            raise PluginError(f"{what} {name!r}, which is no tensor of the model.{did_you_mean(str(name), known)}")
+    return frozenset(value)
 
 
 def numbers(value: Any, clients: Collection[int], what: str) -> dict[int, float]:

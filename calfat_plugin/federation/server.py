@@ -30,7 +30,7 @@ from calfat_plugin.federation.measurements import LoadModel, Measurements
 from calfat_plugin.federation.memory import PeakMemory
 from calfat_plugin.federation.outliers import UpdateHistory, attack_alarms, loss_alarms, overfit_alarms, weight_alarms
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_downlink, unpack_update
-from calfat_plugin.federation.worker import Worker
+from calfat_plugin.federation.worker import Worker, personal_names
 from calfat_plugin.interfaces import Aggregate, AggregationTask, State
 from calfat_plugin.maths.averaging import (
     check_form,
@@ -111,7 +111,7 @@ class Server:
         self._aggregator = experiment.build_aggregator()
         self._model = experiment.build_model(dataset, self._trainer)
         self._measurements = Measurements(experiment, self._model, dataset, device, observer, load_model)
-        self._personal = sorted(self._trainer.personal_names(self._model))
+        self._personal = sorted(personal_names(experiment, self._trainer, self._model))
         self._parameter_names = [
             name
             for name, parameter in self._model.named_parameters()
@@ -358,7 +358,7 @@ class Server:
                     )
                 )
                 check_form(aggregate.state, self.state, who=f"aggregator '{self.experiment.aggregator.name}'")
-                personal = self._trainer.evaluated_personal(usable, self._personal) if self._personal else {}
+                personal = self._evaluated_personal(usable)
                 state = {**aggregate.state, **personal}
                 problem = self._problem_of(aggregate, state)
             if not problem:
@@ -370,6 +370,18 @@ class Server:
             refused[furthest] = f"client {furthest}: with its update, {which}, {problem}"
             log.warning("round %d: update refused: %s", round, refused[furthest])
             _refuse_empty_round(round, usable, refused)
+
+    def _evaluated_personal(self, usable: Mapping[int, LocalUpdate]) -> Mapping[str, Tensor]:
+        """The personal tensors of the next global model; none where no client has any."""
+        if not self._personal:
+            return {}
+        what = "evaluated_personal returned"
+        with self.experiment.attribute_errors_to(self.experiment.trainer):
+            found = returned.mapping(self._trainer.evaluated_personal(usable, self._personal), what)
+            return {
+                name: returned.like(found.get(name), self.state[name], f"{what}, as '{name}',")
+                for name in self._personal
+            }
 
     def _unattacked(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of these clients whose method trains without an attack."""

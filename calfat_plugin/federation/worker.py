@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calfat_plugin import returned
 from calfat_plugin.datasets import Dataset, ImageData
@@ -21,7 +21,7 @@ from calfat_plugin.experiment import Experiment
 from calfat_plugin.federation.attack import build_attacker
 from calfat_plugin.federation.global_rng import seeded_global_rng
 from calfat_plugin.federation.wire import Wire, num_bytes, pack_refusal, pack_update, unpack_downlink
-from calfat_plugin.interfaces import LocalCorrection, LocalTask, State, TrainSettings
+from calfat_plugin.interfaces import LocalCorrection, LocalTask, LocalTrainer, State, TrainSettings
 from calfat_plugin.maths.averaging import check_update
 from calfat_plugin.maths.graphs import Graphs
 from calfat_plugin.maths.precision import chosen, has_bf16_units
@@ -68,7 +68,7 @@ class Worker:
         with experiment.attribute_errors_to(experiment.aggregator):
             self._correction = returned.instance(aggregator.correction(), LocalCorrection, "correction returned")
         self._model = experiment.build_model(dataset, self._trainer).to(device)
-        self._personal = self._trainer.personal_names(self._model)
+        self._personal = personal_names(experiment, self._trainer, self._model)
         self._precision = chosen(experiment.runtime.precision, device)
         self._graphs = Graphs.wanted(experiment.runtime.cuda_graphs, device)
         with_graphs = ", in CUDA graphs where their shapes repeat" if self._graphs is not None else ""
@@ -194,6 +194,16 @@ class Worker:
                 f"train_args.batch_size is {task.settings.batch_size}, the client has {len(task.data)} examples. Raise "
                 "what is 1 (data_args decides on the examples), or take a model without batch normalisation."
             ) from None
+
+
+def personal_names(experiment: Experiment, trainer: LocalTrainer, model: nn.Module) -> frozenset[str]:
+    """Names of the tensors that each client keeps for itself, as the run's trainer has them.
+
+    Raises:
+        PluginError: they are no names of this model's tensors.
+    """
+    with experiment.attribute_errors_to(experiment.trainer):
+        return returned.names(trainer.personal_names(model), model.state_dict(), "personal_names returned")
 
 
 class Shards(Mapping[int, ImageData]):

@@ -142,6 +142,7 @@ def keeps(value: Any) -> Callable[..., RoundEnd]:
 
 
 MODEL = "test.yaml:1: model_args.model: model 'wrong' (passed in wrong): "
+PERSONAL = {"personal_names": lambda self, model: {next(iter(model.state_dict()))}}
 RIGHT = range(10), range(10, 20), range(20, 30)
 
 MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
@@ -179,6 +180,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         play,
         trainer(config=Options, train_loss=lambda self, batch: self.options.shares * batch.logits_adv.mean()),
     ),
+    "personal tensors that are none": (play, trainer(personal_names=lambda self, model: {"bias": None})),
+    "personal tensors by a pattern": (play, trainer(personal_names=lambda self, model: "bn")),
+    "personal means of nothing": (play, trainer(**PERSONAL, evaluated_personal=lambda self, updates, names: None)),
+    "personal means under other names": (play, trainer(**PERSONAL, evaluated_personal=lambda self, updates, names: {})),
     "a trainer that takes no modifier": (play, TrainerEntry("wrong", build=lambda options: None)),
     "a trainer that adapts no model": (play, trainer(adapt_model=lambda self, model: None)),
     "a modifier that binds no losses": (play, ModifierEntry("wrong", build=NoClientLoss, methods=("fedpgd",))),
