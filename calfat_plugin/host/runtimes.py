@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from calfat_plugin import returned
 from calfat_plugin.entries import ModelEntry
 from calfat_plugin.errors import HostError, listed
 from calfat_plugin.experiment import Experiment
@@ -444,12 +445,15 @@ def supported_runtime(experiment: Experiment) -> Runtime:
 def _refuse_small_images(experiment: Experiment) -> None:
     """A network that halves its maps has a smallest image. Where only the files tell a size, building it complains."""
     model, dataset = experiment.model, experiment.dataset
-    shape, smallest = dataset.entry.image_shape, model.entry.min_size(model.options)
+    shape = dataset.entry.image_shape
+    with experiment.attribute_errors_to(model):
+        smallest = returned.instance(model.entry.min_size(model.options), int, "min_size returned")
     if shape is None or min(shape[1:]) >= smallest:
         return
     offered = [entry for entry, _ in experiment.registry.offers(ModelEntry)]
     by_default = [entry for entry in offered if not any(info.required for info in describe_options(entry.config))]
-    fitting = [entry.name for entry in by_default if entry.min_size(entry.config()) <= min(shape[1:])]
+    sizes = {entry.name: entry.min_size(entry.config()) for entry in by_default}
+    fitting = [name for name, size in sizes.items() if isinstance(size, int) and size <= min(shape[1:])]
     raise experiment.document.error(
         ("model_args", "model"),
         f"'{model.name}' takes images from {smallest}x{smallest} pixels, and those of '{dataset.name}' have "

@@ -40,6 +40,7 @@ from calfat_plugin import (
 from calfat_plugin.entries import Entry
 from calfat_plugin.experiment import Experiment, assemble
 from calfat_plugin.federation.server import Server
+from calfat_plugin.host.runtimes import supported_runtime
 from calfat_plugin.observer import RunObserver
 from calfat_plugin.recipe.document import parse_document
 from calfat_plugin.trainers.base import AdversarialTrainer
@@ -217,6 +218,10 @@ MISTAKES: dict[str, tuple[Callable[[Any], None], Entry]] = {
         evaluator(lambda self, task, x, y, noise: x, settings=lambda self, task: {"seen": torch.zeros(1)}),
     ),
     "a model of three outputs": (play, model(lambda logits: logits[:, :3])),
+    "a model whose smallest image is none": (
+        lambda entry: supported_runtime(experiment(entry)) and None,
+        ModelEntry("wrong", build=dict, min_size=lambda options: None),  # type: ignore[arg-type, return-value]
+    ),
     "a model without the keywords": (play, ModelEntry("wrong", build=lambda: nn.Identity())),
     "a data set that is a pair": (
         lambda entry: experiment(entry).load_dataset() and None,
